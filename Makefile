@@ -1,0 +1,62 @@
+# Everything here works on a fresh clone: the first target that needs it makes .venv, once.
+#   make demo    watch a real script go wrong, and a healthy one go through
+#   make test    the whole suite, slow tests and frameworks included
+#   make check   lint, types and the fast tests, under 90 seconds: before each commit
+#   make bench   the benchmarks behind the numbers in the documentation
+#   make docs    write the generated pages again
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+FRAMEWORKS := $(VENV)/.frameworks
+# Two workers: CI has two cores, and more of them only wait for each other inside torch.
+WORKERS ?= 2
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: demo test check lint fast bench docs wheels clean
+.DEFAULT_GOAL := check
+
+# torch first and alone: whatever comes later finds it there and does not choose another one.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23" "setuptools>=77" wheel
+	$(BIN)/python -m pip install --quiet torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e ".[dev]" -c constraints.txt
+	touch $@
+
+$(FRAMEWORKS): $(READY)
+	$(BIN)/python -m pip install --quiet transformers accelerate lightning pytorch-lightning tensorboard -c constraints.txt
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(FRAMEWORKS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests plugins
+
+check: lint fast
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m "not slow"
+
+bench: $(READY)
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs: $(READY)
+	$(BIN)/python docs/_generate.py
+
+wheels: $(READY)
+	rm -rf dist build plugins/*/build  # a build folder hands its old files on
+	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist .
+	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist plugins/healthcheck-example
+
+clean:
+	rm -rf build dist *.egg-info plugins/*/build plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache

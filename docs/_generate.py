@@ -1,0 +1,148 @@
+"""Write the pages that are taken from the code: hooks, errors, metrics.
+
+    python docs/_generate.py            write them
+    python docs/_generate.py --check    exit 1 and name those that are stale
+
+A page here has no text of its own: what it says stands in a docstring or a declaration, and
+tests/meta fails while the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+if str(DOCS.parent) not in sys.path:  # a bare checkout, nothing installed
+    sys.path.insert(0, str(DOCS.parent))
+
+MARK = "<!-- Written by docs/_generate.py from the code; edit the docstrings, then run `make docs`. -->\n"
+
+
+# --------------------------------------------------------------------------- docstrings to Markdown
+
+
+def markdown(docstring: str | None) -> str:
+    """A docstring of ours as Markdown: roles and double backticks become code, ``::`` a fenced block."""
+    text = inspect.cleandoc(docstring or "")
+    text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"`{m[1].removeprefix('healthcheck.')}`", text)
+    text = text.replace("``", "`")
+    text = re.sub(r"^:param (\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
+    return "\n".join(_fenced(text.split("\n")))
+
+
+def _fenced(lines: list[str]) -> Iterator[str]:
+    inside, pending = False, 0
+    for i, line in enumerate(lines):
+        opens = i >= 2 and not inside and line.startswith("    ") and lines[i - 2].rstrip().endswith("::")
+        if opens:
+            inside = True
+            is_code = line.lstrip().startswith(("import ", "from ", "def ", "class "))
+            yield "```python no-run" if is_code else "```text"
+        if inside and not line.strip():
+            pending += 1  # blank lines inside a block, unless the block ends here
+            continue
+        if inside and not line.startswith("    "):
+            inside = False
+            yield "```"
+        yield from [""] * pending
+        pending = 0
+        yield line[4:] if inside else (line.rstrip()[:-1] if line.rstrip().endswith("::") else line)
+    if inside:
+        yield "```"
+
+
+# --------------------------------------------------------------------------- pages
+
+
+def hooks_page() -> str:
+    """docs/plugins/hooks.md: every hook with its exact arguments."""
+    from healthcheck import hookspecs
+
+    source = inspect.getsource(hookspecs)
+    parts = re.split(r"^# -{20,} (\w+)$", source, flags=re.MULTILINE)
+    blocks = [MARK, "# Hooks\n", markdown(hookspecs.__doc__) + "\n"]
+    for title, code in zip(parts[1::2], parts[2::2], strict=True):
+        blocks.append(f"## {title.capitalize()}\n")
+        for name in re.findall(r"^def (healthcheck_\w+)", code, flags=re.MULTILINE):
+            function = getattr(hookspecs, name)
+            arguments = ", ".join(inspect.signature(function).parameters)
+            blocks.append(f"### {name}({arguments})\n")
+            blocks.append(markdown(function.__doc__) + "\n")
+    return "\n".join(blocks)
+
+
+def errors_page() -> str:
+    """docs/reference/errors.md: every exception class, by its slug."""
+    from healthcheck import errors
+
+    blocks = [MARK, "# Errors\n"]
+    blocks.append("What healthcheck raises on purpose, by the slug that messages carry, and what to do about it.\n")
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.HealthCheckError):
+            blocks.append(f"## {value.slug}\n")
+            blocks.append(f"`healthcheck.errors.{value.__name__}`; exit code {value.exit_code}.\n")
+            blocks.append(markdown(value.__doc__) + "\n")
+    blocks.append("## StopTraining\n")
+    blocks.append("`healthcheck.StopTraining`; exit code as the rule says, 1 unless it says otherwise.\n")
+    blocks.append(markdown(errors.StopTraining.__doc__) + "\n")
+    return "\n".join(blocks)
+
+
+def metrics_page() -> str:
+    """docs/reference/metrics.md: what the built-in probes provide."""
+    from healthcheck import probes
+    from healthcheck.plugins import PluginHost
+
+    host = PluginHost()
+    host.load_builtins([probes])
+    rows: list[Any] = sorted(host.registry.metrics.values(), key=lambda metric: metric.key)
+    blocks = [MARK, "# Metrics\n"]
+    blocks.append("What rules can name without any plugin. `name[*]` is a family: one series per label.\n")
+    blocks.append("| Metric | Unit | Cost | Needs | What it is |\n|---|---|---|---|---|")
+    for metric in rows:
+        name = f"{metric.name}[*]" if metric.labels else metric.name
+        needs = ", ".join(metric.needs) or "-"
+        blocks.append(f"| `{name}` | {metric.unit or '-'} | {metric.cost.value} | {needs} | {metric.help} |")
+    return "\n".join(blocks) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "plugins/hooks.md": hooks_page,
+    "reference/errors.md": errors_page,
+    "reference/metrics.md": metrics_page,
+}
+
+
+def stale() -> list[str]:
+    """Generated pages that differ from what the code says now."""
+    found = []
+    for name, page in PAGES.items():
+        path = DOCS / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != page():
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the generated pages of the documentation.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is stale")
+    if parser.parse_args().check:
+        names = stale()
+        for name in names:
+            print(f"stale: docs/{name}; run `make docs`", file=sys.stderr)
+        return 1 if names else 0
+    for name, page in PAGES.items():
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / name).write_text(page(), encoding="utf-8")
+        print(f"docs/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

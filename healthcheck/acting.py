@@ -1,0 +1,151 @@
+"""Running the planned actions of one evaluation: observe, then mitigate, then stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.engine.planning import PlannedAction
+from healthcheck.errors import StopTraining
+from healthcheck.events import Event
+from healthcheck.protocols import Action, ActionContext, Controls
+from healthcheck.verdicts import ActionOutcome, Alert
+
+if TYPE_CHECKING:
+    from healthcheck.protocols import Capabilities, Device
+
+_STAGES = {"observe": 0, "mitigate": 1, "stop": 2}
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """The latch: the first stop wins, later ones only append their rules."""
+
+    rule: str
+    """Empty for a stop that the user asked for (``--max-steps``)."""
+    step: int
+    reason: str
+    mode: str = "graceful"
+    exit_code: int = 1
+    also: list[str] | None = None
+
+
+class LatchingControls:
+    """The trainer's controls, with the stop latch of the session in front."""
+
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+        self.stop: StopRequest | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._controls.capabilities
+
+    @property
+    def device(self) -> Device:
+        return self._controls.device
+
+    def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
+        if self.stop is not None and (self.stop.rule or not rule):
+            if rule and rule != self.stop.rule:
+                self.stop.also = [*(self.stop.also or []), rule]
+            return
+        self.stop = StopRequest(rule, step, reason, mode, exit_code)
+        self._controls.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
+
+    def skip_update(self) -> bool:
+        return self._controls.skip_update()
+
+    def request_checkpoint(self, path: Path | None = None) -> str:
+        return self._controls.request_checkpoint(path)
+
+    def scale_lr(self, factor: float) -> list[float]:
+        return self._controls.scale_lr(factor)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._controls.log(metrics, step)
+
+
+class Actor:
+    """Runs actions for one session; keeps what went wrong."""
+
+    def __init__(
+        self,
+        actions: Mapping[str, Action],
+        *,
+        observe: bool,
+        world_size: int,
+        run_dir: Path | None,
+        history: Callable[[str, int], list[tuple[int, float]]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.actions = actions
+        self.observe = observe
+        self.world_size = world_size
+        self.run_dir = run_dir
+        self.history = history
+        self.say = say
+        self.errors: list[dict[str, Any]] = []
+
+    def run(self, plan: list[PlannedAction], controls: LatchingControls, step: int, event: Event | None) -> None:
+        """Run a plan in stage order; outcomes go into each alert's ``actions``."""
+        done: dict[str, str] = {}
+        # Within a stage the most severe alert comes first: the first stop is the cause.
+        ordered = sorted(
+            (item for item in plan if item.spec.name in self.actions),
+            key=lambda item: (self._stage(item), -item.alert.severity if self._stage(item) == 2 else 0),
+        )
+        for item in ordered:
+            action = self.actions[item.spec.name]
+            why = item.held or self._held(item, action)
+            if why:
+                item.alert.actions.append(ActionOutcome(action.name, False, why, step, held=True))
+                continue
+            same = f"{action.name}:{sorted(item.spec.options.items(), key=str)}"
+            if action.stage == "mitigate" and same in done:
+                item.alert.actions.append(ActionOutcome(action.name, False, f"done for {done[same]}", step))
+                continue
+            done[same] = item.alert.rule
+            self._run_one(action, item, controls, step, event)
+
+    def _stage(self, item: PlannedAction) -> int:
+        return _STAGES[self.actions[item.spec.name].stage]
+
+    def _held(self, item: PlannedAction, action: Action) -> str:
+        if action.stage == "observe":
+            return ""
+        if self.observe or item.rule.mode == "observe":
+            return "observe mode"
+        if action.stage == "stop" and self.world_size > 1:
+            return f"{self.world_size} ranks: stopping needs an agreement of all ranks, which this version does not have"
+        return ""
+
+    def _run_one(
+        self, action: Action, item: PlannedAction, controls: LatchingControls, step: int, event: Event | None
+    ) -> None:
+        alert: Alert = item.alert
+        context = ActionContext(
+            options=item.spec.options,
+            controls=controls,
+            step=step,
+            before_update=event is not None and event.kind.value == "before_update",
+            run_dir=self.run_dir,
+            history=self.history,
+            event=event,
+            say=self.say,
+        )
+        try:
+            outcome = action.run(alert, context)
+        except StopTraining:
+            raise
+        except (Exception, SystemExit) as error:
+            text = f"{type(error).__name__}: {error}"
+            self.errors.append({"action": action.name, "rule": alert.rule, "step": step, "error": text})
+            alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))
+            return
+        outcome.step = step
+        if action.stage != "observe" and outcome.done:
+            alert.acted_step = step
+        alert.actions.append(outcome)

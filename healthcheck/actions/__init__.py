@@ -1,0 +1,42 @@
+"""Built-in actions. They reach the session through the same hook as everybody's.
+
+The tuple is explicit, so that switching plugin loading off cannot remove ``stop``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from healthcheck.actions.checkpoint import Checkpoint
+from healthcheck.actions.cleanup import Cleanup
+from healthcheck.actions.dump_stacks import DumpStacks
+from healthcheck.actions.evidence import Evidence
+from healthcheck.actions.mark import Note, Warn
+from healthcheck.actions.memory_snapshot import MemorySnapshot
+from healthcheck.actions.profile import Profile
+from healthcheck.actions.scale_lr import ScaleLr
+from healthcheck.actions.skip_update import SkipUpdate
+from healthcheck.actions.stop import Stop
+from healthcheck.hookspecs import hookimpl
+from healthcheck.protocols import Action
+
+BUILT_IN: tuple[Callable[[], Action], ...] = (
+    Note,
+    Warn,
+    Evidence,
+    DumpStacks,
+    Profile,
+    MemorySnapshot,
+    Cleanup,
+    SkipUpdate,
+    ScaleLr,
+    Checkpoint,
+    Stop,
+)
+"""Classes, not objects: what an action remembers (a cooldown) belongs to one session."""
+
+
+@hookimpl
+def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
+    for action in BUILT_IN:
+        register(action())

@@ -1,0 +1,153 @@
+"""The composition root: the only module that names everybody.
+
+Plugins, rules, mailbox, run folder and reports are put together here, and nowhere else. Torch is
+not imported by anything in this module until a run needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from healthcheck.clock import LiveClock, VirtualClock
+from healthcheck.engine.engine import Engine
+from healthcheck.plugins import PluginHost
+from healthcheck.rulelang.compile import load_rules
+from healthcheck.rulelang.discover import discover
+from healthcheck.rulelang.rule import Origin, RuleSet
+from healthcheck.rulelang.settings import resolve
+from healthcheck.session import RunInfo, Session
+
+BUILTINS = (
+    "healthcheck.rulelang.conditions",
+    "healthcheck.probes",
+    "healthcheck.actions",
+    "healthcheck.reports",
+    "healthcheck.readers",
+)
+"""Modules with the built-in hook implementations. An explicit tuple, so that switching plugin
+autoload off cannot remove ``stop``."""
+
+
+RUN_OPTIONS = ("max_steps", "max_time", "verbosity")
+"""Settings of one run only: they come from the command line or from code, never from a file."""
+
+
+def plugin_host(local: Iterable[str] = (), *, strict: bool = False) -> PluginHost:
+    """Load built-ins, installed plugins and local ones. Needs no torch.
+
+    :param local: files or modules (``-p``).
+    :param strict: raise ``PluginError`` instead of collecting failures.
+    """
+    host = PluginHost(strict=strict)
+    host.load_builtins(importlib.import_module(name) for name in BUILTINS)
+    host.load_entry_points()
+    for where in local:
+        host.load_local(where)
+    return host
+
+
+def load_rules_for(
+    *,
+    host: PluginHost,
+    rules: Any = None,
+    profile: str | None = None,
+    off: Sequence[str] = (),
+    only: Sequence[str] = (),
+    set: Sequence[str] = (),
+    mute: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    notes: list[str] | None = None,
+) -> RuleSet:
+    """Find, read, merge and compile rules.
+
+    :param rules: path, pack name, YAML text or dict, or a list of these; None discovers the
+        nearest ``healthcheck.yaml``, then ``[tool.healthcheck]``, then the recommended pack.
+    :param settings: what the command line said; beats environment, file and pack.
+    :param notes: sentences worth saying once are appended here.
+
+    Raises ``RuleFileError`` with all problems of all files.
+    """
+    found = discover(rules)
+    if notes is not None:
+        notes.extend(found.notes)
+    ruleset = load_rules(
+        found.sources, registry=host.registry, profile=profile, off=off, only=only, set=set, mute=mute
+    )
+    ruleset.source = found.label
+    given = {name: value for name, value in (settings or {}).items() if name not in RUN_OPTIONS}
+    written = {**ruleset.settings, **found.settings}
+    origins = {**ruleset.setting_origins, **found.setting_origins}
+    resolved = resolve(written, origins, os.environ, given)
+    ruleset.settings = {**resolved.values, **{name: v for name, v in (settings or {}).items() if name in RUN_OPTIONS}}
+    ruleset.setting_origins = {name: Origin(came) for name, came in resolved.origins.items() if came != "default"}
+    return ruleset
+
+
+def open_session(
+    *,
+    target: str,
+    rules: Any = None,
+    profile: str | None = None,
+    off: Sequence[str] = (),
+    only: Sequence[str] = (),
+    set: Sequence[str] = (),
+    mute: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    strict_plugins: bool = False,
+    reports: Mapping[str, str] | None = None,
+    argv: Sequence[str] = (),
+    console: bool = True,
+    record: bool = True,
+    clock: LiveClock | VirtualClock | None = None,
+) -> Session:
+    """Open a session for one run. Adapters bind their controls to it and emit events.
+
+    :param target: what is being run, as shown to people: ``train.py`` or ``-m pkg.train``.
+    :param settings: command-line settings (``mode``, ``fail_on``, ``max_steps``, ...).
+    :param reports: ``{"json": "path"}``: extra outputs.
+    :param console: False keeps stderr quiet (tests, libraries).
+    :param record: False writes no run folder.
+
+    Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
+    """
+    from healthcheck.probes.mailbox import StepMailbox
+    from healthcheck.reports import launch
+    from healthcheck.reports.rundir import open_run_dir
+
+    notes: list[str] = []
+    given = dict(settings or {})
+    if reports:
+        given["report"] = dict(reports)
+    host = plugin_host(plugins, strict=strict_plugins)
+    ruleset = load_rules_for(
+        host=host, rules=rules, profile=profile, off=off, only=only, set=set, mute=mute, settings=given, notes=notes
+    )
+    notes.extend(str(failure) for failure in host.failures)
+    if not console:
+        ruleset.settings["verbosity"] = -2
+    info = RunInfo(
+        target=target,
+        run_dir=open_run_dir(target, ruleset.settings, notes) if record else None,
+        rank=launch.rank(),
+        world_size=launch.world_size(),
+        argv=list(argv),
+        notes=notes,
+    )
+    return Session(ruleset, host, mailbox=StepMailbox(), info=info, clock=clock, say=_say if console else None)
+
+
+def offline_engine(rules: RuleSet, *, watch_transitions: bool = False, rank: int = 0) -> Engine:
+    """An engine for recorded samples: replay, ``why``."""
+    return Engine(rules, rank=rank, recorded=True, watch_transitions=watch_transitions)
+
+
+def _say(text: str) -> None:
+    """One line on stderr; a closed stderr is nobody's problem here."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")

@@ -1,0 +1,133 @@
+"""The command ``healthcheck``: a table of sub-commands, each in a module of its own.
+
+A sub-command's module is imported when it is called, and only then. It has ``NAME``, ``HELP``,
+``GROUP``, ``configure(parser)`` and ``main(args) -> int``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.errors import HealthCheckError, UsageError
+
+GROUPS = ("Watch", "Understand", "Tune", "Write rules", "Extend")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the table: enough for the help without importing the module."""
+
+    name: str
+    group: str
+    help: str
+
+
+TABLE: tuple[Entry, ...] = (
+    Entry("run", "Watch", "run a training script, unmodified, under rules"),
+    Entry("why", "Understand", "why an alert fired, with its numbers"),
+    Entry("explain", "Understand", "what a rule checks and what to do about it"),
+    Entry("metrics", "Understand", "metrics that exist, or what is normal for a run"),
+    Entry("plan", "Tune", "which rules will be judged here, and what they may do"),
+    Entry("init", "Write rules", "write a healthcheck.yaml to start from"),
+    Entry("check", "Write rules", "find every mistake in rule files"),
+    Entry("plugins", "Extend", "plugins that are loaded and what they add"),
+    Entry("doctor", "Extend", "is everything in order on this machine?"),
+)
+"""Built-in sub-commands, in the order of the help."""
+
+LATER: tuple[Entry, ...] = (
+    Entry("report", "Understand", "show the record of a run again"),
+    Entry("runs", "Understand", "list recorded runs"),
+    Entry("replay", "Tune", "judge recorded runs by rules"),
+    Entry("test", "Write rules", "run the tests of rules"),
+    Entry("schema", "Write rules", "the schema of rule files, for editors"),
+    Entry("top", "Watch", "follow a live run"),
+)
+"""Sub-commands that are part of this table once their module is there."""
+
+
+def table() -> list[Entry]:
+    """Entries whose module exists, grouped in the order of :data:`GROUPS`."""
+    from importlib.util import find_spec
+
+    entries = [entry for entry in (*TABLE, *LATER) if find_spec(f"{__name__}.{entry.name}") is not None]
+    return sorted(entries, key=lambda entry: GROUPS.index(entry.group))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code of :mod:`healthcheck.outcome`."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(given)
+    except UsageError as error:
+        _complain(str(error))
+        return error.exit_code
+    except HealthCheckError as error:
+        _complain(f"healthcheck: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 2
+    except BrokenPipeError:  # `healthcheck metrics | head`
+        _silence_stdout()
+        return 0
+
+
+def _dispatch(given: list[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        if len(given) > 1 and given[0] == "help":
+            return _dispatch([given[1], "--help"])
+        from healthcheck.commands.usage import overview
+
+        print(overview(table()))
+        return 0
+    if given[0] in ("-V", "--version"):
+        from healthcheck import __version__
+
+        print(f"healthcheck {__version__}")
+        return 0
+    name, rest = given[0], given[1:]
+    if any(entry.name == name for entry in table()):
+        return _run_builtin(importlib.import_module(f"{__name__}.{name}"), rest)
+    code = _run_plugin_command(name, rest)
+    if code is not None:
+        return code
+    from healthcheck.commands.usage import wrong_guess
+
+    raise UsageError(wrong_guess(given, [entry.name for entry in table()]))
+
+
+def _run_builtin(module: Any, rest: list[str]) -> int:
+    from healthcheck.commands.usage import Parser, misplaced
+
+    answer = misplaced(module.NAME, rest)
+    if answer:
+        raise UsageError(answer)
+    parser = Parser(prog=f"healthcheck {module.NAME}", description=module.HELP)
+    module.configure(parser)
+    return int(module.main(parser.parse_args(rest)))
+
+
+def _run_plugin_command(name: str, rest: list[str]) -> int | None:
+    """A sub-command that an installed plugin adds; None if there is none of this name."""
+    from healthcheck.assembly import plugin_host
+
+    found = plugin_host().registry.commands.get(name)
+    return None if found is None else int(found[1](rest))
+
+
+def _complain(text: str) -> None:
+    try:
+        print(text, file=sys.stderr)
+    except (OSError, ValueError):
+        pass
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter from complaining about the closed pipe once more when it exits."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

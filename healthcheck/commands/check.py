@@ -1,0 +1,219 @@
+"""``healthcheck check``: every mistake of every rule file, before a run has to find them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from healthcheck.registry import Registry
+    from healthcheck.rulelang.compile import Loaded
+
+NAME = "check"
+HELP = "check rule files: all mistakes at once, with line and column"
+GROUP = "Write rules"
+
+SKIPPED_FOLDERS = {"node_modules", "healthcheck-runs", "__pycache__"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="rule files, packs or folders (default: the rules that `run` would use here)",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="one line for each problem")
+    parser.add_argument(
+        "--profile", metavar="P", help="check with this profile only (default: without one, then with each)"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the effective rules and where each key came from"
+    )
+    parser.add_argument(
+        "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
+    )
+    parser.add_argument("--format", choices=("text", "json", "github"), default="text")
+    parser.add_argument(
+        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import plugin_host
+    from healthcheck.rulelang.problems import ordered
+
+    host = plugin_host(args.plugins)
+    for failure in host.failures:
+        print(f"healthcheck: {failure}", file=sys.stderr)
+    groups, notes = _sources(args.paths)
+    for note in notes:
+        print(f"healthcheck: {note}", file=sys.stderr)
+    results = [_check(sources, host.registry, args.profile) for sources in groups]
+    mended: list[Problem] = []
+    if args.fix:
+        mended = _fix([p for _, problems in results for p in problems], results)
+        if mended:
+            results = [_check(sources, host.registry, args.profile) for sources in groups]
+    problems = ordered(_unique(p for _, found in results for p in found))
+    _say(problems, mended, results, args)
+    if args.print_config and args.format != "json":
+        from healthcheck.rulelang.origins import config_text
+
+        for loaded, _ in results:
+            print(config_text(loaded))
+    return 4 if any(p.severity == "error" for p in problems) else 0
+
+
+def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> tuple[Loaded, list[Problem]]:
+    """Load without a profile and once with each, so that a mistake in a profile is found here."""
+    from healthcheck.rulelang.compile import load_all
+
+    loaded = load_all(sources, registry=registry, profile=profile)
+    problems = list(loaded.problems)
+    if not profile:
+        for name in loaded.merged.profiles:
+            problems += load_all(sources, registry=registry, profile=name).problems
+    return loaded, _unique(problems)
+
+
+def _unique(problems: Any) -> list[Problem]:
+    seen: dict[tuple[Any, ...], Problem] = {}
+    for problem in problems:
+        seen.setdefault((problem.path, problem.line, problem.column, problem.slug, problem.message), problem)
+    return list(seen.values())
+
+
+# --------------------------------------------------------------------------- what to check
+
+
+def _sources(paths: Sequence[str]) -> tuple[list[list[Any]], list[str]]:
+    """Each group is checked on its own: files beside each other need not belong together."""
+    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.packs import is_pack_name
+
+    if not paths:
+        found = discover()
+        return [found.sources], [*found.notes, f"checking {found.label}"]
+    groups: list[list[Any]] = []
+    for text in paths:
+        path = Path(text)
+        if is_pack_name(text) and not path.exists():
+            groups.append([text])
+        elif path.is_dir():
+            files = list(_rule_files(path))
+            if not files:
+                _refuse_run_folder(path)
+                raise UsageError(
+                    f"{text}: no rule files in this folder (files named healthcheck*.yaml, or YAML with `version: 1`)"
+                )
+            groups.extend([str(file)] for file in files)
+        else:
+            _refuse_other_files(path)
+            groups.append([text])
+    return groups, []
+
+
+def _rule_files(folder: Path) -> Iterator[Path]:
+    """Rule files below a folder: named so, or YAML that says ``version`` and has rules."""
+    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
+        inner = path.relative_to(folder).parts[:-1]
+        if any(part in SKIPPED_FOLDERS or part.startswith(".") for part in inner) or ".hctest." in path.name:
+            continue
+        if path.name.startswith("healthcheck"):
+            yield path
+            continue
+        try:
+            head = path.open(encoding="utf-8", errors="replace").read(65536)
+        except OSError:
+            continue
+        lines = head.splitlines()
+        if any(line.startswith("version:") for line in lines) and any(
+            line.startswith(("rules:", "extends:")) for line in lines
+        ):
+            yield path
+
+
+def _refuse_run_folder(path: Path) -> None:
+    if (path / "samples.jsonl").is_file() or (path / "report.json").is_file():
+        raise UsageError(f"{path} is the record of a run; did you mean `healthcheck replay {path}`?")
+
+
+def _refuse_other_files(path: Path) -> None:
+    if path.suffix == ".py":
+        raise UsageError(f"{path} is a script; did you mean `healthcheck run {path}`?")
+    if path.suffix in (".jsonl", ".csv"):
+        raise UsageError(f"{path} is recorded data; did you mean `healthcheck replay {path}`?")
+    if path.name.endswith((".hctest.yaml", ".hctest.yml")):
+        raise UsageError(f"{path} holds rule tests; did you mean `healthcheck test {path}`?")
+
+
+# --------------------------------------------------------------------------- what to say
+
+
+def _fix(problems: list[Problem], results: list[tuple[Loaded, list[Problem]]]) -> list[Problem]:
+    from healthcheck.rulelang.fix import fix_file, fixable
+
+    own = {d.path for loaded, _ in results for d in loaded.documents if d.own and d.lines}
+    done: list[Problem] = []
+    for path in dict.fromkeys(p.path for p in problems if p.path in own and fixable(p)):
+        try:
+            done += fix_file(Path(path), [p for p in problems if p.path == path])
+        except OSError as error:
+            raise UsageError(f"{path} cannot be rewritten: {error.strerror}") from None
+    return done
+
+
+def _say(
+    problems: list[Problem],
+    mended: list[Problem],
+    results: list[tuple[Loaded, list[Problem]]],
+    args: argparse.Namespace,
+) -> None:
+    from healthcheck.rulelang import problems as rendering
+
+    errors = sum(p.severity == "error" for p in problems)
+    warnings = len(problems) - errors
+    rules = sum(len(loaded.ruleset.rules) for loaded, _ in results)
+    if args.format == "json":
+        shaped: dict[str, Any] = {
+            "errors": errors,
+            "warnings": warnings,
+            "rules": rules,
+            "problems": [rendering.to_json(p) for p in problems],
+        }
+        if args.fix:
+            shaped["fixed"] = [rendering.to_json(p) for p in mended]
+        if args.print_config:
+            from healthcheck.rulelang.origins import config_json
+
+            shaped["config"] = [config_json(loaded) for loaded, _ in results]
+        print(json.dumps(shaped, indent=1, allow_nan=False))
+        return
+    if args.format == "github":
+        if problems:
+            print(rendering.render_github(problems))
+    else:
+        for problem in mended:
+            assert problem.fix is not None
+            print(f"fixed {problem.path}:{problem.line}: {problem.fix[0]} -> {problem.fix[1]}")
+        if problems:
+            print(rendering.render_text(problems, quiet=args.quiet))
+    if not args.quiet:
+        print(_closing(errors, warnings, rules))
+
+
+def _closing(errors: int, warnings: int, rules: int) -> str:
+    count = ", ".join(
+        f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((errors, "error"), (warnings, "warning")) if n
+    )
+    if errors:
+        return f"{count}; nothing was run"
+    loaded = f"{rules} rule{'' if rules == 1 else 's'}"
+    return f"ok: {loaded}" + (f", {count}" if count else "")

@@ -1,0 +1,171 @@
+"""``healthcheck explain RULE``: the manual of a rule, and the rule as it stands here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from healthcheck.rulelang.compile import Loaded
+    from healthcheck.rulelang.rule import Rule
+
+NAME = "explain"
+HELP = "the manual of a rule, a condition or a setting, and the rule as it stands here (for one alert: why)"
+GROUP = "Understand"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rule", metavar="RULE", nargs="?", help="id of a rule, name of a condition, or of a setting")
+    parser.add_argument(
+        "--rules", action="append", metavar="FILE", help="rule file or pack (default: what `run` would use here)"
+    )
+    parser.add_argument("--profile", metavar="P", help="profile of the rule file")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import plugin_host
+    from healthcheck.rulelang.compile import load_all
+    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.settings import SETTINGS
+
+    registry = plugin_host(args.plugins).registry
+    found = discover(args.rules)
+    loaded = load_all(found.sources, registry=registry, profile=args.profile)
+    rules = loaded.merged.rules
+    name = args.rule
+    if name is None:
+        print(_list(loaded, found.label))
+        return 0
+    if name in rules:
+        shaped = _rule_json(loaded, name)
+        print(json.dumps(shaped, indent=1) if args.format == "json" else _rule_text(loaded, name, found.label))
+        return 0
+    if name in registry.conditions:
+        kind = registry.conditions[name]
+        print(
+            json.dumps(dict(kind.schema), indent=1)
+            if args.format == "json"
+            else _condition_text(name, kind.help, kind.schema)
+        )
+        return 0
+    if name in SETTINGS:
+        setting = SETTINGS[name]
+        print(f"settings: {name}\n  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}")
+        return 0
+    from healthcheck.rulelang.loader import Document
+    from healthcheck.rulelang.packs import pack_names
+
+    for pack in pack_names(registry):  # a rule of a pack that is not in use here can be read all the same
+        other = load_all([Document(pack, {"version": 1, "extends": [pack]})], registry=registry)
+        if name in other.merged.rules:
+            print(_rule_text(other, name, f"{pack}, which is not in use here"))
+            return 0
+    hint = suggest(name, [*rules, *registry.conditions, *SETTINGS]) or f"rules here: {', '.join(rules) or 'none'}"
+    raise UsageError(f'"{name}" is no rule, condition or setting; {hint}')
+
+
+def _list(loaded: Loaded, label: str) -> str:
+    width = max((len(rule.id) for rule in loaded.ruleset.rules), default=0)
+    lines = [f"{label}: {len(loaded.ruleset.rules)} rules"]
+    lines += [f"  {rule.id.ljust(width)}  {rule.severity!s:<7}  {asks(rule)}" for rule in loaded.ruleset.rules]
+    if loaded.ruleset.off:
+        lines.append(f"  off: {', '.join(loaded.ruleset.off)}")
+    return "\n".join(lines)
+
+
+def asks(rule: Rule) -> str:
+    """The rule in one line: ``robust_z(loss, window 200) above 8, in 2 samples, after 100 steps``."""
+    condition = rule.condition
+    from healthcheck.rulelang.comparators import COMPARATORS
+
+    window = getattr(condition, "window", 0)
+    if condition.name in (*COMPARATORS, "nonfinite", "no_improvement", "unchanged", "all", "any", "missing", "stale"):
+        text = f"{rule.selector} {condition.breaches.text}"
+        if condition.name in ("missing", "stale"):
+            text = f"no {rule.selector} for {condition.breaches.text}"
+    else:
+        text = f"{condition.name}({rule.selector}{f', window {window} samples' if window else ''}) {condition.breaches.text}"
+    if rule.hold.seconds or rule.hold.of > 1:
+        text += f", for {str(rule.hold).removeprefix('for ')}" + (
+            " running" if rule.hold.need == rule.hold.of and not rule.hold.seconds else ""
+        )
+    if rule.warmup.amount:
+        text += f", after {rule.warmup}"
+    if rule.every > 1:
+        text += f", every {rule.every} steps"
+    if rule.phase != "any":
+        text += f", in {rule.phase}"
+    for guard in rule.only_if:
+        text += f", while {guard.metric} {guard.test.text}"
+    return text
+
+
+def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
+    from healthcheck.rulelang.origins import rule_rows
+
+    draft = loaded.merged.rules[rule_id]
+    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
+    lines = [
+        _page(rule_id).rstrip() or f"# {rule_id}\n\n(this rule has no page of its own)",
+        "",
+        f"## This rule here ({label})",
+        "",
+    ]
+    if rule is not None:
+        fails = "yes" if rule.severity >= 2 else "no"
+        lines += [f"asks      {asks(rule)}", f"fails CI: {fails}, stops: {'yes' if rule.may_stop else 'no'}", ""]
+    elif rule_id in loaded.ruleset.off:
+        lines += ["switched off", ""]
+    rows = list(rule_rows(draft))
+    width = min(max((len(text) for text, _ in rows), default=0), 78)
+    lines += [f"{text.ljust(width)}  # {origin}" for text, origin in rows]
+    problems = [p for p in loaded.problems if p.severity == "error"]
+    if problems:
+        lines += ["", f"the rule files hold {len(problems)} error(s); see `healthcheck check`"]
+    return "\n".join(lines)
+
+
+def _rule_json(loaded: Loaded, rule_id: str) -> dict[str, Any]:
+    draft = loaded.merged.rules[rule_id]
+    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
+    return {
+        "rule": rule_id,
+        "off": rule_id in loaded.ruleset.off,
+        "asks": asks(rule) if rule is not None else None,
+        "keys": {key: {"value": e.value, "origin": str(e.origin)} for key, e in draft.entries.items()},
+        "page": _page(rule_id) or None,
+    }
+
+
+def _condition_text(name: str, help: str, schema: Any) -> str:
+    from healthcheck.rulelang.origins import flow
+
+    lines = [f"condition {name}", f"  {schema.get('description', help)}"]
+    options = schema.get("properties", {})
+    if options:
+        lines.append("  options:")
+        lines += [
+            f"    {key:<12} {value.get('description', '')}"
+            + (f" ({', '.join(map(flow, value['enum']))})" if "enum" in value else "")
+            for key, value in options.items()
+        ]
+    return "\n".join(lines)
+
+
+def _page(rule_id: str) -> str:
+    """The rule's page: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "rulelang" / "pages", package.parent / "docs" / "rules"):
+        path = folder / f"{rule_id}.md"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return ""

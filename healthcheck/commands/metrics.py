@@ -1,0 +1,131 @@
+"""``healthcheck metrics``: which metrics there are; with a run: what was normal in it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from healthcheck.reports.runs import Run, find_run
+from healthcheck.reports.statistics import approaches, summarise
+from healthcheck.reports.strict import strict
+from healthcheck.reports.text import columns, number, step
+from healthcheck.samples import Metric
+
+NAME = "metrics"
+HELP = "all metrics that rules may name; with RUN: what was normal in that run, and how close each rule came"
+GROUP = "Understand"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run (`latest`); without it the catalogue")
+    parser.add_argument(
+        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+    )
+    parser.add_argument("--all", action="store_true", help="with RUN: also each series of families (per parameter)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import plugin_host
+
+    host = plugin_host(args.plugins)
+    if args.run is None:
+        metrics, owners = host.registry.metrics, host.registry.owners
+        if args.format == "json":
+            print(
+                json.dumps([_metric_json(m, owners.get(("metrics", key), "")) for key, m in metrics.items()], indent=1)
+            )
+        else:
+            print("\n".join(_catalogue(metrics)))
+        return 0
+    run = find_run(args.run)
+    units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
+    if args.format == "json":
+        print(json.dumps(strict(_run_json(run)), indent=1, allow_nan=False))
+    else:
+        print("\n".join(_run_text(run, units, families=args.all)))
+    return 0
+
+
+def _metric_json(metric: Metric, owner: str) -> dict[str, Any]:
+    return {
+        "name": metric.key,
+        "unit": metric.unit,
+        "cost": metric.cost.value,
+        "needs": list(metric.needs),
+        "labels": list(metric.labels),
+        "help": metric.help,
+        "plugin": owner,
+    }
+
+
+def _catalogue(metrics: dict[str, Metric]) -> list[str]:
+    """The catalogue as a table; families are written as rules name them."""
+    rows = [["metric", "unit", "cost", "needs", "what it is"]]
+    for _, metric in sorted(metrics.items()):
+        name = f"{metric.name}[*]" if metric.labels else metric.name
+        rows.append([name, metric.unit or "-", metric.cost.value, ", ".join(metric.needs) or "-", metric.help])
+    return [
+        *columns(rows, indent=0),
+        "",
+        "cost: free = known anyway, host = host work, device = kernels without a wait, sync = waits for the device",
+        "your own: healthcheck.log(name=value) in the script, and `external: [name]` in the rule file",
+    ]
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "steps": run.steps,
+        "complete": run.samples.complete,
+        "series": [summary.to_json() for summary in summarise(run.samples.batches)],
+        "rules": [approach.to_json() for approach in approaches((run.report or {}).get("rules", {}))],
+    }
+
+
+def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
+    summaries = summarise(run.samples.batches)
+    hidden = 0
+    rows = [["metric", "samples", "min", "median", "p99", "max", "last", "MAD", "non-finite"]]
+    for found in summaries:
+        if not families and "[" in found.name and "=" not in found.name:
+            hidden += 1
+            continue
+        unit = units.get(found.metric, "")
+        shown = (found.minimum, found.median, found.p99, found.maximum, found.last, found.mad)
+        rows.append(
+            [
+                found.name,
+                f"{found.samples:,}",
+                *(number(v, unit) for v in shown),
+                f"{found.nonfinite:,}" if found.nonfinite else "-",
+            ]
+        )
+    lines = [f"{run.shown}: {run.target}, {step(run.steps)} steps, {run.status}"]
+    if not summaries:
+        lines.append("  no samples were recorded")
+    else:
+        lines += columns(rows, "lrrrrrrrr")
+    if hidden:
+        lines.append(f"  {hidden:,} more series of families (per parameter): --all")
+    if not run.samples.complete:
+        lines.append("  the record was thinned to stay small: early steps count less here")
+    return lines + _approach_lines(run)
+
+
+def _approach_lines(run: Run) -> list[str]:
+    if run.report is None:
+        return ["  no report (the run is " + run.status + "): closest approaches are written at the end"]
+    rows = [["rule", "closest", "fires", "at step", "verdict"]]
+    silent = []
+    for found in approaches(run.report.get("rules", {})):
+        if found.verdict == "not judged":
+            silent.append([found.rule, found.reason])
+        else:
+            at = step(found.step) if found.step is not None else "-"
+            rows.append([found.rule, number(found.score), found.threshold, at, found.verdict])
+    lines = ["", "closest approach of each rule", *columns(rows, "lrlrl")] if len(rows) > 1 else []
+    if silent:
+        lines += ["", "not judged", *columns(silent)]
+    return lines

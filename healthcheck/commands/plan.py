@@ -1,0 +1,119 @@
+"""``healthcheck plan``: what would be watched, what may stop the run, what cannot be judged here. Runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from healthcheck.errors import UsageError
+from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
+from healthcheck.reports.text import columns, plural, shorten
+from healthcheck.rulelang.rule import RuleSet
+
+NAME = "plan"
+HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
+GROUP = "Tune"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="the script that you would run; only its place is looked at"
+    )
+    parser.add_argument(
+        "--rules",
+        action="append",
+        metavar="FILE",
+        help="rule file, pack or folder (default: the nearest healthcheck.yaml)",
+    )
+    parser.add_argument("--profile", metavar="P", help="profile of the rule file")
+    parser.add_argument("--off", action="append", default=[], metavar="ID", help="switch a rule off")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="only these rules")
+    parser.add_argument("--set", action="append", default=[], metavar="ID.KEY=VALUE", help="change one key of a rule")
+    parser.add_argument("--mute", action="append", default=[], metavar="ID@A..B", help="mute a rule for some steps")
+    parser.add_argument("--observe", action="store_true", help="plan for observe mode")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="which windows cannot fill in a run of N steps")
+    parser.add_argument(
+        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import load_rules_for, plugin_host
+
+    if args.script is not None and not args.script.startswith("-") and not Path(args.script).exists():
+        raise UsageError(f"no such script: {args.script}")
+    host = plugin_host(args.plugins)
+    rules = load_rules_for(
+        host=host,
+        rules=args.rules,
+        profile=args.profile,
+        off=args.off,
+        only=args.only,
+        set=args.set,
+        mute=args.mute,
+        settings={"mode": "observe"} if args.observe else {},
+    )
+    plan = make_plan(rules, host.registry, max_steps=args.max_steps)
+    if args.format == "json":
+        print(json.dumps(plan_json(plan, rules, args.max_steps), indent=1, allow_nan=False))
+    else:
+        print("\n".join(_text(plan, rules, args.script, args.max_steps)))
+    return 0
+
+
+def plan_json(plan: Plan, rules: RuleSet, max_steps: int | None) -> dict[str, Any]:
+    return {
+        "source": rules.source,
+        "profile": rules.profile or None,
+        "mode": rules.settings.get("mode", "act"),
+        "max_steps": max_steps,
+        "rules": [planned.to_json() for planned in plan.rules],
+        "off": plan.off,
+        "metrics": plan.metrics,
+        "derived": plan.derived,
+        "logged_by_script": plan.logged,
+        "probes": plan.probes,
+    }
+
+
+def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None) -> list[str]:
+    what = f" for {script}" if script else ""
+    length = f", {plural(max_steps, 'step')}" if max_steps is not None else ""
+    profile = f", profile {rules.profile}" if rules.profile else ""
+    source = f" of {rules.source}" if rules.source else ""
+    lines = [f"{plural(len(plan.rules), 'rule')}{source}{profile}{what}{length}"]
+    stops = [planned.rule.id for planned in plan.rules if planned.may_stop]
+    observe = rules.settings.get("mode") == "observe"
+    lines.append(
+        f"  may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
+    )
+    table = [["rule", "fires when", "severity", "then", "cost", "here"]]
+    for planned in plan.rules:
+        here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
+        then = " + ".join(planned.actions)
+        table.append([planned.rule.id, planned.asks, str(planned.rule.severity), then, planned.cost.value, here])
+    lines += ["", *columns(table)]
+    blocked = unjudged_reasons(plan.rules)
+    if blocked:
+        count = sum(map(len, blocked.values()))
+        lines += ["", f"cannot be judged here: {count} of {len(plan.rules)}"]
+        lines += [f"  {reason}: {', '.join(ids)}" for reason, ids in blocked.items()]
+        required = [p.rule.id for p in plan.rules if p.blocked and p.rule.required]
+        if required:
+            lines.append(f"  required, so the run would fail: {', '.join(required)}")
+    lines += ["", f"metrics: {shorten([_named(key, every) for key, every in plan.metrics.items()], 40)}"]
+    lines.append(f"probes: {', '.join(plan.probes) or 'none'}")
+    lines += [f"derived: {name} = {text}" for name, text in plan.derived.items()]
+    if plan.logged:
+        lines.append(f"only if the script logs it: {', '.join(plan.logged)}")
+    if plan.off:
+        lines.append(f"off: {', '.join(plan.off)}")
+    return lines
+
+
+def _named(key: str, every: int) -> str:
+    name = key.replace("[]", "[*]")
+    return f"{name} (every {every} steps)" if every > 1 else name

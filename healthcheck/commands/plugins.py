@@ -1,0 +1,90 @@
+"""``healthcheck plugins``: what is loaded, from where, and what each one adds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from healthcheck import __version__
+from healthcheck.assembly import plugin_host
+from healthcheck.plugins import PluginHost, PluginInfo
+from healthcheck.registry import BUILTIN
+
+NAME = "plugins"
+HELP = "list loaded plugins and what each adds"
+GROUP = "Extend"
+
+KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "packs", "trainers", "commands")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also names of the built-ins, and each plugin's hooks"
+    )
+    parser.add_argument(
+        "-p", "--plugin", action="append", default=[], metavar="FILE_OR_MODULE", help="load a local plugin (repeatable)"
+    )
+    parser.add_argument("--strict-plugins", action="store_true", help="exit with 4 if a plugin was not loaded")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def main(args: argparse.Namespace) -> int:
+    host = plugin_host(args.plugin)
+    if args.format == "json":
+        print(json.dumps(_as_json(host), indent=1))
+    else:
+        print("\n".join(_as_text(host, verbose=args.verbose)))
+    return 4 if args.strict_plugins and host.failures else 0
+
+
+def added(host: PluginHost, owner: str) -> dict[str, list[str]]:
+    """What one owner registered, by kind, in the usual order."""
+    found = host.registry.of(owner)
+    return {kind: sorted(found[kind]) for kind in KINDS if found.get(kind)}
+
+
+def _others(host: PluginHost) -> list[PluginInfo]:
+    return [info for info in host.infos if info.source != "built in"]
+
+
+def _as_text(host: PluginHost, *, verbose: bool) -> list[str]:
+    built_in = added(host, BUILTIN)
+    lines = [f"built in (healthcheck {__version__})"]
+    if verbose:
+        lines += _kinds(built_in)
+    else:
+        lines.append("  " + ", ".join(f"{len(names)} {kind}" for kind, names in built_in.items()) + "   (names: -v)")
+    for info in _others(host):
+        lines.append(f"{info.name}   {info.source}")
+        adds = added(host, info.name)
+        lines += _kinds(adds)
+        loop = [hook for hook in info.hooks if not hook.startswith("register_") and hook != "add_commands"]
+        if loop:
+            lines.append(f"  listens to: {', '.join(loop)}")
+        elif not adds:
+            lines.append("  adds nothing")
+        if verbose and info.hooks:
+            lines.append(f"  hooks: {', '.join(info.hooks)}")
+    if not _others(host) and not host.failures:
+        lines.append("no other plugins; a local one: -p tools/my_plugin.py")
+    for failure in host.failures:
+        lines.append(f"NOT LOADED {failure.name}   {failure.source}")
+        lines.append(f"  {failure.reason}")
+    return lines
+
+
+def _kinds(adds: dict[str, list[str]]) -> list[str]:
+    return [f"  {kind}: {', '.join(names)}" for kind, names in adds.items()]
+
+
+def _as_json(host: PluginHost) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "built_in": added(host, BUILTIN),
+        "plugins": [
+            {"name": i.name, "source": i.source, "hooks": list(i.hooks), "adds": added(host, i.name)}
+            for i in _others(host)
+        ],
+        "failures": [{"name": f.name, "source": f.source, "reason": f.reason} for f in host.failures],
+    }

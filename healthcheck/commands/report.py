@@ -1,0 +1,73 @@
+"""``healthcheck report``: how a recorded run ended; ``--share`` leaves out host, user and paths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from healthcheck.commands.why_text import actions_done
+from healthcheck.reports.closing import closing_line, count_line
+from healthcheck.reports.runs import Run, find_run
+from healthcheck.reports.sharing import names_to_hide, shareable
+from healthcheck.reports.text import columns, step
+
+NAME = "report"
+HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
+GROUP = "Understand"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run (default: latest)")
+    parser.add_argument("--share", action="store_true", help="leave out host, user, paths and the command line")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def main(args: argparse.Namespace) -> int:
+    run = find_run(args.run)
+    content: dict[str, Any] = {"run": run.facts, "report": run.report, "alerts": run.alerts}
+    if run.report is None:
+        content["status"] = run.status
+    else:
+        del content["alerts"]
+    if args.share:
+        content = shareable(content, names_to_hide(run.facts))
+    if args.format == "json":
+        print(json.dumps(content, indent=1, allow_nan=False))
+    else:
+        print("\n".join(_text(run, content)))
+    return 0
+
+
+def _text(run: Run, content: dict[str, Any]) -> list[str]:
+    facts, report = content["run"], content["report"]
+    lines = [f"{run.name}: {facts.get('target', '?')}, began {facts.get('started', '?')}"]
+    versions = ", ".join(f"{name} {value}" for name, value in facts.get("versions", {}).items())
+    lines.append(f"  {versions}")
+    alerts = content["alerts"] if report is None else report["alerts"]
+    if report is None:
+        lines.append(f"  no report: the run is {content['status']}; last recorded step {step(run.steps)}")
+    else:
+        lines.append(f"  rules: {report['rules_source']}, mode {report['mode']}")
+    for alert in alerts:
+        lines += ["", *_alert_lines(alert)]
+    if report is not None:
+        rows = [
+            [rule, entry["verdict"], f"{entry['samples']:,} samples", entry.get("reason", "")]
+            for rule, entry in report["rules"].items()
+        ]
+        lines += ["", *columns(rows, "llrl"), "", f"  {count_line(report['rules'])}", closing_line(report)]
+    return lines
+
+
+def _alert_lines(alert: dict[str, Any]) -> list[str]:
+    until = f" to {step(alert['cleared_step'])}" if alert.get("cleared_step") is not None else ", still firing"
+    lines = [f"{alert['number']:>3}  {alert['severity']}  {alert['rule']}  step {step(alert['fired_step'])}{until}"]
+    lines.append(f"     {alert.get('message', '')}")
+    lines += [f"     {key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
+    lines.append(f"     {actions_done(alert)}")
+    if alert.get("explained_by"):
+        lines.append(f"     explained by {alert['explained_by']}")
+    if alert.get("hint"):
+        lines.append(f"     try: {alert['hint']}")
+    return lines

@@ -1,0 +1,190 @@
+"""``healthcheck run train.py``: any training script, unmodified, under rules."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.commands import launchers
+from healthcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME = "run"
+HELP = "Run a training script, unmodified, in this process and under rules."
+GROUP = "Watch"
+
+_USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _USAGE
+    add = parser.add_argument
+    add("--rules", action="append", metavar="FILE", help="rule file or pack; repeatable, later ones win")
+    add("--profile", metavar="NAME", help="profile of the rule file to apply")
+    add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
+    add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
+    add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
+    add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
+    add("--off", action="append", default=[], metavar="RULE", help="switch a rule off; repeatable")
+    add("--only", action="append", default=[], metavar="RULE", help="judge only these rules; repeatable")
+    add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
+    add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
+    add("--report", action="append", default=[], metavar="FORMAT=PATH", help="a report besides the record: json=hc.json")
+    add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
+    add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
+    add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")
+    add("-v", dest="verbose", action="count", default=0, help="say every change of a rule's state")
+    add("--dry-run", action="store_true", help=argparse.SUPPRESS)
+    add("-m", dest="module", action="store_true", help="the target is a module, as in python -m")
+    add("target", nargs="?", help=argparse.SUPPRESS)
+    add("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        raise UsageError(
+            "healthcheck run: there is no --dry-run; did you mean --observe (watch, never act) "
+            "or `healthcheck plan` (show what would be judged, run nothing)?"
+        )
+    target, argv = _target(args)
+    if os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no"):
+        return _as_plain_python(target, argv, args.module)
+    from healthcheck.assembly import open_session
+    from healthcheck.trainers.script import ScriptTrainer
+
+    session = open_session(
+        target=f"-m {target}" if args.module else target,
+        rules=args.rules,
+        profile=args.profile,
+        off=args.off,
+        only=args.only,
+        set=args.set,
+        mute=args.mute,
+        settings=_settings(args),
+        plugins=args.plugins,
+        strict_plugins=args.strict_plugins,
+        reports=_reports(args.report),
+        argv=[target, *argv],
+    )
+    clash = name_clash(target, args.module)
+    if clash:
+        session.note(clash)
+    return ScriptTrainer(session).run(target, argv, args.module, restore=False)
+
+
+def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """The script and its arguments, or the right line for what was typed instead."""
+    if args.target is None:
+        raise UsageError(f"healthcheck run: nothing to run; usage: {_USAGE}")
+    target, rest = str(args.target), list(args.rest)
+    if args.module:
+        return target, rest
+    path = Path(target)
+    if not path.exists():
+        answer = launchers.answer(target, rest)
+        raise UsageError(answer or _no_such_file(target, rest))
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise UsageError(f"healthcheck run: {target} is a folder without __main__.py; name a script in it")
+    if path.suffix in (".yaml", ".yml"):
+        raise UsageError(
+            f"healthcheck run: {target} is no script; did you mean: healthcheck run --rules {target} "
+            f"{shlex.join(rest) or 'SCRIPT'}"
+        )
+    if path.suffix in (".sh", ".bash"):
+        raise UsageError(
+            f"healthcheck run: {target} is a shell script; put `healthcheck run` before the training script inside it"
+        )
+    if path.is_file() and not os.access(path, os.R_OK):
+        raise UsageError(f"healthcheck run: {target} cannot be read; check its permissions")
+    return target, rest
+
+
+def _no_such_file(target: str, rest: Sequence[str]) -> str:
+    from healthcheck.dispatch import suggest
+
+    here = [str(path) for path in Path(target).parent.glob("*.py")] if Path(target).parent.is_dir() else []
+    hint = suggest(target, here)
+    if not hint and "." in target and "/" not in target and not target.endswith(".py"):
+        hint = f"for a module: healthcheck run -m {shlex.join([target, *rest])}"
+    if not hint and target.startswith("-"):
+        hint = f"options of healthcheck come before the script; see {'healthcheck run --help'}"
+    return f"healthcheck run: there is no script {target}{'; ' + hint if hint else ' (working directory: ' + os.getcwd() + ')'}"
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says, in the words of ``settings:``."""
+    given: dict[str, Any] = {}
+    if args.observe:
+        given["mode"] = "observe"
+    if args.fail_on:
+        given["fail_on"] = args.fail_on
+    if args.max_steps is not None:
+        given["max_steps"] = _steps(args.max_steps)
+    if args.max_time is not None:
+        given["max_time"] = _seconds(args.max_time)
+    verbosity = args.verbose - args.quiet
+    if verbosity:
+        given["verbosity"] = max(-2, min(1, verbosity))
+    return given
+
+
+def _steps(text: str) -> int:
+    plain = text.replace("_", "").replace(",", "")
+    if not plain.isdigit() or int(plain) < 1:
+        raise UsageError(f"healthcheck run: --max-steps takes a number of steps from 1, not {text!r}")
+    return int(plain)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"healthcheck run: --max-time takes a time such as 90s, 5m or 2h, not {text!r}")
+    return seconds
+
+
+def _reports(given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for item in given:
+        kind, _, path = item.partition("=")
+        if not kind or not path:
+            raise UsageError(f"healthcheck run: --report takes FORMAT=PATH, for instance json=hc.json, not {item!r}")
+        found[kind] = path
+    return found
+
+
+def name_clash(target: str, as_module: bool) -> str:
+    """One line if the script has its own ``healthcheck`` module, which it would not get here; else empty."""
+    from healthcheck.trainers.script_target import Target
+
+    folder = Path(Target(target, [], as_module).folder())
+    ours = Path(__file__).resolve().parents[1]
+    for theirs in (folder / "healthcheck.py", folder / "healthcheck" / "__init__.py"):
+        if theirs.is_file() and theirs.resolve().parent != ours:
+            return (
+                f"{theirs} has our name: in this run `import healthcheck` gives the script torch-healthcheck, "
+                "not its own module. Rename it if the script imports it"
+            )
+    return ""
+
+
+def _as_plain_python(target: str, argv: list[str], as_module: bool) -> int:
+    """``HEALTHCHECK=off``: become ``python X``."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, *(["-m"] if as_module else []), target, *argv]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if os.name == "nt":  # exec would return to the shell before the script has ended
+        return subprocess.call(command)
+    os.execv(sys.executable, command)

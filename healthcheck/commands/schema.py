@@ -1,0 +1,46 @@
+"""``healthcheck schema``: the JSON Schema of rule files, with what the installed plugins add."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from healthcheck.errors import UsageError
+
+NAME = "schema"
+HELP = "print the JSON Schema of rule files, with the installed plugins' conditions and actions"
+GROUP = "Write rules"
+
+LOCAL_NAME = "healthcheck-rules.v1.schema.json"
+"""The copy beside rule files that an editor's first-line pointer names."""
+POINTER = f"# yaml-language-server: $schema=./{LOCAL_NAME}"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--install",
+        nargs="?",
+        const=".",
+        metavar="FOLDER",
+        help=f"write it as {LOCAL_NAME} into FOLDER (default: here), for editors; run again after adding a plugin",
+    )
+    parser.add_argument(
+        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import plugin_host
+    from healthcheck.rulelang.schema import build_schema, dump_schema
+
+    text = dump_schema(build_schema(plugin_host(args.plugins).registry))
+    if args.install is None:
+        print(text, end="")
+        return 0
+    target = Path(args.install) / LOCAL_NAME
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    print(f"wrote {target}; make this the first line of your rule files:\n{POINTER}")
+    return 0

@@ -1,0 +1,201 @@
+"""Calling listeners: flat, guarded, in order. The hot side of the plugin system.
+
+pluggy declares and registers hooks; here the implementations of the loop and judgement hooks are
+compiled into flat tuples, because a pluggy call without implementations costs over a microsecond
+and one raising implementation silences the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.errors import StopTraining, UnknownHookError
+from healthcheck.events import EventKind
+
+QUARANTINE_AFTER = 3
+"""Errors of one owner after which it is not called again."""
+
+JUDGEMENT = ("samples", "transition", "alert", "report_section")
+
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **{kind.value: ("session", "event") for kind in EventKind},
+    "samples": ("session", "step", "samples"),
+    "transition": ("session", "transition"),
+    "alert": ("session", "alert"),
+    "report_section": ("session", "report"),
+}
+
+
+@dataclass(slots=True)
+class ListenerError:
+    """One error of one listener, for the report."""
+
+    owner: str
+    hook: str
+    step: int
+    error: str
+    place: str
+    count: int = 1
+    quarantined: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plugin": self.owner,
+            "hook": self.hook,
+            "step": self.step,
+            "error": self.error,
+            "place": self.place,
+            "count": self.count,
+            "quarantined": self.quarantined,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One compiled implementation: ``call`` takes all arguments of the hook, in order."""
+
+    call: Callable[..., Any]
+    owner: str
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``did you mean "loss"?`` or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else ""
+
+
+class Dispatch:
+    """Listeners of one session, by hook; see :mod:`healthcheck.hookspecs` for what they hear."""
+
+    def __init__(
+        self,
+        *,
+        on_error: str = "warn",
+        say: Callable[[ListenerError, BaseException], None] | None = None,
+    ) -> None:
+        self.on_error = on_error
+        self.errors: list[ListenerError] = []
+        self.say = say
+        self.table: dict[str, tuple[Listener, ...]] = {}
+        self._failures: dict[str, int] = {}
+
+    # -- registration -----------------------------------------------------------------
+
+    def on(self, hook: str | EventKind, function: Callable[..., Any], *, owner: str = "") -> Callable[[], None]:
+        """Register a plain function for an event or judgement hook; returns its remover.
+
+        The function may take any of the hook's arguments by name; one that takes a single
+        positional argument of another name gets the event.
+
+        Raises ``UnknownHookError`` for a name that does not exist, with a suggestion.
+        """
+        name = _hook_name(hook)
+        listener = Listener(_adapt(function, name), owner or _name_of(function))
+        self.table[name] = (*self.table.get(name, ()), listener)
+
+        def remove() -> None:
+            self.table[name] = tuple(x for x in self.table.get(name, ()) if x is not listener)
+
+        return remove
+
+    def add_plugin(self, plugin: object, implementations: Iterable[tuple[str, Callable[..., Any]]], owner: str) -> None:
+        """Register the loop and judgement implementations of a plugin, in its given order."""
+        for name, function in implementations:
+            if name in _ARGUMENTS:
+                self.on(name, function, owner=owner)
+
+    def wants(self, hook: str) -> bool:
+        return bool(self.table.get(hook))
+
+    def has_hooks(self, hook: str | EventKind) -> bool:
+        return bool(self.table.get(_hook_name(hook)))
+
+    def list_hooks(self, hook: str | EventKind) -> list[str]:
+        """Owners that listen to a hook, in calling order."""
+        return [listener.owner for listener in self.table.get(_hook_name(hook), ())]
+
+    # -- calling ----------------------------------------------------------------------
+
+    def call(self, hook: str, step: int, *arguments: Any) -> None:
+        """Call every listener of a hook; errors are kept, not raised (see ``on_error``)."""
+        for listener in self.table.get(hook, ()):
+            try:
+                listener.call(*arguments)
+            except (Exception, SystemExit) as error:
+                self.failed(listener.owner, hook, step, error)
+
+    def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
+        """Keep one error of an owner; say it once; quarantine the owner after three."""
+        if isinstance(error, StopTraining):
+            raise error
+        count = self._failures[owner] = self._failures.get(owner, 0) + 1
+        text = f"{type(error).__name__}: {error}"
+        known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
+        if known is None:
+            known = ListenerError(owner, hook, step, text, _place(error))
+            self.errors.append(known)
+        else:
+            known.count += 1
+        if count >= QUARANTINE_AFTER:
+            known.quarantined = True
+            self.quarantine(owner)
+        if self.on_error == "raise":
+            raise error
+        if self.say is not None and (count == 1 or count == QUARANTINE_AFTER):
+            self.say(known, error)
+
+    def is_quarantined(self, owner: str) -> bool:
+        return self._failures.get(owner, 0) >= QUARANTINE_AFTER
+
+    def quarantine(self, owner: str) -> None:
+        for hook, listeners in self.table.items():
+            self.table[hook] = tuple(x for x in listeners if x.owner != owner)
+
+
+def _hook_name(hook: str | EventKind) -> str:
+    name = hook.value if isinstance(hook, EventKind) else hook.removeprefix("healthcheck_")
+    if name not in _ARGUMENTS:
+        hint = suggest(name, _ARGUMENTS) or f"one of {', '.join(_ARGUMENTS)}"
+        raise UnknownHookError(f'no event is called "{hook}"; {hint}')
+    return name
+
+
+def _adapt(function: Callable[..., Any], hook: str) -> Callable[..., Any]:
+    """A callable that takes all the hook's arguments, whatever subset ``function`` takes."""
+    arguments = _ARGUMENTS[hook]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return function
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return function
+    taken = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is p.empty]
+    unknown = [name for name in taken if name not in arguments]
+    if len(taken) == 1 and unknown:  # lambda e: ...
+        position = len(arguments) - 1
+        return lambda *given: function(given[position])
+    if unknown:
+        raise UnknownHookError(
+            f'{_name_of(function)}: hook "{hook}" has no argument "{unknown[0]}"; it has {", ".join(arguments)}'
+        )
+    optional = [p.name for p in parameters if p.default is not p.empty and p.name in arguments]
+    names = [name for name in arguments if name in taken or name in optional]
+    if names == list(arguments) and [p.name for p in parameters] == names:
+        return function
+    positions = [(name, arguments.index(name)) for name in names]
+    return lambda *given: function(**{name: given[i] for name, i in positions})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _place(error: BaseException) -> str:
+    """``file:line`` of the innermost frame, which is the plugin's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

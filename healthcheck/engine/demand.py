@@ -1,0 +1,46 @@
+"""Plan by demand: which metrics the rules want, and how often. No rule wants it, nobody computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.rulelang.rule import Derived, Rule
+
+
+class RuleDemand:
+    """Implements :class:`healthcheck.protocols.Demand`: metric key -> smallest ``every``."""
+
+    def __init__(self) -> None:
+        self.every: dict[str, int] = {}
+        self.stretch: dict[str, int] = {}
+        """Factors by which the overhead budget stretched ``every``."""
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
+        """Demand of rules, of the derived metrics that they use, and of ``extra`` keys."""
+        demand = cls()
+        formulas = {d.name: d for d in derived}
+        wanted: list[tuple[str, int]] = [(key, 1) for key in extra]
+        for rule in rules:
+            wanted.append((rule.selector.key, rule.every))
+            wanted += [(guard.metric, 1) for guard in rule.only_if]
+            wanted += [(s.key, rule.every) for s, _ in getattr(rule.condition, "parts", ()) if s is not None]
+        while wanted:
+            key, every = wanted.pop()
+            known = demand.every.get(key)
+            if known is not None and known <= every:
+                continue
+            demand.every[key] = every
+            if key in formulas:
+                wanted += [(name, 1) for name in formulas[key].inputs]
+        return demand
+
+    def wants(self, key: str) -> bool:
+        return key in self.every
+
+    def due(self, key: str, step: int) -> bool:
+        every = self.every.get(key)
+        if every is None:
+            return False
+        every *= self.stretch.get(key, 1)
+        return every == 1 or step % every == 0

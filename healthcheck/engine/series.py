@@ -1,0 +1,261 @@
+"""The state machine of one (rule, series, rank).
+
+``no_data -> warming -> ok -> pending -> firing -> ok``. A missing sample changes nothing: it
+neither fires nor clears. States and words: rule-language 5.2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Any
+
+from healthcheck.protocols import Scorer
+from healthcheck.rulelang.rule import Rule
+from healthcheck.samples import Labels, decode_number, encode_number, series_name
+from healthcheck.verdicts import State
+
+NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
+"""What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
+the state changed without an alert (warming, ok, pending)."""
+
+_NO_DATA, _WARMING, _OK, _PENDING, _FIRING = State.NO_DATA, State.WARMING, State.OK, State.PENDING, State.FIRING
+
+_SAVED = (
+    "n",
+    "bucket",
+    "streak",
+    "clear_streak",
+    "since",
+    "clear_since",
+    "episodes",
+    "last_step",
+    "first_time",
+    "warm_until",
+    "warming",
+    "excused_count",
+    "peak_step",
+)
+
+
+class SeriesState:
+    """Memory of one rule for one series. ``feed`` is the hot path of the engine."""
+
+    __slots__ = (
+        "before",
+        "breaches",
+        "bucket",
+        "clear_since",
+        "clear_streak",
+        "episodes",
+        "every",
+        "excused",
+        "excused_count",
+        "first_time",
+        "labels",
+        "last_step",
+        "n",
+        "name",
+        "need",
+        "nonfinite_ok",
+        "peak",
+        "peak_step",
+        "recent",
+        "recover",
+        "rule",
+        "score",
+        "scorer",
+        "seconds",
+        "since",
+        "state",
+        "streak",
+        "update",
+        "upward",
+        "value",
+        "warm_until",
+        "warming",
+    )
+
+    def __init__(self, rule: Rule, labels: Labels, scorer: Scorer, start_step: int, *, excused: bool = False) -> None:
+        hold = rule.hold
+        self.rule = rule
+        self.labels = labels
+        self.name = series_name(rule.selector.metric, labels)
+        self.scorer = scorer
+        self.update = None if getattr(scorer, "is_identity", False) else scorer.update
+        self.breaches = rule.condition.breaches
+        self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+        self.recover = rule.recover
+        self.nonfinite_ok = rule.condition.judges_nonfinite
+        self.excused = excused and not self.nonfinite_ok
+        self.excused_count = 0
+        """Non-finite samples left to the rule that owns them."""
+        self.every = rule.every
+        self.need = hold.need
+        self.seconds = hold.seconds
+        self.recent: deque[bool] | None = deque(maxlen=hold.of) if hold.of > hold.need else None
+        self.warm_until = start_step + int(rule.warmup.amount) if rule.warmup.unit == "steps" else 0
+        self.warming = bool(rule.warmup.amount) or rule.min_samples > 1
+        self.state = State.NO_DATA
+        self.before = State.NO_DATA
+        """The state before the last change."""
+        self.n = 0
+        self.bucket = start_step // rule.every
+        self.streak = self.clear_streak = 0
+        self.since: float | None = None
+        self.clear_since: float | None = None
+        self.episodes = 0
+        self.last_step = start_step
+        self.first_time: float | None = None
+        self.value = 0.0
+        self.score: float | None = None
+        self.peak = -inf
+        """Closest approach: the score nearest to a breach, negated where lower is nearer."""
+        self.peak_step = 0
+
+    # -- the hot path -----------------------------------------------------------------
+
+    def feed(self, x: float, step: int, now: float) -> int:
+        """Judge one sample. Returns NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
+        if self.every != 1:
+            bucket = step // self.every
+            if bucket == self.bucket:
+                return NOTHING
+            self.bucket = bucket
+        if x - x == 0.0 or self.nonfinite_ok:
+            self.n += 1
+            self.last_step = step
+            self.value = x
+            score = x if self.update is None else self.update(x, step)
+            self.score = score
+            if score is None:
+                return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
+            breach = self.breaches(score)
+            if self.warming and not self._warm(step, now):
+                return NOTHING if self.state is _FIRING else self._change(_WARMING)
+            away = score if self.upward else -score
+            if away > self.peak:
+                self.peak = away
+                self.peak_step = step
+            if not breach and self.state is _OK:  # the usual case, kept short
+                if self.recent is not None:
+                    self.recent.append(False)
+                return NOTHING
+        else:  # NaN or infinity: a breach of every numeric rule, and never learned
+            if self.excused:
+                self.excused_count += 1
+                return NOTHING
+            self.n += 1
+            self.last_step = step
+            self.value = x
+            self.score = None
+            breach = True
+            if self.warming and not self._warm(step, now):
+                return NOTHING if self.state is _FIRING else self._change(_WARMING)
+        return self._breach(now) if breach else self._healthy(now)
+
+    def judge_score(self, score: float, step: int, now: float) -> int:
+        """Judge a score that the clock produced (``missing``, ``stale``)."""
+        self.score = self.value = score
+        if score > self.peak:
+            self.peak = score
+            self.peak_step = step
+        if self.breaches(score):
+            return self._breach(now)
+        return NOTHING if self.state is _OK else self._healthy(now)
+
+    def _warm(self, step: int, now: float) -> bool:
+        """Whether the warm-up is over; once it is, it is not asked again."""
+        warmup = self.rule.warmup
+        if warmup.unit == "samples":
+            warm = self.n > warmup.amount
+        elif warmup.unit == "seconds":
+            if self.first_time is None:
+                self.first_time = now
+            warm = now - self.first_time >= warmup.amount
+        else:
+            warm = step > self.warm_until
+        if warm and self.n >= self.rule.min_samples:
+            self.warming = False
+            return True
+        return False
+
+    def _change(self, state: State) -> int:
+        if state is self.state:
+            return NOTHING
+        self.before = self.state
+        self.state = state
+        return CHANGED
+
+    def _breach(self, now: float) -> int:
+        self.clear_streak = 0
+        self.clear_since = None
+        self.streak += 1
+        if self.recent is not None:
+            self.recent.append(True)
+        if self.state is _FIRING:
+            return AGAIN
+        if self.seconds:
+            if self.since is None:
+                self.since = now
+            enough = now - self.since >= self.seconds
+        elif self.recent is not None:
+            enough = sum(self.recent) >= self.need
+        else:
+            enough = self.streak >= self.need
+        if enough:
+            self._change(_FIRING)
+            self.episodes += 1
+            return FIRED
+        return self._change(_PENDING)
+
+    def _healthy(self, now: float) -> int:
+        self.streak = 0
+        self.since = None
+        if self.recent is not None:
+            self.recent.append(False)
+        if self.state is not _FIRING:
+            return self._change(_PENDING if self.recent is not None and any(self.recent) else _OK)
+        if self.recover is not None and (self.score is None or not self.recover(self.score)):
+            self.clear_streak = 0
+            self.clear_since = None
+            return NOTHING
+        self.clear_streak += 1
+        if self.seconds:
+            if self.clear_since is None:
+                self.clear_since = now
+            enough = now - self.clear_since >= self.seconds
+        else:
+            enough = self.clear_streak >= self.need
+        if not enough:
+            return NOTHING
+        self._change(_OK)
+        self.clear_streak = 0
+        self.clear_since = None
+        if self.recent is not None:
+            self.recent.clear()
+        return CLEARED
+
+    # -- resume -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        saved: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
+        saved["labels"] = [list(pair) for pair in self.labels]
+        saved["state"] = self.state.value
+        saved["value"] = encode_number(self.value)
+        saved["score"] = encode_number(self.score)
+        saved["recent"] = None if self.recent is None else list(self.recent)
+        saved["scorer"] = self.scorer.state()
+        saved["peak"] = encode_number(self.peak)
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        for name in _SAVED:
+            setattr(self, name, saved[name])
+        self.state = State(saved["state"])
+        self.value = decode_number(saved["value"])
+        self.score = None if saved["score"] is None else decode_number(saved["score"])
+        if self.recent is not None and saved["recent"] is not None:
+            self.recent.extend(saved["recent"])
+        self.scorer.restore(saved["scorer"])
+        self.peak = decode_number(saved["peak"])

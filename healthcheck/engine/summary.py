@@ -1,0 +1,62 @@
+"""How every rule ended: failed, warned, ok, or not judged with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.rulestate import RuleState
+from healthcheck.rulelang.rule import Rule
+from healthcheck.verdicts import Outcome, Severity, State, Verdict
+
+
+def verdicts(engine: Engine, why_no_data: Callable[[Rule], str]) -> list[Verdict]:
+    """One verdict per rule, in file order.
+
+    :param why_no_data: the reason why a rule's metric gave no sample ("no GPU", ...).
+    """
+    return [_verdict(state, why_no_data) for state in engine.states]
+
+
+def _verdict(state: RuleState, why_no_data: Callable[[Rule], str]) -> Verdict:
+    rule = state.rule
+    closest = state.closest
+    verdict = Verdict(
+        rule=rule.id,
+        outcome=Outcome.OK,
+        severity=rule.severity,
+        origin=str(rule.origin),
+        episodes=len(state.episodes),
+        samples=state.samples,
+        required=rule.required,
+        closest=closest[0] if closest else None,
+        closest_step=closest[1] if closest else None,
+        threshold=rule.condition.breaches.text,
+    )
+    counted = [alert for alert in state.episodes if alert.counts]
+    if counted:
+        worst = max(alert.severity for alert in counted)
+        verdict.outcome = Outcome.FAILED if worst is Severity.ERROR else Outcome.WARNED
+        return verdict
+    if state.episodes:
+        return verdict
+    if not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
+        verdict.outcome = Outcome.NOT_JUDGED
+        verdict.reason = _why_not(state, why_no_data)
+    return verdict
+
+
+def _why_not(state: RuleState, why_no_data: Callable[[Rule], str]) -> str:
+    rule = state.rule
+    if not state.samples:
+        if state.held:
+            guards = ", ".join(g.metric for g in rule.only_if)
+            return f"its guard ({guards}) never held"
+        return why_no_data(rule)
+    had = max((s.n for s in state.series.values() if s is not None), default=0)
+    need = max(rule.min_samples, getattr(rule.condition, "min_samples", 0))
+    if rule.warmup.amount and rule.warmup.unit == "samples":
+        need = max(need, int(rule.warmup.amount) + 1)
+    if had <= need:
+        return f"needs {need} samples (had {had})"
+    return f"still warming up ({rule.warmup})"

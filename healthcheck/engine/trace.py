@@ -1,0 +1,239 @@
+"""How one rule came to its verdict, step by step: value, score, normal and state.
+
+The shared part of ``healthcheck why`` and of the failure text of rule tests. It runs the real
+engine over the samples once more and looks at one rule between the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.series import SeriesState
+from healthcheck.rulelang.ownership import owners
+from healthcheck.rulelang.rule import RuleSet
+from healthcheck.samples import Labels, Sample
+from healthcheck.verdicts import State
+
+
+class Batch(NamedTuple):
+    """One evaluation: the samples of a step, or a look of the watchdog. Tuples of three do as well."""
+
+    step: int
+    samples: Sequence[Sample]
+    now: float
+    """Seconds of active training."""
+    silent: float | None = None
+    """Seconds without any sample: set when the watchdog looks; ``samples`` is then empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One series of one rule after one evaluation."""
+
+    step: int
+    series: str
+    value: float | None
+    """None: no sample came, and the state stays as it was."""
+    score: float | None
+    normal: float | None
+    state: State
+    progress: str = ""
+    """On the way into or out of an episode: ``1 of 3``, ``12 s of 30 s``, ``clearing 1 of 3``."""
+    silent: bool = False
+    """Judged by the clock (``stale``, ``missing``): ``score`` counts seconds or steps."""
+    note: str = ""
+    """Why this sample was not judged: ``warm-up until step 100``, ``guard amp.skipped``."""
+
+    @property
+    def words(self) -> str:
+        """``pending (1 of 3)``; the note where there is one."""
+        extra = ", ".join(filter(None, (self.progress, self.note)))
+        return f"{self.state} ({extra})" if extra else str(self.state)
+
+
+def judgements(
+    rules: RuleSet,
+    rule_id: str,
+    batches: Iterable[Batch | tuple[int, Sequence[Sample], float]],
+    *,
+    first: int = 0,
+    last: int | None = None,
+    start_step: int = 0,
+    rank: int = 0,
+    recorded: bool = False,
+) -> Iterator[TraceRow]:
+    """Every row of one rule, all its series, in the order in which the engine judged.
+
+    :param rules: the rule set of the run. Derived metrics keep state in it: hand in a fresh one.
+    :param batches: all samples from the start, since detectors learn from them.
+    :param first: rows before this step are not made; ``last``: batches after it are not read.
+    :param start_step: the step after which the run began (a resume), as for :class:`Engine`.
+
+    Raises ``KeyError`` if the rule is not in ``rules``.
+    """
+    if not any(rule.id == rule_id for rule in rules.rules):
+        raise KeyError(rule_id)
+    engine = Engine(_needed(rules, rule_id), rank=rank, recorded=recorded, start_step=start_step)
+    state = engine.by_id.get(rule_id)
+    if state is None:
+        return  # a rule of rank zero, seen from another rank
+    owner = owners(rules.rules).get(rule_id, "")
+    for given in batches:
+        batch = Batch(*given)
+        if last is not None and batch.step > last:
+            break
+        wanted = batch.step >= first
+        counts = {labels: one.n for labels, one in state.series.items() if one is not None} if wanted else {}
+        held = state.held
+        if batch.silent is not None:
+            engine.tick(batch.silent, batch.now)
+        else:
+            engine.evaluate(batch.step, batch.samples, batch.now)
+        if wanted:
+            yield from _look(state, batch, counts, _guards(state) if state.held > held else "", owner)
+
+
+def trace(
+    rules: RuleSet,
+    rule_id: str,
+    batches: Iterable[Batch | tuple[int, Sequence[Sample], float]],
+    around: int,
+    before: int = 2,
+    after: int = 2,
+    *,
+    rank: int = 0,
+    series: str = "",
+    recorded: bool = False,
+) -> list[TraceRow]:
+    """One series of one rule at the steps ``around - before`` to ``around + after``.
+
+    :param series: the series to show; without it the one that stood worst at ``around``.
+
+    Everything else as in :func:`judgements`.
+    """
+    seen: dict[str, list[TraceRow]] = {}
+    found = judgements(
+        rules, rule_id, batches, first=around - before, last=around + after, rank=rank, recorded=recorded
+    )
+    for row in found:
+        rows = seen.setdefault(row.series, [])
+        if row.silent:
+            _add_silence(rows, row)
+        else:
+            rows.append(row)
+    if series:
+        return seen.get(series, [])
+    rule = rules[rule_id]
+    return _worst(list(seen.values()), around, getattr(rule.condition.breaches, "direction", 1))
+
+
+def _needed(rules: RuleSet, rule_id: str) -> RuleSet:
+    """The rule, and those that own its non-finite samples: nothing else changes its states."""
+    keep = [r for r in rules.rules if r.id == rule_id or r.condition.judges_nonfinite]
+    return replace(rules, rules=keep)
+
+
+def _guards(state: RuleState) -> str:
+    return "held by only_if " + ", ".join(guard.metric for guard in state.rule.only_if)
+
+
+def _look(state: RuleState, batch: Batch, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
+    rule = state.rule
+    values = {
+        s.labels: s.value for s in batch.samples if s.metric == rule.selector.metric and rule.phase in ("any", s.phase)
+    }
+    for labels, series in state.series.items():
+        if series is None:
+            continue
+        row = TraceRow(batch.step, series.name, values.get(labels), None, None, series.state)
+        came = labels in values or series.n > counts.get(labels, 0)
+        if rule.condition.absence:
+            yield replace(row, score=series.score, progress=progress(series, batch.now), silent=True)
+        elif batch.silent is not None:
+            continue
+        elif not came:
+            yield replace(row, note=guarded or "no sample")
+        elif series.n == counts.get(labels, 0):
+            value = values[labels]
+            owned = owner and not math.isfinite(value)
+            yield replace(row, note=guarded or (f"{owner} has it" if owned else f"every {rule.every} steps"))
+        else:
+            nonfinite = not math.isfinite(series.value) and not series.nonfinite_ok
+            yield replace(
+                row,
+                value=series.value,
+                score=series.score,
+                normal=series.scorer.normal,
+                progress=progress(series, batch.now),
+                note=_unjudged(series, batch.step) or ("non-finite" if nonfinite else ""),
+            )
+
+
+def _add_silence(rows: list[TraceRow], row: TraceRow) -> None:
+    """The watchdog looks many times within one step: keep the changes, and the last look before each."""
+    last = rows[-1] if rows else None
+    if last is None or last.step != row.step or last.state is not row.state:
+        rows.append(row)
+    elif row.state is not State.FIRING:
+        rows[-1] = row
+
+
+def _unjudged(series: SeriesState, step: int) -> str:
+    """Why a sample that came could not make the rule fire."""
+    if series.state is not State.WARMING:
+        return ""
+    rule = series.rule
+    need = max(rule.min_samples, getattr(rule.condition, "min_samples", 0))
+    if series.score is None or series.n < rule.min_samples:
+        return f"needs {need} samples, has {series.n}"
+    if rule.warmup.unit == "steps":
+        return f"warm-up until step {series.warm_until}" if step <= series.warm_until else ""
+    return f"warm-up of {rule.warmup}"
+
+
+def progress(series: SeriesState, now: float) -> str:
+    """How far a series is on its way into or out of an episode; empty when it is not under way."""
+    hold = series.rule.hold
+    if series.state is State.PENDING:
+        if hold.seconds:
+            return f"{now - (series.since if series.since is not None else now):.3g} s of {hold.seconds:g} s"
+        if series.recent is not None:
+            return f"{sum(series.recent)} of {hold.need} in {hold.of}"
+        return f"{series.streak} of {hold.need}"
+    if series.state is State.FIRING:
+        if hold.seconds:
+            return (
+                f"clearing {now - series.clear_since:.3g} s of {hold.seconds:g} s"
+                if series.clear_since is not None
+                else ""
+            )
+        return f"clearing {series.clear_streak} of {hold.need}" if series.clear_streak else ""
+    return ""
+
+
+def _worst(listed: list[list[TraceRow]], around: int, direction: int) -> list[TraceRow]:
+    """The rows of the series that stood worst at a step, or anywhere if it has no row there."""
+
+    def badness(rows: list[TraceRow]) -> tuple[bool, float, bool]:
+        here = [row for row in rows if row.step == around] or rows
+        fires = any(row.state is State.FIRING for row in here)
+        return (
+            fires,
+            max((_bad(row, direction) for row in here), default=-math.inf),
+            any(r.value is not None for r in rows),
+        )
+
+    return max(listed, key=badness, default=[])
+
+
+def _bad(row: TraceRow, direction: int) -> float:
+    if row.value is not None and not math.isfinite(row.value):
+        return math.inf
+    if row.score is None:
+        return -math.inf
+    return row.score * direction if direction else abs(row.score)

@@ -1,0 +1,132 @@
+"""The training loop as events. The first file to read if you want to know what can be observed.
+
+::
+
+    train_start
+      epoch_start
+        step_start                 one step = one attempted update
+          batch_ready              per micro-batch
+          loss                     per micro-batch, after forward; value still on the device
+          backward_end             once, after the last micro-batch, before clipping
+          before_update            gradients as the optimizer will use them; last moment to skip
+          after_update
+        step_end
+        eval_start  eval_step  eval_end        (named evaluation sets; several per evaluation)
+        test_start  test_step  test_end
+        checkpoint_saved
+      epoch_end
+    exception
+    train_end
+
+An adapter (``healthcheck/trainers``) builds an :class:`Event` only when somebody listens to that
+kind. Facts that a framework cannot show are ``None``; the adapter says so in its
+:class:`~healthcheck.protocols.Capabilities`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from healthcheck.protocols import ModelView
+
+
+class EventKind(str, Enum):
+    """The kinds of event, in the order in which a run meets them (see the module's picture)."""
+
+    TRAIN_START = "train_start"
+    EPOCH_START = "epoch_start"
+    STEP_START = "step_start"
+    BATCH_READY = "batch_ready"
+    LOSS = "loss"
+    BACKWARD_END = "backward_end"
+    BEFORE_UPDATE = "before_update"
+    AFTER_UPDATE = "after_update"
+    STEP_END = "step_end"
+    EVAL_START = "eval_start"
+    EVAL_STEP = "eval_step"
+    EVAL_END = "eval_end"
+    TEST_START = "test_start"
+    TEST_STEP = "test_step"
+    TEST_END = "test_end"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    EPOCH_END = "epoch_end"
+    EXCEPTION = "exception"
+    TRAIN_END = "train_end"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+HOT_EVENTS = frozenset(
+    {
+        EventKind.STEP_START,
+        EventKind.BATCH_READY,
+        EventKind.LOSS,
+        EventKind.BACKWARD_END,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+        EventKind.EVAL_STEP,
+        EventKind.TEST_STEP,
+    }
+)
+"""Events that come at least once a step. Listeners there must not wait for the device."""
+
+
+@dataclass(slots=True)
+class Event:
+    """One point of the training loop, with what is known there.
+
+    ``step`` is the attempted update that this event belongs to, counted from 1: during the first
+    step every event carries ``step=1``. An optimizer step that a ``GradScaler`` skipped counts.
+    """
+
+    kind: EventKind
+    step: int
+    phase: str = "train"
+    """``train``, ``eval`` or ``test``."""
+    epoch: float | None = None
+    user_state: dict[str, Any] = field(default_factory=dict)
+    """One dict for the whole run, shared by all plugins. Yours to use; prefix your keys."""
+
+    model: ModelView | None = None
+    """Named parameters and modules of what is being trained."""
+    optimizer: Any = None
+    """The torch optimizer of this update (``before_update``, ``after_update``, ``step_end``)."""
+    optimizer_index: int = 0
+    """0 for the optimizer seen first; others count up in the order of their first step."""
+    loss: Any = None
+    """Scalar tensor or float, unscaled. Detached; still on its device. In a ``loss`` event the
+    loss of one micro-batch; in a ``step_end`` event the loss of the whole step where the
+    framework reports one."""
+    losses: Mapping[str, Any] | None = None
+    """Named parts of the loss, where the framework tells them apart."""
+    loss_weight: float | None = None
+    """How micro-batch losses combine: 1.0 = add them up, None = average them."""
+    grad_norm: Any = None
+    """Global L2 norm before clipping, where the loop computed it already (clipping)."""
+    max_norm: float | None = None
+    """Clipping threshold that the loop used in this step."""
+    lr: float | None = None
+    """Learning rate, where the framework reports one instead of showing its optimizer."""
+    batch: Any = None
+    n_samples: int | None = None
+    n_tokens: int | None = None
+    max_steps: int | None = None
+    skipped: bool | None = None
+    """True if a ``GradScaler`` (or the engine) did not apply this update."""
+    loss_scale: Any = None
+    """Loss scale of a ``GradScaler`` (float or device tensor)."""
+    data_wait: float | None = None
+    """Seconds that this step waited for its batches, where it can be measured."""
+    metrics: Mapping[str, Any] | None = None
+    """Evaluation results (``eval_end``), or metrics that the script logged itself."""
+    dataset: str = ""
+    """Name of the evaluation set."""
+    path: str | None = None
+    """Where a checkpoint was written."""
+    exception: BaseException | None = None

@@ -1,0 +1,277 @@
+"""How a run ended: exit code, its reason in words, and the content of ``report.json``.
+
+The report is a contract, described in docs/reference/report.md; every other output derives from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.engine.summary import verdicts
+from healthcheck.samples import encode_number
+from healthcheck.verdicts import ActionOutcome, Alert, Outcome, Severity, Verdict
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+REPORT_FORMAT = "healthcheck-report"
+REPORT_VERSION = 1
+
+OK, ALERTS, INTERRUPTED, INTERNAL, USAGE, NOTHING_JUDGED = range(6)
+
+NEEDS = {
+    "cuda": "no GPU",
+    "amp": "no GradScaler in use",
+    "clipping": "the loop does not clip",
+    "evaluation": "no evaluation seen",
+    "ranks": "single process, needs 2 or more ranks",
+    "linux": "not on Linux",
+    "optimizer": "no optimizer seen",
+    "compile": "nothing is compiled",
+    "tokens": "the number of tokens is not known",
+    "max_steps": "the length of the run is not known",
+}
+"""What a metric may need (``Metric.needs``) -> why there was no sample."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the watched code itself came to its end."""
+
+    script_exit_code: int | None = None
+    """The script's own ``sys.exit`` status; None in-process (``watch``)."""
+    exception: BaseException | None = None
+    interrupted: bool = False
+    signal: int | None = None
+
+
+def why_no_data(session: Session, rule: Any) -> str:
+    """Why a rule's metric gave no sample in this run."""
+    key = rule.selector.key
+    gaps = session.controls.capabilities.gaps if session.controls is not None else {}
+    for name in (key, rule.selector.metric):
+        if name in gaps:
+            return gaps[name]
+    for derived in session.rules.derived:
+        if derived.name == rule.selector.metric:
+            missing = [n for n in derived.inputs if n not in session.engine.last]
+            return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
+    metric = session.host.registry.metrics.get(key)
+    if metric is None:
+        return f"nothing logged {rule.selector.metric}"
+    probe = session.host.registry.metric_probe[key]
+    if session.dispatch.is_quarantined(probe.name):
+        return f"the probe {probe.name} was switched off after errors"
+    if session.controls is not None:
+        unseen = [k for k in probe.listens_to if k not in session.controls.capabilities.events]
+        if len(unseen) == len(probe.listens_to):
+            return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
+    if metric.needs:
+        return "; ".join(NEEDS.get(need, f"needs {need}") for need in metric.needs)
+    return f"no sample of {rule.selector} was seen"
+
+
+def build_report(session: Session, ending: Ending) -> dict[str, Any]:
+    """The content of ``report.json``: strict JSON values only."""
+    judged = verdicts(session.engine, session.reason_without_data)
+    code, reason, words = exit_code(session, ending, judged)
+    stop = session.stop_request
+    report: dict[str, Any] = {
+        "format": REPORT_FORMAT,
+        "version": REPORT_VERSION,
+        "verdict": _verdict(judged, stop is not None and bool(stop.rule)),
+        "exit_code": code,
+        "exit_reason": reason,
+        "exit_words": words,
+        "script_exit_code": ending.script_exit_code,
+        "target": session.info.target,
+        "steps": session.step,
+        "unit": session.unit,
+        "seconds": round(session.clock.monotonic() - session.active.started, 3),
+        "world_size": session.info.world_size,
+        "rank": session.info.rank,
+        "mode": "observe" if session.observing else "act",
+        "resumed_from": session.info.resumed_from,
+        "rules_source": session.rules.source,
+        "profile": session.rules.profile or None,
+        "rules": {v.rule: verdict_json(v) for v in judged},
+        "off": session.rules.off,
+        "alerts": [alert_json(alert) for alert in session.alerts],
+        "mutes": [
+            {"rule": m.rule, "first": m.first, "last": m.last, "reason": m.reason, "hits": session.engine.mute_hits.get(i, 0)}
+            for i, m in enumerate(session.engine.mutes)
+        ],
+        "action_errors": session.actor.errors,
+        "plugin_errors": [error.to_json() for error in session.dispatch.errors]
+        + [{"plugin": f.name, "hook": "load", "error": f.reason, "count": 1} for f in session.host.failures],
+        "internal_errors": session.internal_errors,
+        "overhead": _overhead(session),
+    }
+    if session.controls is not None:
+        capabilities = session.controls.capabilities
+        report["trainer"] = capabilities.trainer
+        report["capabilities"] = {
+            "events": sorted(kind.value for kind in capabilities.events),
+            "controls": sorted(capabilities.controls),
+            "gaps": dict(capabilities.gaps),
+        }
+    if stop is not None:
+        report["stop"] = {
+            "rule": stop.rule or None,
+            "step": stop.step,
+            "reason": stop.reason,
+            "mode": stop.mode,
+            "also": stop.also or [],
+        }
+    if ending.exception is not None:
+        report["exception"] = f"{type(ending.exception).__name__}: {ending.exception}"
+    return {key: value for key, value in report.items() if value is not None}
+
+
+def exit_code(session: Session, ending: Ending, judged: list[Verdict]) -> tuple[int, str, str]:
+    """``(code, reason, words)`` by the documented precedence.
+
+    A script's own failure first, then our fault, an executed stop, alerts at or above
+    ``fail_on``, required rules without data, nothing judged, 0.
+    """
+    stop = session.stop_request
+    ruled = stop is not None and bool(stop.rule)
+    if ending.signal is not None:
+        return 128 + ending.signal, "interrupted", f"ended by signal {ending.signal}"
+    if ending.interrupted:
+        return INTERRUPTED, "interrupted", "interrupted from the keyboard"
+    if ending.exception is not None:
+        return 1, "script_error", f"the script raised {type(ending.exception).__name__}"
+    if ending.script_exit_code and not ruled:
+        return ending.script_exit_code, "script_error", f"the script itself exited with {ending.script_exit_code}"
+    if session.internal_errors:
+        return INTERNAL, "monitor_error", "healthcheck itself failed; please report it"
+    if stop is not None and ruled:
+        return stop.exit_code or ALERTS, "stop", f"stopped at step {stop.step:,} by {stop.rule}"
+    if session.observing and not _asked_for(session, "fail_on"):
+        return OK, "ok", "observe mode: alerts do not count"
+    failing = _failing(session)
+    if failing:
+        return ALERTS, "alert", f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(session)}"
+    without = [v.rule for v in judged if v.required and v.outcome is Outcome.NOT_JUDGED]
+    if without:
+        return ALERTS, "alert", f"required but not judged: {', '.join(without)}"
+    if all(v.outcome is Outcome.NOT_JUDGED for v in judged):
+        why = "no rules" if not judged else "no training step was seen" if not session.step else "no rule had data"
+        return NOTHING_JUDGED, "nothing_judged", f"nothing was judged: {why}"
+    return OK, "ok", "ok"
+
+
+def _asked_for(session: Session, setting: str) -> bool:
+    """Whether the command line gave a setting."""
+    origin = session.rules.setting_origins.get(setting)
+    return origin is not None and origin.path.startswith("--")
+
+
+def _fail_on(session: Session) -> str:
+    return str(session.settings.get("fail_on", "error"))
+
+
+def _failing(session: Session) -> list[Alert]:
+    level = _fail_on(session)
+    if level == "never":
+        return []
+    return [a for a in session.alerts if a.counts and not a.explained_by and a.severity >= Severity.parse(level)] or [
+        a for a in session.alerts if a.counts and a.severity >= Severity.parse(level)
+    ]
+
+
+def _verdict(judged: list[Verdict], stopped: bool) -> str:
+    outcomes = {v.outcome for v in judged}
+    if stopped or Outcome.FAILED in outcomes:
+        return Outcome.FAILED.value
+    if Outcome.WARNED in outcomes:
+        return Outcome.WARNED.value
+    return Outcome.OK.value if Outcome.OK in outcomes else Outcome.NOT_JUDGED.value
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "verdict": verdict.outcome.value,
+        "severity": str(verdict.severity),
+        "origin": verdict.origin,
+        "episodes": verdict.episodes,
+        "samples": verdict.samples,
+        "threshold": verdict.threshold,
+    }
+    if verdict.reason:
+        entry["reason"] = verdict.reason
+    if verdict.required:
+        entry["required"] = True
+    if verdict.closest is not None:
+        entry["closest"] = {"score": encode_number(verdict.closest), "step": verdict.closest_step}
+    return entry
+
+
+def alert_json(alert: Alert) -> dict[str, Any]:
+    """One alert in the form of the report contract; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "rule": alert.rule,
+        "number": alert.number,
+        "severity": str(alert.severity),
+        "phase": alert.phase,
+        "series": [
+            {"name": f.name, "value": encode_number(f.value), "score": encode_number(f.score), "normal": encode_number(f.normal)}
+            for f in alert.series
+        ],
+        "count": alert.count,
+        "rank": alert.rank,
+        "episode": alert.episode,
+        "fired_step": alert.fired_step,
+        "fired_sample": alert.fired_sample,
+        "detected_step": alert.detected_step,
+        "acted_step": alert.acted_step,
+        "cleared_step": alert.cleared_step,
+        "value": encode_number(alert.value),
+        "score": encode_number(alert.score),
+        "normal": encode_number(alert.normal),
+        "threshold": alert.threshold,
+        "message": alert.message,
+        "hint": alert.hint or None,
+        "docs": alert.docs or None,
+        "tags": list(alert.tags),
+        "explained_by": alert.explained_by or None,
+        "muted": alert.muted or None,
+        "accepted": alert.accepted or None,
+        "time": round(alert.time, 3),
+        "facts": {key: _plain(value) for key, value in alert.facts.items()},
+        "actions": [_action_json(outcome) for outcome in alert.actions],
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _action_json(outcome: ActionOutcome) -> dict[str, Any]:
+    entry = {"action": outcome.action, "done": outcome.done, "text": outcome.text, "step": outcome.step}
+    if outcome.held:
+        entry["held"] = True
+    return {**entry, **{key: _plain(value) for key, value in outcome.data.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return encode_number(value)
+    if isinstance(value, (str, int, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return str(value)
+
+
+def _overhead(session: Session) -> dict[str, Any]:
+    """Host time that watching took, per event kind and probe, in seconds."""
+    seconds = session.clock.monotonic() - session.active.started
+    total = sum(session.event_cost.values()) / 1e9
+    return {
+        "host_seconds": round(total, 4),
+        "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
+        "events": {kind.value: round(ns / 1e9, 4) for kind, ns in session.event_cost.items()},
+        "probes": {name: round(cost.ns / 1e9, 4) for name, cost in session.probing.cost.items()},
+    }

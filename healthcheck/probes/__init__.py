@@ -1,0 +1,67 @@
+"""The torch edge: probes turn events into samples.
+
+Built-in probes are registered through the public hook, from one explicit tuple. Importing this
+package does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from healthcheck.hookspecs import hookimpl
+from healthcheck.probes.batches import BatchProbe
+from healthcheck.probes.clipping import ClippingProbe
+from healthcheck.probes.compilation import CompilationProbe
+from healthcheck.probes.dead_units import DeadUnitProbe
+from healthcheck.probes.forecast import MemoryForecastProbe
+from healthcheck.probes.gradients import GradientProbe
+from healthcheck.probes.learning_rate import LearningRateProbe
+from healthcheck.probes.leftover import LeftoverProbe
+from healthcheck.probes.loss import LossProbe
+from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
+from healthcheck.probes.modes import ModeProbe
+from healthcheck.probes.movement import MovementProbe
+from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
+from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
+from healthcheck.probes.scaling import LossScaleProbe
+from healthcheck.probes.schedule import ScheduleProbe
+from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
+from healthcheck.probes.weights import TiedWeightProbe, WeightProbe
+from healthcheck.probes.wiring import WiringProbe
+from healthcheck.protocols import Probe
+
+PROBES: tuple[type[Probe], ...] = (
+    LossProbe,
+    GradientProbe,
+    LearningRateProbe,
+    ClippingProbe,
+    LossScaleProbe,
+    MemoryProbe,
+    HostMemoryProbe,
+    LiveTensorProbe,
+    MemoryForecastProbe,
+    StepTimeProbe,
+    StepPartsProbe,
+    HeartbeatProbe,
+    StepCountProbe,
+    WiringProbe,
+    MovementProbe,
+    LeftoverProbe,
+    ModeProbe,
+    WeightProbe,
+    TiedWeightProbe,
+    ScheduleProbe,
+    BatchProbe,
+    DeadUnitProbe,
+    CompilationProbe,
+    EvaluationProbe,
+    ScriptMetricsProbe,
+)
+"""All built-in probe classes, in the order in which they are asked."""
+
+
+@hookimpl
+def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
+    """Fresh instances for every session: probes hold the state of one run."""
+    for probe in PROBES:
+        register(probe())

@@ -1,0 +1,147 @@
+"""What the batches hold: targets, bad values, repetitions. Where the trainer shows its batches."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.names import first_few
+from healthcheck.probes.values import is_tensor, on_host, scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+IGNORE = -100
+"""The value that cross entropy leaves out by default; seen once, it is this run's convention."""
+REMEMBERED = 64
+"""Batches that a new one is compared with."""
+HASHED_ELEMENTS = 65_536
+"""Elements of one tensor that enter its hash, evenly spread."""
+_LABELS = ("labels", "label", "targets", "target", "y")
+
+
+class BatchProbe:
+    """Looks at each micro-batch; a step has the worst of its micro-batches.
+
+    Tensors on the host are read; tensors on a device only take part in device arithmetic, and are
+    not hashed.
+    """
+
+    name = "batches"
+    listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "batch.targets",
+            f"Labels that count in the step's poorest micro-batch, where {IGNORE} marks those that do not.",
+            cost=Cost.DEVICE,
+            needs=("batches",),
+        ),
+        Metric(
+            "batch.nonfinite", "NaN and infinite values in the step's batches.", cost=Cost.DEVICE, needs=("batches",)
+        ),
+        Metric(
+            "batch.hash_repeat",
+            f"How many of the last {REMEMBERED} batches were equal to this one.",
+            cost=Cost.HOST,
+            needs=("batches",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._convention: set[str] = set()
+        self._hashes: deque[int] = deque(maxlen=REMEMBERED)
+        self._targets: Any = None
+        self._bad: Any = None
+        self._where: list[str] = []
+        self._repeats: int | None = None
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.BATCH_READY:
+            if event.phase == "train" and event.batch is not None:
+                self._take(event, demand)
+            return ()
+        samples = []
+        where = list(dict.fromkeys(self._where))
+        for name, value in (("targets", self._targets), ("nonfinite", self._bad), ("hash_repeat", self._repeats)):
+            if value is not None:
+                detail = (lambda: {"where": first_few(where)}) if name == "nonfinite" and where else None
+                samples.append(Sample(f"batch.{name}", event.step, scalar(value), detail=detail))
+        self._targets = self._bad = self._repeats = None
+        self._where = []
+        return samples
+
+    def _take(self, event: Event, demand: Demand) -> None:
+        tensors = list(named_tensors(event.batch))
+        if demand.wants("batch.targets"):
+            for name, tensor in tensors:
+                self._count_targets(name, tensor, last=tensor is tensors[-1][1])
+        if demand.due("batch.nonfinite", event.step):
+            for name, tensor in tensors:
+                if tensor.is_floating_point() and tensor.layout.__str__() == "torch.strided":
+                    count = (~tensor.detach().isfinite()).sum()
+                    if on_host(count) and int(count):
+                        self._where.append(f"{name}, {int(count):,} of {tensor.numel():,} values")
+                    self._bad = count if self._bad is None else self._bad + count.to(self._bad.device)
+        if demand.wants("batch.hash_repeat"):
+            mark = content_hash(tensors)
+            if mark is not None:
+                repeats = self._hashes.count(mark)
+                self._repeats = repeats if self._repeats is None else max(self._repeats, repeats)
+                self._hashes.append(mark)
+
+    def _count_targets(self, name: str, tensor: Any, *, last: bool) -> None:
+        """Labels are known by their name, or are the last integer tensor of a tuple."""
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
+            return
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf not in _LABELS and not (leaf.isdigit() and last):
+            return
+        left_out = tensor.detach() == IGNORE
+        if name not in self._convention:
+            if not on_host(left_out) or not bool(left_out.any()):
+                return  # no sign of the convention (on a device, asking would be a wait)
+            self._convention.add(name)
+        count = (~left_out).sum()
+        if self._targets is None:
+            self._targets = count
+        else:
+            import torch
+
+            self._targets = torch.minimum(self._targets, count.to(self._targets.device))
+
+
+def named_tensors(batch: Any, name: str = "", depth: int = 4) -> Iterable[tuple[str, Any]]:
+    """Tensors in a batch of mappings, sequences and dataclasses, with the path to each."""
+    if is_tensor(batch):
+        yield name or "batch", batch
+        return
+    if depth == 0 or isinstance(batch, (str, bytes)):
+        return
+    if isinstance(batch, Mapping):
+        parts: Iterable[tuple[Any, Any]] = batch.items()
+    elif isinstance(batch, (list, tuple)):
+        parts = enumerate(batch)
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        parts = ((f.name, getattr(batch, f.name)) for f in fields(batch))
+    else:
+        return
+    for key, value in parts:
+        yield from named_tensors(value, f"{name}.{key}" if name else str(key), depth - 1)
+
+
+def content_hash(tensors: list[tuple[str, Any]]) -> int | None:
+    """A hash of shapes, types and (evenly sampled) contents; None if any lies on a device."""
+    import torch
+
+    mark = 0
+    for name, tensor in tensors:
+        if not on_host(tensor) or tensor.layout is not torch.strided:
+            return None
+        flat = tensor.detach().reshape(-1)
+        flat = flat[:: max(1, flat.numel() // HASHED_ELEMENTS)].contiguous()
+        mark = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), mark)
+        mark = zlib.crc32(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"", mark)
+    return mark if tensors else None

@@ -1,0 +1,47 @@
+"""Gradient clipping: how often, and how hard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.values import on_host, optimizer_labels, scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+
+class ClippingProbe:
+    """Compares the loop's own norm with its threshold. A loop that does not clip gives nothing."""
+
+    name = "clipping"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
+        Metric(
+            "clip.ratio",
+            "Factor that clipping applied: 1 is untouched, 0.1 is shrunk tenfold.",
+            cost=Cost.DEVICE,
+            needs=("clipping",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._given: dict[int, int] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.max_norm is None or event.skipped or self._given.get(event.optimizer_index) == event.step:
+            return ()
+        norm = scalar(event.grad_norm)
+        if norm is None:
+            return ()
+        self._given[event.optimizer_index] = event.step
+        labels = optimizer_labels(event.optimizer_index)
+        raw = event.max_norm / (norm + 1e-6)
+        if on_host(norm):
+            applied, ratio = float(norm > event.max_norm), min(1.0, raw)
+        else:
+            applied, ratio = (norm > event.max_norm).float(), raw.clamp(max=1.0)
+        return (
+            Sample("clip.applied", event.step, applied, labels),
+            Sample("clip.ratio", event.step, ratio, labels),
+        )

@@ -1,0 +1,34 @@
+"""Recompilations and graph breaks, counted by torch.compile itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+
+class CompilationProbe:
+    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo."""
+
+    name = "compilation"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
+        Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        frames = sys.modules.get("torch._dynamo.convert_frame")
+        counts = getattr(frames, "FRAME_COMPILE_COUNTER", None)
+        if not counts:
+            return ()
+        samples = [Sample("compile.recompiles", event.step, float(sum(n - 1 for n in list(counts.values()))))]
+        utilities = sys.modules.get("torch._dynamo.utils")
+        counters = getattr(utilities, "counters", None)
+        if counters is not None:
+            breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
+            samples.append(Sample("compile.graph_breaks", event.step, float(breaks)))
+        return samples

@@ -1,0 +1,63 @@
+"""Learning rates, as the optimizer uses them in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, with_label
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+
+class LearningRateProbe:
+    """Reads ``param_groups`` before the update: after it, a scheduler may have moved on."""
+
+    name = "learning-rate"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric("lr", "Learning rate; the largest of all parameter groups."),
+        Metric("lr", "Learning rate of one parameter group.", labels=("group",)),
+    )
+
+    def __init__(self) -> None:
+        self._given: dict[int, int] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        index = event.optimizer_index
+        if self._given.get(index) == event.step:
+            return ()
+        rates = group_rates(event.optimizer)
+        largest = scalar(event.lr) if not rates else largest_rate(rates)
+        if largest is None:
+            return ()
+        self._given[index] = event.step
+        labels = optimizer_labels(index)
+        samples = [Sample("lr", event.step, largest, labels)]
+        if demand.wants("lr[]"):
+            samples += [
+                Sample("lr", event.step, rate, with_label(labels, "group", name)) for name, rate in rates.items()
+            ]
+        return samples
+
+
+def group_rates(optimizer: Any) -> dict[str, Any]:
+    """Learning rate by group: its name where it has one, else its number. Device rates stay there."""
+    rates: dict[str, Any] = {}
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        rate = scalar(group.get("lr"))
+        if rate is not None:
+            name = group.get("name")
+            rates[name if isinstance(name, str) and name not in rates else str(number)] = rate
+    return rates
+
+
+def largest_rate(rates: dict[str, Any]) -> Any:
+    values = list(rates.values())
+    if all(on_host(v) for v in values):
+        return max(values)
+    import torch
+
+    device = next(v.device for v in values if not on_host(v))
+    return torch.stack([torch.as_tensor(v, dtype=torch.float32, device=device) for v in values]).max()

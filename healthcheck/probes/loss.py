@@ -1,0 +1,126 @@
+"""The training loss: of the step, best so far, and against pure guessing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.blame import loss_facts
+from healthcheck.probes.seen import SeenModules
+from healthcheck.probes.values import is_tensor, on_host, optimizer_labels, scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Labels, Metric, Sample
+
+
+class LossProbe:
+    """Combines the losses of a step's micro-batches and follows the best of them.
+
+    Micro-batches are added where the trainer divides them itself (``event.loss_weight`` 1.0) and
+    averaged otherwise; one non-finite micro-batch makes the step's loss non-finite. The value is
+    given out before the update, so that a rule can still keep the update from happening.
+    """
+
+    name = "loss"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.LOSS,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("loss", "Training loss of the step, over its micro-batches.", cost=Cost.DEVICE),
+        Metric("loss.best", "Lowest finite loss so far.", cost=Cost.DEVICE),
+        Metric(
+            "loss.chance",
+            "Loss divided by ln(classes) of the last linear layer: 1 is what guessing costs a classifier.",
+            cost=Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[Any, float, bool]] = {}
+        self._given: dict[int, int] = {}
+        self._best: dict[int, Any] = {}
+        self._modules = SeenModules()
+        self._chance: float | None = None
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        index = event.optimizer_index
+        if event.kind is EventKind.LOSS:
+            self._take(event)
+            return ()
+        # Losses are seen before anybody knows which optimizer will use them: they belong to the
+        # optimizer that steps next.
+        total = self._open.pop(index, None) or self._open.pop(0, None)
+        if total is not None:
+            summed, count, averaged = total
+            value = summed / count if averaged else summed
+        elif event.kind is EventKind.STEP_END and self._given.get(index) != event.step and event.loss is not None:
+            value = scalar(event.loss)
+            if value is None:
+                return ()
+        else:
+            return ()
+        self._given[index] = event.step
+        return list(self._samples(value, optimizer_labels(index), event, demand))
+
+    def _take(self, event: Event) -> None:
+        value = scalar(event.loss)
+        if value is None:
+            return
+        known = self._open.get(event.optimizer_index)
+        averaged = event.loss_weight is None
+        weight = 1.0 if event.loss_weight is None else event.loss_weight
+        value = value * weight
+        if known is None:
+            self._open[event.optimizer_index] = (value, 1, averaged)
+        else:
+            self._open[event.optimizer_index] = (known[0] + value, known[1] + 1, averaged)
+
+    def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> Iterable[Sample]:
+        model, state, step = event.model, event.user_state, event.step
+        detail = None if model is None else (lambda: loss_facts(model.named_parameters(), state, step))
+        yield Sample("loss", step, value, labels, detail=detail)
+        if demand.wants("loss.best"):
+            best = self._better(event.optimizer_index, value)
+            if best is not None:
+                yield Sample("loss.best", step, best, labels)
+        if demand.wants("loss.chance"):
+            chance = self._chance_level(event)
+            if chance is not None:
+                yield Sample("loss.chance", step, value / chance, labels)
+
+    def _better(self, index: int, value: Any) -> Any:
+        best = self._best.get(index)
+        if on_host(value):
+            if math.isfinite(value) and (best is None or value < best):
+                best = self._best[index] = value
+            return best
+        import torch
+
+        ceiling = torch.full_like(value, torch.finfo(value.dtype).max)
+        best = ceiling if best is None or not is_tensor(best) else best.to(value.device)
+        self._best[index] = torch.where(torch.isfinite(value), torch.minimum(value, best), best)
+        return self._best[index]
+
+    def _chance_level(self, event: Event) -> float | None:
+        """ln of the number of classes, from the last linear layer; looked up once per model."""
+        if event.model is None:
+            return None
+        modules = event.model.named_modules()
+        if self._modules.changed(modules):
+            last = None
+            for _, module in modules:
+                width = getattr(module, "out_features", None)
+                if isinstance(width, int):
+                    last = width
+            self._chance = math.log(last) if last is not None and last > 1 else None
+        return self._chance
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": {str(k): scalar(v) for k, v in self._best.items() if on_host(v)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best = {int(k): v for k, v in state.get("best", {}).items()}

@@ -1,0 +1,78 @@
+"""Signs of life and of updates: heartbeat, micro-batches, updates that never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+
+class HeartbeatProbe:
+    """Says 1 whenever the run shows that it lives: training, evaluation, saving.
+
+    One event of each phase of a step is enough; the rest would only repeat it.
+    """
+
+    name = "heartbeat"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.TRAIN_START,
+        EventKind.EPOCH_START,
+        EventKind.LOSS,
+        EventKind.STEP_END,
+        EventKind.EVAL_START,
+        EventKind.EVAL_STEP,
+        EventKind.EVAL_END,
+        EventKind.TEST_START,
+        EventKind.TEST_STEP,
+        EventKind.TEST_END,
+        EventKind.CHECKPOINT_SAVED,
+        EventKind.EPOCH_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("heartbeat", "1 at every sign of life: a step, an evaluation batch, a checkpoint."),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        return (Sample("heartbeat", event.step, 1.0, phase=event.phase),)
+
+
+class StepCountProbe:
+    """Counts backward passes against attempted updates.
+
+    A step that a ``GradScaler`` skips was attempted. A step end without optimizer (a trainer that
+    counts backward passes, because nothing ever steps) was not.
+    """
+
+    name = "step-count"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.LOSS,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("micro_batches", "Backward passes in the step."),
+        Metric("updates.missing", "Backward passes since the last attempted update."),
+    )
+
+    def __init__(self) -> None:
+        self._since_step = 0
+        self._since_update = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.LOSS:
+            self._since_step += 1
+            self._since_update += 1
+            return ()
+        if event.kind is not EventKind.STEP_END:
+            self._since_update = 0
+            return ()
+        if event.optimizer is not None or event.skipped is not None:
+            self._since_update = 0
+        count, self._since_step = self._since_step, 0
+        samples = [Sample("updates.missing", event.step, float(self._since_update))]
+        if count:
+            samples.append(Sample("micro_batches", event.step, float(count)))
+        return samples

@@ -1,0 +1,65 @@
+"""Numbers that the script or its framework reports itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.values import scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import NO_LABELS, Labels, Metric, Sample
+
+_EVAL_PREFIXES = ("eval_", "eval/", "eval.", "val_", "val/", "val.", "valid_", "valid/", "validation_", "validation/")
+_TEST_PREFIXES = ("test_", "test/", "test.")
+
+
+class EvaluationProbe:
+    """Results of an evaluation as ``eval.<name>``, of a test as ``test.<name>``.
+
+    ``eval_loss``, ``val/loss`` and ``loss`` all become ``eval.loss``. A named evaluation set is
+    the label ``dataset``. What is no number is left out.
+    """
+
+    name = "evaluation"
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_END, EventKind.TEST_END)
+    provides: tuple[Metric, ...] = (
+        Metric("eval.loss", "Loss of an evaluation.", needs=("evaluation",)),
+        Metric("eval.accuracy", "Accuracy of an evaluation.", "fraction", needs=("evaluation",)),
+        Metric("test.loss", "Loss of a test.", needs=("evaluation",)),
+    )
+    provides_prefixes = ("eval.", "test.")
+    """Any other name with these prefixes comes from here too, where the trainer reports it."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not event.metrics:
+            return ()
+        phase = "eval" if event.kind is EventKind.EVAL_END else "test"
+        labels: Labels = (("dataset", event.dataset),) if event.dataset else NO_LABELS
+        samples = []
+        for name, given in event.metrics.items():
+            value = scalar(given)
+            if value is not None:
+                samples.append(Sample(f"{phase}.{_bare(name, phase)}", event.step, value, labels, phase))
+        return samples
+
+
+class ScriptMetricsProbe:
+    """Metrics that the script logs at the end of a step, under its own names."""
+
+    name = "script-metrics"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = ()
+    provides_prefixes = ("",)
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not event.metrics:
+            return ()
+        values = ((name, scalar(given)) for name, given in event.metrics.items())
+        return [Sample(name, event.step, value) for name, value in values if value is not None]
+
+
+def _bare(name: str, phase: str) -> str:
+    for prefix in _EVAL_PREFIXES if phase == "eval" else _TEST_PREFIXES:
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return name[len(prefix) :]
+    return name

@@ -1,0 +1,129 @@
+"""A few fixed elements of every tensor instead of a copy of the model.
+
+Enough to tell whether weights move, and by how much, at a memory cost of a few hundred bytes a
+tensor. Reading is one foreach copy per device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PER_TENSOR = 64
+"""Elements of one tensor. Over all sampled tensors that stays far under 64 MiB."""
+
+
+@dataclass(slots=True)
+class SampledRows:
+    """Sampled values of the tensors of one device and precision, one row each.
+
+    Rows of small tensors are filled up with zeros. ``indices`` are positions in the list that the
+    sampler was made for.
+    """
+
+    indices: list[int]
+    values: Any
+
+
+class ElementSampler:
+    """Reads the same elements of the same parameters, and of their gradients, time and again.
+
+    Values are widened to float32, which holds every bf16 and fp16 number exactly; float64 stays.
+    """
+
+    def __init__(self, params: Sequence[Any], per_tensor: int = PER_TENSOR) -> None:
+        self.params = list(params)
+        self.per_tensor = per_tensor
+        self.groups: list[list[int]] = []
+        by_kind: dict[tuple[Any, bool], list[int]] = {}
+        for index, parameter in enumerate(self.params):
+            local = local_part(parameter)
+            if local.numel() and (local.is_floating_point() or local.is_complex()) and local.device.type != "meta":
+                by_kind.setdefault((local.device, local.element_size() > 4), []).append(index)
+        self.groups = list(by_kind.values())
+        self._views: dict[int, tuple[int, Any]] = {}
+
+    def weights(self) -> list[SampledRows]:
+        """Present values of all parameters."""
+        return [SampledRows(group, self._gather(group, [self._weight(i) for i in group])) for group in self.groups]
+
+    def gradients(self) -> list[SampledRows]:
+        """Present gradients at the same elements; zero where there is none, or a sparse one."""
+        return [SampledRows(group, self._gather(group, [self._gradient(i) for i in group])) for group in self.groups]
+
+    def sizes(self, group: Sequence[int]) -> list[float]:
+        """How many elements each sampled one of a tensor stands for."""
+        counts = [local_part(self.params[i]).numel() for i in group]
+        return [count / min(count, self.per_tensor) for count in counts]
+
+    def _gather(self, group: list[int], views: list[Any]) -> Any:
+        import torch
+
+        local = local_part(self.params[group[0]])
+        wide = torch.float64 if local.element_size() > 4 else torch.float32
+        rows = torch.zeros(len(group), self.per_tensor, dtype=wide, device=local.device)
+        filled = [(rows[k, : v.numel()], v) for k, v in enumerate(views) if v is not None]
+        if filled:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
+        return rows
+
+    def _weight(self, index: int) -> Any:
+        local = local_part(self.params[index])
+        known = self._views.get(index)
+        if known is not None and known[0] == local.data_ptr():
+            return known[1]
+        view = strided_view(local, self.per_tensor)
+        self._views[index] = (local.data_ptr(), view)
+        return view
+
+    def _gradient(self, index: int) -> Any:
+        import torch
+
+        gradient = self.params[index].grad
+        if gradient is None:
+            return None
+        gradient, local = local_part(gradient), local_part(self.params[index])
+        if gradient.layout is not torch.strided:
+            return None
+        if gradient.stride() != local.stride() and gradient.shape == local.shape:
+            # The same elements of both are wanted, so the gradient has to lie as the weight does.
+            gradient = torch.empty_like(local).copy_(gradient)
+        return strided_view(gradient, self.per_tensor)
+
+
+def local_part(tensor: Any) -> Any:
+    """What this rank holds of a tensor, without its graph."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def strided_view(tensor: Any, count: int) -> Any:
+    """At most ``count`` evenly spread elements as a vector; a view wherever memory is dense.
+
+    The stride is odd, so that the elements do not all lie in the same column of a matrix.
+    """
+    import torch
+
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    total = int(tensor.numel())
+    count = min(count, total)
+    stride = max(1, total // count) if count else 1
+    if stride > 1 and stride % 2 == 0:
+        stride -= 1
+    if _dense(tensor):
+        return tensor.as_strided((count,), (stride,), tensor.storage_offset())
+    return tensor.reshape(-1)[::stride][:count]
+
+
+def _dense(tensor: Any) -> bool:
+    """Whether the elements fill one stretch of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,170 @@
+"""The learning rate against its own schedule, and optimizers that were silently replaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.learning_rate import group_rates, largest_rate
+from healthcheck.probes.sampling import ElementSampler, SampledRows
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+SETTLED = 20
+"""Updates after which an optimizer has a schedule of its own, and can be replaced."""
+LOOK_EVERY = 10
+"""Updates between two looks at the weights, for :meth:`ScheduleProbe._same_model`."""
+TENSORS = 8
+ALIKE = 0.5
+"""Relative distance under which weights are the same model's, some steps apart."""
+COURSES = 8
+"""Optimizers remembered; inner loops make them by the thousand."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one optimizer object did so far. Keeps neither it nor its parameters alive."""
+
+    optimizer: Callable[[], Any]
+    shapes: frozenset[Any]
+    first_weights: list[SampledRows]
+    last_weights: list[SampledRows]
+    updates: int = 0
+    last_step: int = 0
+    rate: float = 0.0
+    before: float = 0.0
+    peak: float = 0.0
+    had_state: bool = False
+    replaced: bool = False
+
+
+class ScheduleProbe:
+    """Compares each learning rate with what went before.
+
+    While the optimizer stays the same object, its scheduler may do as it likes: cycles, restarts
+    and steps are its schedule. Without a scheduler, a rate above the highest so far that no steady
+    warm-up explains is a jump. So is another rate of a new optimizer that takes over a model in
+    the middle of its training: tensors of the same shapes, weights close to those that the old
+    optimizer left, and not those it began with (which would be another fold or another seed). If
+    the old one had state (momentum) and the new one has none, it has been *replaced*.
+    """
+
+    name = "schedule"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric("lr.jump", "Learning rate divided by what its schedule so far predicts; 1 is as expected."),
+        Metric("optimizer.replaced", "1 when a new optimizer without state takes over a trained model, else 0."),
+    )
+
+    def __init__(self) -> None:
+        self._courses: list[_Course] = []
+        self._resumed: float | None = None
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        optimizer = event.optimizer
+        if optimizer is None:
+            return ()
+        course = next((c for c in self._courses if c.optimizer() is optimizer), None)
+        if event.kind is EventKind.AFTER_UPDATE:
+            if course is not None:
+                course.had_state = course.had_state or len(optimizer.state) > 0
+                if course.updates % LOOK_EVERY == 0:
+                    course.last_weights = _look(optimizer)
+            return ()
+        rates = group_rates(optimizer)
+        if not rates or not all(on_host(r) for r in rates.values()):
+            return ()
+        return self._samples(event, course, float(largest_rate(rates)))
+
+    def _samples(self, event: Event, course: _Course | None, rate: float) -> list[Sample]:
+        jump: Any = None
+        replaced: Any = 0.0
+        detail = None
+        if course is None:
+            course, jump, replaced, detail = self._begin(event, rate)
+        elif course.updates >= SETTLED:
+            jump = 1.0
+            ceiling = max(course.peak, course.rate, 2 * course.rate - course.before)
+            if rate > ceiling > 0 and not _has_scheduler(event.optimizer):
+                jump = rate / ceiling
+        labels = optimizer_labels(event.optimizer_index)
+        samples = [Sample("optimizer.replaced", event.step, replaced, labels, detail=detail)]
+        if jump is not None:
+            samples.append(Sample("lr.jump", event.step, jump, labels, detail=detail))
+        course.before, course.rate = (course.rate if course.updates else rate), rate
+        course.peak = max(course.peak, rate)
+        course.updates += 1
+        course.last_step = event.step
+        return samples
+
+    def _begin(self, event: Event, rate: float) -> tuple[_Course, Any, Any, Any]:
+        """The first update of an optimizer object: does it continue what another one began?"""
+        optimizer = event.optimizer
+        weights = _look(optimizer)
+        new = _Course(weak(optimizer), _shapes(optimizer), weights, weights)
+        old = self._predecessor(new, event.step)
+        self._courses = [*self._courses[1 - COURSES :], new]
+        if old is None:
+            jump = None
+            if self._resumed is not None and event.optimizer_index == 0:
+                jump = rate / self._resumed if self._resumed > 0 else None
+                self._resumed = None
+            return new, jump, 0.0, None
+        import torch
+
+        same = self._same_model(old, new)
+        old.replaced = True
+        expected = max(old.rate, 0.0)
+        ratio = rate / expected if expected > 0 else 1.0
+        jump = scalar(torch.where(same, torch.full_like(same, ratio, dtype=torch.float32), 1.0))
+        lost_state = old.had_state and len(optimizer.state) == 0
+        replaced = scalar(same.float()) if lost_state else 0.0
+        facts = {"before": f"{expected:.3g}", "now": f"{rate:.3g}", "optimizer": "a new object, trained weights"}
+        return new, jump, replaced, lambda: facts
+
+    def _predecessor(self, new: _Course, step: int) -> _Course | None:
+        """A settled optimizer of tensors of the same shapes that stepped until just now."""
+        for old in reversed(self._courses):
+            if not old.replaced and old.updates >= SETTLED and old.shapes == new.shapes and step - old.last_step <= 2:
+                return old
+        return None
+
+    @staticmethod
+    def _same_model(old: _Course, new: _Course) -> Any:
+        """0-dim boolean tensor: weights lie near the old ones' last, and are not their first."""
+        import torch
+
+        now = torch.cat([rows.values.flatten().float() for rows in new.first_weights])
+        last = torch.cat([rows.values.flatten().float().to(now.device) for rows in old.last_weights])
+        first = torch.cat([rows.values.flatten().float().to(now.device) for rows in old.first_weights])
+        if not now.shape == last.shape == first.shape:
+            return torch.zeros((), dtype=torch.bool)
+        near = (now - last).norm() <= ALIKE * last.norm()
+        return near & (now != first).any()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self._courses[0].rate} if self._courses else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = float(state["rate"]) if "rate" in state else None
+
+
+def _look(optimizer: Any) -> list[SampledRows]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    spread = params if len(params) <= TENSORS else [params[i * len(params) // TENSORS] for i in range(TENSORS)]
+    return ElementSampler(spread).weights()
+
+
+def _shapes(optimizer: Any) -> frozenset[Any]:
+    return frozenset(Counter(tuple(p.shape) for g in optimizer.param_groups for p in g["params"]).items())
+
+
+def _has_scheduler(optimizer: Any) -> bool:
+    """Whether a torch scheduler drives it: they all mark the step that they wrap."""
+    return bool(getattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched", False)) or any(
+        "initial_lr" in group for group in optimizer.param_groups
+    )

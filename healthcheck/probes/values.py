@@ -1,0 +1,70 @@
+"""Numbers that may be tensors: told apart without importing torch.
+
+Probes run where torch is loaded, but their modules are imported where it need not be.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from healthcheck.samples import Labels
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor. Never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def on_host(value: Any) -> bool:
+    """Whether reading ``value`` costs no wait for a device."""
+    return not is_tensor(value) or value.device.type == "cpu"
+
+
+def scalar(value: Any) -> Any:
+    """A number or 0-dim tensor that a sample may carry, or None if ``value`` is neither.
+
+    Host values become floats; device tensors stay where they are.
+    """
+    if is_tensor(value):
+        if value.numel() != 1 or value.is_complex():
+            return None
+        value = value.detach()
+        if value.device.type == "meta":
+            return None
+        return float(value) if value.device.type == "cpu" else value.reshape(())
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float)):
+        return float(value)
+    item = getattr(value, "item", None)  # numpy scalars
+    if callable(item):
+        try:
+            return float(item())
+        except (TypeError, ValueError):
+            return None
+    return None
+
+
+def weak(thing: Any) -> Callable[[], Any]:
+    """A way back to ``thing`` that does not keep it alive, where its type allows that.
+
+    Probes outlive models and optimizers that a script replaces; holding one would hold its memory.
+    """
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
+def optimizer_labels(index: int) -> Labels:
+    """No label for the first optimizer, ``optimizer=1`` for the second."""
+    return (("optimizer", str(index)),) if index > 0 else ()
+
+
+def with_label(labels: Labels, name: str, value: str) -> Labels:
+    """``labels`` and one more, sorted as :data:`healthcheck.samples.Labels` asks."""
+    return tuple(sorted((*labels, (name, value))))

@@ -1,0 +1,115 @@
+"""Weights themselves: are they finite, and are tied ones still tied?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.blame import bad_weight_facts
+from healthcheck.probes.gradstats import l2_norms
+from healthcheck.probes.names import first_few
+from healthcheck.probes.values import scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+TIES_EVERY = 50
+"""Steps between two looks at tied weights: they are lost by an assignment, never gradually."""
+
+
+class WeightProbe:
+    """Counts weights that are not finite: when a rule is due, and before each checkpoint is trusted."""
+
+    name = "weights"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.CHECKPOINT_SAVED)
+    provides: tuple[Metric, ...] = (
+        Metric("params.nonfinite", "Parameters that hold a NaN or infinity.", cost=Cost.DEVICE),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        asked = event.kind is EventKind.CHECKPOINT_SAVED or demand.due("params.nonfinite", event.step)
+        if not asked or event.model is None:
+            return ()
+        named = [(name, p) for name, p in event.model.named_parameters() if p.numel() and p.device.type != "meta"]
+        if not named:
+            return ()
+        # A float64 norm of finite float32 weights cannot overflow: non-finite means non-finite.
+        bad = (~l2_norms([p for _, p in named]).isfinite()).sum()
+        return (
+            Sample("params.nonfinite", event.step, scalar(bad), detail=lambda: {"weights": bad_weight_facts(named)}),
+        )
+
+
+class TiedWeightProbe:
+    """Notices weights that were one tensor and are two, or that the model's own settings tie.
+
+    At the first look it notes which modules share a parameter; a transformers-style config with
+    ``tie_word_embeddings`` says by itself that input and output embeddings should be one.
+    """
+
+    name = "tied-weights"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("params.tied_lost", "Pairs of weights that should be one tensor and are not.", cost=Cost.HOST),
+    )
+
+    def __init__(self) -> None:
+        self._ties: list[list[str]] | None = None
+        self._steps = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None:
+            return ()
+        self._steps += 1
+        if self._ties is not None and self._steps % TIES_EVERY:
+            return ()
+        modules = event.model.named_modules()
+        if not modules:
+            return ()
+        if self._ties is None:
+            self._ties = _shared(modules)
+        held = _held(modules)
+        lost = [
+            f"{first} and {name}"
+            for first, *others in self._ties
+            for name in others
+            if name in held and first in held and held[name] is not held[first]
+        ]
+        lost += [text for text in _broken_promises(modules) if text not in lost]
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(lost)}
+
+        return (Sample("params.tied_lost", event.step, float(len(lost)), detail=facts),)
+
+
+def _held(modules: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Every parameter under every name that it has, unlike ``named_parameters``."""
+    return {
+        f"{name}.{key}" if name else key: parameter
+        for name, module in modules
+        for key, parameter in getattr(module, "_parameters", {}).items()
+        if parameter is not None
+    }
+
+
+def _shared(modules: Iterable[tuple[str, Any]]) -> list[list[str]]:
+    """Names that stand for one tensor, by tensor. Names only, so that no model is kept alive."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in _held(modules).items():
+        owners.setdefault(id(parameter), []).append(name)
+    return [names for names in owners.values() if len(names) > 1]
+
+
+def _broken_promises(modules: Iterable[tuple[str, Any]]) -> Iterable[str]:
+    for name, module in modules:
+        config = getattr(module, "config", None)
+        if not getattr(config, "tie_word_embeddings", False):
+            continue
+        given, wanted = getattr(module, "get_input_embeddings", None), getattr(module, "get_output_embeddings", None)
+        if not callable(given) or not callable(wanted):
+            continue
+        first, last = given(), wanted()
+        one, other = getattr(first, "weight", None), getattr(last, "weight", None)
+        if one is not None and other is not None and one is not other and one.shape == other.shape:
+            yield f"input and output embeddings of {name or type(module).__name__}"

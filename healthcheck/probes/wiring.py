@@ -1,0 +1,166 @@
+"""Which parameters are trained by whom: tensors without gradient, without optimizer, or orphaned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.names import in_groups
+from healthcheck.probes.seen import SeenModules
+from healthcheck.probes.values import optimizer_labels, weak
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+PATIENCE = 5
+"""Updates in a row without gradient before a tensor counts: heads and experts take turns."""
+OPTIMIZER_PATIENCE = 20
+"""Updates before a tensor counts as having no optimizer: the second one of a GAN may come late."""
+
+
+class WiringProbe:
+    """Looks at ``grad is None`` and at parameter groups; touches no values.
+
+    What was frozen with ``requires_grad=False`` is never counted.
+    """
+
+    name = "wiring"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "params.no_gradient",
+            f"Trainable tensors in the optimizer without a gradient in the last {PATIENCE} updates.",
+            cost=Cost.HOST,
+        ),
+        Metric(
+            "params.not_in_optimizer",
+            f"Tensors that got gradients in {OPTIMIZER_PATIENCE} updates in a row and are in no optimizer.",
+            cost=Cost.HOST,
+        ),
+        Metric(
+            "params.optimizer_orphans",
+            "Trainable tensors in the optimizer that never got a gradient and belong to no module that ran.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._absent: dict[int, int] = {}
+        self._ever: set[int] = set()
+        self._stray: dict[int, int] = {}
+        self._updates: dict[int, int] = {}
+        self._modules = SeenModules()
+        self._inside: set[int] = set()
+        self._optimizer: dict[int, Callable[[], Any]] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.optimizer is None:
+            return ()
+        index = event.optimizer_index
+        own = [p for group in event.optimizer.param_groups for p in group["params"] if p.requires_grad and p.numel()]
+        known = self._optimizer.get(index)
+        if known is None or known() is not event.optimizer:
+            self._optimizer[index] = weak(event.optimizer)
+            self._updates[index] = 0
+            self._ever.difference_update(id(p) for p in own)  # ids of a model that is gone may be used again
+            for parameter in own:
+                self._absent.pop(id(parameter), None)
+        self._updates[index] += 1
+        for parameter in own:
+            key = id(parameter)
+            if parameter.grad is None:
+                self._absent[key] = self._absent.get(key, 0) + 1
+            else:
+                self._absent[key] = 0
+                self._ever.add(key)
+        stray = self._count_stray(event)
+        if self._updates[index] < PATIENCE:
+            return ()
+        return list(self._samples(event, demand, own, stray))
+
+    def _count_stray(self, event: Event) -> list[tuple[str, Any]]:
+        """Parameters that got a gradient although no optimizer seen so far holds them."""
+        assert event.model is not None
+        held = {
+            id(p) for o in (*event.model.optimizers(), event.optimizer) for g in o.param_groups for p in g["params"]
+        }
+        stray = [
+            (name, p)
+            for name, p in event.model.named_parameters()
+            if p.requires_grad and p.grad is not None and id(p) not in held
+        ]
+        self._stray = {id(p): self._stray.get(id(p), 0) + 1 for _, p in stray}
+        return stray
+
+    def _samples(
+        self, event: Event, demand: Demand, own: Sequence[Any], stray: list[tuple[str, Any]]
+    ) -> Iterable[Sample]:
+        assert event.model is not None
+        named = event.model.named_parameters()
+        labels, step = optimizer_labels(event.optimizer_index), event.step
+        name_of = {id(p): name for name, p in named}
+
+        def names(params: Iterable[Any]) -> list[str]:
+            return [name_of.get(id(p), "?") for p in params]
+
+        if demand.due("params.no_gradient", step):
+            hit = [p for p in own if self._absent[id(p)] >= PATIENCE]
+            never = [p for p in hit if id(p) not in self._ever]
+
+            def no_gradient() -> Mapping[str, Any]:
+                frozen = sum(not p.requires_grad for _, p in named)
+                facts = {"which": in_groups(names(hit), names(own)), "never": f"{len(never):,} never got one"}
+                return facts | ({"frozen": f"{frozen:,} frozen on purpose: ignored"} if frozen else {})
+
+            yield Sample("params.no_gradient", step, float(len(hit)), labels, detail=no_gradient)
+        if demand.due("params.not_in_optimizer", step) and self._updates[event.optimizer_index] >= OPTIMIZER_PATIENCE:
+            lost = [name for name, p in stray if self._stray[id(p)] >= OPTIMIZER_PATIENCE]
+            everyone = [name for name, p in named if p.requires_grad]
+            yield Sample(
+                "params.not_in_optimizer",
+                step,
+                float(len(lost)),
+                labels,
+                detail=lambda: {"which": in_groups(lost, everyone)},
+            )
+        if demand.due("params.optimizer_orphans", step):
+            never = [p for p in own if id(p) not in self._ever]
+            orphans, twins = self._orphans(event, never, stray, nothing_trains=len(never) == len(own))
+
+            def orphaned() -> Mapping[str, Any]:
+                facts = {"which": in_groups(names(orphans), names(own))}
+                if twins:
+                    facts["twins"] = f"{twins:,} tensors of the same shapes got gradients and are in no optimizer"
+                return facts
+
+            yield Sample("params.optimizer_orphans", step, float(len(orphans)), labels, detail=orphaned)
+
+    def _orphans(
+        self, event: Event, never: Sequence[Any], stray: list[tuple[str, Any]], *, nothing_trains: bool
+    ) -> tuple[list[Any], int]:
+        """Of tensors that never got a gradient: those outside all modules, or with a twin that did.
+
+        A twin has the same shape, got gradients all the time and is in no optimizer: the model was
+        built again after the optimizer. A part of the model that is merely unused has none. Where no
+        module is known, an optimizer of which not one tensor ever got a gradient holds orphans only.
+        """
+        shapes = Counter(tuple(p.shape) for _, p in stray if self._stray[id(p)] >= PATIENCE)
+        inside = self._in_modules(event)
+        orphans, twins = [], 0
+        for parameter in never:
+            shape = tuple(parameter.shape)
+            if shapes[shape] > 0:
+                shapes[shape] -= 1
+                twins += 1
+                orphans.append(parameter)
+            elif id(parameter) not in inside and (inside or nothing_trains):
+                orphans.append(parameter)
+        return orphans, twins
+
+    def _in_modules(self, event: Event) -> set[int]:
+        assert event.model is not None
+        modules = event.model.named_modules()
+        if self._modules.changed(modules):
+            self._inside = {id(p) for _, m in modules for p in getattr(m, "_parameters", {}).values() if p is not None}
+        return self._inside

@@ -1,0 +1,317 @@
+"""What plugins write and what they are given. Protocols only: no base class is required.
+
+Standard library only. A plugin registers objects of these shapes through the hooks in
+:mod:`healthcheck.hookspecs`; the built-ins do exactly the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.samples import Metric, Sample
+from healthcheck.verdicts import ActionOutcome, Alert, Transition
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# --------------------------------------------------------------------------- what is watched
+
+
+@runtime_checkable
+class ModelView(Protocol):
+    """Named parameters and modules of what is being trained.
+
+    Names are canonical: the prefixes ``module.``, ``_orig_mod.``, ``_fsdp_wrapped_module.`` and
+    ``_checkpoint_wrapped_module.`` are stripped, so that rules and saved state survive DDP and
+    compile. A parameter that belongs to no known module is called ``group0.param3``.
+    """
+
+    def named_parameters(self) -> Sequence[tuple[str, Any]]:
+        """Parameters that the optimizers hold and those of the modules found, each once."""
+
+    def named_modules(self) -> Sequence[tuple[str, Any]]:
+        """Modules found, each once; empty if none is known."""
+
+    def optimizers(self) -> Sequence[Any]:
+        """Optimizers seen so far, in the order of their first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an adapter can show and do. What is missing has its reason in ``gaps``."""
+
+    trainer: str
+    events: frozenset[EventKind]
+    controls: frozenset[str]
+    """Subset of ``stop``, ``skip_update``, ``checkpoint``, ``scale_lr``, ``log``."""
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    """Event kind, control, fact or metric name -> why this trainer cannot have it."""
+
+
+class Device(Protocol):
+    """The accelerator (or the CPU) as actions see it."""
+
+    kind: str
+
+    def allocated_bytes(self) -> int: ...
+    def reserved_bytes(self) -> int: ...
+    def release_cached(self) -> None:
+        """Give cached blocks back to the driver. Stalls the device."""
+
+
+class Controls(Protocol):
+    """What a trainer lets an action do. Ask ``capabilities.controls`` before promising."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    def request_stop(
+        self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1
+    ) -> None:
+        """End the loop in the framework's own way at the next step boundary.
+
+        Called before an update, it also keeps that update from being applied where it can.
+        """
+
+    def skip_update(self) -> bool:
+        """Keep the pending update from being applied. False if it is too late or impossible."""
+
+    def request_checkpoint(self, path: Path | None = None) -> str:
+        """Save at the next safe point. Returns where, or raises ``UsageError``."""
+
+    def scale_lr(self, factor: float) -> list[float]:
+        """Multiply every learning rate. Returns the new values."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send metrics to the trainer's own logger; does nothing without one."""
+
+
+# --------------------------------------------------------------------------- probes
+
+
+class Demand(Protocol):
+    """What the rules want, given to a probe so that it does no work that nobody needs."""
+
+    def wants(self, key: str) -> bool:
+        """Whether any rule, derived metric or report asks for this metric.
+
+        ``key`` is :attr:`Metric.key`: ``grad_norm``, or ``grad_norm[]`` for the family.
+        """
+
+    def due(self, key: str, step: int) -> bool:
+        """``wants`` and some rule evaluates it at this step (rule key ``every``)."""
+
+
+class Probe(Protocol):
+    """Turns events into samples.
+
+    ``sample`` runs on the step path: no ``.item()``, no ``float(tensor)``, no ``bool(tensor)``.
+    Yield device scalars as they are; the mailbox brings them to the host. What is not there is
+    not yielded: no gradients is not a zero norm.
+
+    A probe may also have ``plan(demand)``, called once before the first event and again when the
+    demand changes, ``close()``, called at the end of the run, and ``state_dict`` /
+    ``load_state_dict`` for what must survive a resume.
+    """
+
+    name: str
+    listens_to: tuple[EventKind, ...]
+    provides: tuple[Metric, ...]
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]: ...
+
+
+# --------------------------------------------------------------------------- conditions
+
+
+class Scorer(Protocol):
+    """The memory of one condition for one series.
+
+    ``update`` scores ``value`` against what came before it, then learns it. ``None`` means:
+    cannot judge yet. Values are finite unless the condition sets ``judges_nonfinite``.
+    ``normal`` is what the last value was compared with (median, mean, best, ...).
+    ``state``/``restore`` round-trip through JSON.
+    """
+
+    normal: float | None
+
+    def update(self, value: float, step: int) -> float | None: ...
+    def state(self) -> Any: ...
+    def restore(self, state: Any) -> None: ...
+
+
+class Comparator(Protocol):
+    """``above 8``: a test of a score, with its wording."""
+
+    @property
+    def text(self) -> str: ...
+
+    def __call__(self, score: float) -> bool: ...
+
+
+class Condition(Protocol):
+    """A compiled condition of one rule: options are checked, nothing changes any more.
+
+    ``score(value, threshold)`` style state lives in the :class:`Scorer` objects that ``start``
+    makes, one per series.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def breaches(self) -> Comparator:
+        """Applied by the engine to every score."""
+
+    @property
+    def judges_nonfinite(self) -> bool:
+        """True if NaN and infinity are handed to ``update`` (the ``nonfinite`` condition)."""
+
+    @property
+    def absence(self) -> str:
+        """``""``; or ``steps`` / ``seconds``: judged by the clock instead of by samples
+        (``missing``, ``stale``)."""
+
+    @property
+    def baseline(self) -> bool:
+        """True if it needs earlier samples: ``min_samples`` applies."""
+
+    def start(self) -> Scorer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionType:
+    """How a condition is registered: its name, the schema of its options, its compiler."""
+
+    name: str
+    """As written under ``when:``. Plugins use a dot: ``acme.cusum``."""
+    schema: Mapping[str, Any]
+    """draft-07 schema of the value under the condition's key."""
+    compile: Callable[[Any, Mapping[str, Any]], Condition]
+    """``compile(options, rule)``: ``options`` is the validated value, ``rule`` holds the rule's
+    other keys that a condition may read (``min_samples``, ``outliers``, ``reseed``)."""
+    help: str = ""
+    shorthand: bool = False
+    """True if the bare name is a complete condition: ``when: nonfinite``."""
+
+
+# --------------------------------------------------------------------------- actions, reports
+
+
+class Action(Protocol):
+    """Something done about an alert.
+
+    ``stage`` orders actions within one evaluation: ``observe``, then ``mitigate``, then
+    ``stop``. In observe mode only ``observe`` runs. ``options_schema`` is a draft-07 schema of
+    the options a rule may give. An exception becomes an ``action_error`` in the report and never
+    prevents a later stop.
+    """
+
+    name: str
+    stage: str
+    options_schema: Mapping[str, Any]
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome: ...
+
+
+@dataclass(slots=True)
+class ActionContext:
+    """What an action is given besides the alert."""
+
+    options: Mapping[str, Any]
+    controls: Controls
+    step: int
+    """The step during which the action runs."""
+    before_update: bool
+    """True if the update of this step can still be kept from happening."""
+    run_dir: Path | None
+    """Folder of the run's record, or None if there is none."""
+    history: Callable[[str, int], list[tuple[int, float]]]
+    """``history("loss", 50)``: the last values of a series as (step, value)."""
+    event: Event | None = None
+    """The event at which the action runs, with model, optimizer and batch where known."""
+    say: Callable[[str], None] = lambda text: None
+    """One line for the console."""
+
+
+class Report(Protocol):
+    """Where alerts and samples go. All methods are optional; the missing ones cost nothing.
+
+    ``start(run)``, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
+    ``cleared(alert)``, ``acted(alert)`` after its actions ran, ``note(text)``,
+    ``finish(report)`` with the content of ``report.json``.
+    """
+
+    name: str
+
+
+class SampleSink(Protocol):
+    def samples(self, step: int, samples: Sequence[Sample]) -> None: ...
+
+
+class AlertSink(Protocol):
+    def alert(self, alert: Alert) -> None: ...
+    def transition(self, transition: Transition) -> None: ...
+
+
+class Reader(Protocol):
+    """Reads recorded runs of one format.
+
+    ``recognises`` looks at the first 64 KiB (unpacked if gzip; empty for a folder) and answers how
+    sure it is, 0.0 to 1.0; the surest reader is asked to read. ``read`` streams rows in the order of
+    the file and appends to ``notes`` what a reader of the result should know (damaged lines, what was
+    left out). A reader may have ``canonical = True``: its columns are series names already and are not
+    renamed.
+    """
+
+    name: str
+    help: str
+
+    def recognises(self, path: Path, head: bytes) -> float: ...
+    def read(
+        self, path: Path, notes: list[str]
+    ) -> Iterator[tuple[tuple[int | None, float | None, str | None] | None, Mapping[str, Any]]]:
+        """Yield ``(position, columns)``.
+
+        ``position`` is ``healthcheck.readers.base.Position(step, time, phase)`` for formats that say
+        so themselves, each field or the whole ``None`` where it has to be found in the columns.
+        ``columns`` maps names to numbers, text, or ``None`` (JSON ``null``); a column without a value
+        in this row is absent. NaN and infinity are floats.
+        """
+
+
+class Mailbox(Protocol):
+    """Brings device scalars to the host without waiting for them."""
+
+    def post(self, step: int, samples: Sequence[Sample]) -> None:
+        """Take the samples of one step; device values start their copy now."""
+
+    def ready(self) -> list[Sample]:
+        """Samples whose values have arrived, oldest first, as numbers. Never waits."""
+
+    def drain(self) -> list[Sample]:
+        """Everything that is still under way. Waits for the device."""
+
+
+class Clock(Protocol):
+    """Time as an argument: the live clock, or a virtual one in replay and rule tests."""
+
+    def monotonic(self) -> float: ...
+    def wall(self) -> float: ...
+
+
+class RunInfo(Protocol):
+    """What a report may know of the run when it starts."""
+
+    target: str
+    run_dir: Path | None
+    rank: int
+    world_size: int
+
+

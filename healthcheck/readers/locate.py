@@ -1,0 +1,123 @@
+"""Where a row stands: which columns are the step, the epoch, the clock and the phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from healthcheck.readers.aliases import EPOCH_NAMES, EVAL_WORDS, PHASE_COLUMNS, STEP_NAMES, TEST_WORDS, TRAIN_WORDS
+from healthcheck.readers.columns import TIME_RANK, Columns, Row, Target, step_rank
+from healthcheck.readers.identify import joined
+from healthcheck.readers.values import to_seconds
+from healthcheck.samples import NO_LABELS
+
+Numbers = Mapping[str, list[tuple[int, float]]]
+"""Column -> (row index, number) for the first rows."""
+
+_EPOCH_GROUP = len(STEP_NAMES) - 1
+
+
+def says_eval(value: Any) -> bool:
+    """Whether the text of a phase column means evaluation."""
+    return isinstance(value, str) and value.lower() in EVAL_WORDS | TEST_WORDS
+
+
+def find_phase(columns: Columns, peek: Sequence[Row]) -> None:
+    for name in PHASE_COLUMNS:
+        said = {str(row[name]).lower() for row in peek if isinstance(row.get(name), str)}
+        if said & (EVAL_WORDS | TEST_WORDS | TRAIN_WORDS):
+            columns.phase_column = name
+            return
+
+
+def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
+    found = []
+    for name, values in numbers.items():
+        rank = step_rank(name)
+        if rank is None or not values or name in columns.targets:
+            continue
+        if any(v != v or v != int(v) if abs(v) < 1e300 else True for _, v in values):
+            continue
+        if len(values) > 3 and len({v for _, v in values}) == 1:
+            continue  # a setting, not a counter
+        if rank[0] == _EPOCH_GROUP and not _one_row_per_epoch(name, values, numbers):
+            continue
+        found.append((rank, name))
+    found.sort()
+    bearing = {
+        i for n, values in numbers.items() if step_rank(n) is None and joined(n) not in TIME_RANK for i, _ in values
+    }
+    rows = len(bearing) or 1
+    best: tuple[float, tuple[str, ...]] = (0.0, ())
+    for rank, name in found:
+        own = {i for i, _ in numbers[name]}
+        names = [name]
+        for other_rank, other in found:
+            theirs = {i for i, _ in numbers[other]}
+            if other != name and other_rank[0] == rank[0] and not own & theirs:
+                names.append(other)
+                own |= theirs
+        share = len(own & bearing) / rows
+        if share >= 0.9:
+            best = (share, tuple(names))
+            break
+        if share > best[0] + 0.1:
+            best = (share, tuple(names))
+    columns.steps = best[1]
+    if not columns.steps:
+        columns.notes.append("no step column: rows counted from 1")
+
+
+def _one_row_per_epoch(name: str, values: Sequence[tuple[int, float]], numbers: Numbers) -> bool:
+    """Whether an epoch column can count steps: no other column has several values in one epoch."""
+    fullest = max((len(v) for n, v in numbers.items() if step_rank(n) is None), default=0)
+    return fullest <= 1.5 * len({v for _, v in values})
+
+
+def find_epoch(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
+    columns.epoch = next((n for n in numbers if joined(n) in EPOCH_NAMES and numbers[n] and n not in columns.steps), "")
+    if not columns.epoch or not columns.steps or step_rank(columns.steps[0]) is None:
+        return
+    epochs = dict(numbers[columns.epoch])
+    steps = [
+        (i, v) for name in columns.steps for i, v in numbers[name] if not says_eval(peek[i].get(columns.phase_column))
+    ]
+    steps.sort()
+    changes = restarts = 0
+    for (i, a), (j, b) in pairwise(steps):
+        if epochs.get(j, 0) > epochs.get(i, 0):
+            changes += 1
+            restarts += b < a
+    # Without any change so far the question is open; the rows are then watched one by one.
+    columns.within_epoch = restarts * 2 > changes if changes else len(set(epochs.values())) == 1 and len(epochs) > 1
+
+
+def find_time(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
+    best: tuple[int, str, float] | None = None
+    for name in numbers:
+        plain = joined(name)
+        scale = 1.0
+        rank = TIME_RANK.get(plain)
+        if rank is None and plain.removesuffix("_ms").removesuffix("_s").removesuffix("_sec") in TIME_RANK:
+            rank = TIME_RANK[plain.removesuffix("_ms").removesuffix("_s").removesuffix("_sec")]
+        if plain.endswith("_ms"):
+            scale = 1e-3
+        if rank is None or name in columns.steps or name in columns.targets:
+            continue
+        seconds = [s for row in peek if name in row and (s := to_seconds(row[name], scale)) is not None]
+        falls = sum(b < a for a, b in pairwise(seconds))
+        plainly_time = plain in ("time", "time_ms", "time_s", "time_sec")
+        if not seconds or falls > len(seconds) * (0.05 if plainly_time else 0.34):
+            if seconds and plainly_time:
+                target = Target("time.step", NO_LABELS, "train", scale)
+                if target.series not in columns.owners:
+                    columns.targets[name] = target
+                    columns.owners[target.series] = name
+            continue
+        if len(seconds) > 1 or len(peek) == 1:
+            columns.targets[name] = None
+            if best is None or rank < best[0]:
+                best = (rank, name, scale)
+    if best is not None:
+        columns.time, columns.time_scale = best[1], best[2]

@@ -1,0 +1,271 @@
+"""Text logs: lines with ``key: value``, ``key=value`` or ``key value`` pairs, or a pattern of the user's.
+
+Covers what nanoGPT, Megatron-LM, DeepSpeed, mmdet, Keras, PaddlePaddle, timm, fairseq, litgpt,
+torchtitan and most home-made scripts print. A line counts if it says a step or epoch and a number, or
+a metric that we know. Prose does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from healthcheck.errors import UsageError
+from healthcheck.readers.aliases import EPOCH_NAMES, EVAL_WORDS, STEP_NAMES, TEST_WORDS, TIME_NAMES, TRAIN_WORDS
+from healthcheck.readers.base import Position, head_text, is_binary, open_text
+from healthcheck.readers.identify import identify, joined, words
+from healthcheck.readers.values import cell
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_PAIR = re.compile(
+    r"(?P<key>[A-Za-z_][\w./@\-]*(?:[ ]{1,2}(?!nan\b|inf\b)[A-Za-z(][\w./()@\-]*){0,5})['\"]?"
+    r"(?P<sep>\s*[:=]\s*|\s*->\s*|\s+)['\"]?(?:tensor\()?\[?\s*"
+    r"(?P<val>[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))"
+    r"(?:\s*/\s*(?P<of>\d+))?(?P<unit>\s?(?:ms|msec|sec|s|%|k)\b)?(?![\w]|[:.\-]\d)",
+    re.IGNORECASE,
+)
+_EPOCH_ITER = (
+    # Epoch [1][50/7330], Epoch(val) [1][20/20], Train Epoch: 1 [640/60000 (1%)], Train: 0 [ 50/1251 (4%)]
+    re.compile(
+        r"(?P<word>epoch|train|training|val|valid|eval|test)\w*(?:\((?P<mode>\w+)\))?(?:\s+epoch)?\s*:?\s*\[?\s*(?P<epoch>\d+)"
+        r"(?:/\d+)?\s*\]?\s*,?\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)[^\]]*\]",
+        re.IGNORECASE,
+    ),
+    # epoch 001:  100 / 5000 loss=...
+    re.compile(
+        r"(?P<word>epoch)(?P<mode>)\s*:?\s*(?P<epoch>\d+)(?:/\d+)?\s*[:|,]\s*(?:(?:batch|iter|step)\s*:?\s*)?(?P<at>\d+)\s*/\s*(?P<of>\d+)",
+        re.IGNORECASE,
+    ),
+    # [0/25][50/1583]
+    re.compile(r"^(?P<word>)(?P<mode>)\W*\[(?P<epoch>\d+)/\d+\]\s*\[(?P<at>\d+)/(?P<of>\d+)\]"),
+)
+_EVAL_AT = re.compile(r"\b(?P<mode>val|valid|validation|eval|test)\w*\s*:?\s*\[\s*\d+\s*/\s*\d+\s*\]", re.IGNORECASE)
+_ITER = re.compile(
+    r"(?P<word>epoch|train|training|val|valid|eval|test)\w*(?:\((?P<mode>\w+)\))?(?:\s+epoch)?\s*:?\s*\[?\s*(?P<epoch>\d+)"
+    r"(?:/\d+)?\s*\]?\s*,?\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)[^\]]*\]",
+    re.IGNORECASE,
+)
+_ITER = re.compile(
+    r"\b(?:iter|iteration|step|batch)s?(?:\((?P<mode>\w+)\))?\s*:?\s*\[\s*(?P<at>\d+)\s*/\s*\d+\s*\]", re.IGNORECASE
+)
+_BAR = re.compile(r"(?<![\w/.])(\d+)/(\d+)\s*(?:\[|\S*[━=█])")
+_EPOCH_LINE = re.compile(r"\bepoch\s*[:#]?\s*\[?(\d+)\s*(?:/\s*\d+)?\]?", re.IGNORECASE)
+_STEPS = frozenset(n for group in STEP_NAMES for n in group) - EPOCH_NAMES - {"it", "index", "idx", "round", "frames"}
+_TIMES = frozenset(TIME_NAMES) - {"date", "ts"}
+_TRAIN_OR_EVAL = {**dict.fromkeys(TRAIN_WORDS, "train"), **dict.fromkeys(EVAL_WORDS | TEST_WORDS, "eval")}
+_CORE = frozenset({"loss", "eval.loss", "grad_norm", "reward", "lr", "eval.accuracy", "accuracy"})
+
+
+class TextLogReader:
+    """Lines of a text log that hold metrics."""
+
+    name = "text"
+    help = "text logs: key: value, key=value and key value pairs, or --pattern REGEX with named groups"
+
+    def recognises(self, path: Path, head: bytes) -> float:
+        if is_binary(head) or head.lstrip()[:1] in (b"<", b"%"):
+            return 0.0
+        parse = _LineParser()
+        text = re.split(r"[\r\n]+", head_text(head))
+        rows = [row for line in text[:2000] if (found := parse(line)) is not None for row in (found[1],)]
+        told = sum(any(identify(k).metric in _CORE and k not in _STEPS for k in row) for row in rows)
+        if told < 2:
+            return 0.0
+        return 0.4 if any(set(row) & (_STEPS | EPOCH_NAMES) for row in rows) else 0.3
+
+    def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
+        parse = _LineParser()
+        waiting: list[tuple[Position | None, dict[str, Any]]] | None = []
+        with open_text(path) as file:
+            for line in file:
+                found = parse(line)
+                if found is None:
+                    continue
+                if waiting is None:
+                    yield found
+                elif set(found[1]) & _STEPS or (found[0] is not None and found[0].step is not None):
+                    # Lines before the first step are settings or program text.
+                    waiting = None
+                    yield found
+                else:
+                    waiting.append(found)
+                    if len(waiting) >= 2000:
+                        yield from waiting
+                        waiting = None
+        yield from waiting or ()
+
+
+class PatternReader:
+    """Lines that match the user's pattern; named groups are the columns."""
+
+    name = "pattern"
+    help = "text logs by --pattern"
+    canonical = False
+
+    def __init__(self, pattern: str | Sequence[str]) -> None:
+        given = [pattern] if isinstance(pattern, str) else list(pattern)
+        self.patterns = [_compiled(p) for p in given]
+
+    def recognises(self, path: Path, head: bytes) -> float:
+        return 1.0
+
+    def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
+        total = matched = 0
+        with open_text(path) as file:
+            for line in file:
+                total += 1
+                for pattern in self.patterns:
+                    match = pattern.search(line)
+                    if match is None:
+                        continue
+                    matched += 1
+                    row = {k: v for k, t in match.groupdict().items() if t is not None and (v := cell(t)) is not None}
+                    if row:
+                        yield None, row
+                    break
+        notes.append(f"{matched} of {total} lines match the pattern")
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--pattern {pattern!r}: {error}") from error
+    if not compiled.groupindex:
+        raise UsageError(
+            f"--pattern {pattern!r} has no named group; write for example "
+            r"'step (?P<step>\d+).*loss (?P<loss>\S+)'"
+        )
+    return compiled
+
+
+class _LineParser:
+    """One line as (position, columns); remembers the epoch that earlier lines announced."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        self.first_epoch: int | None = None
+        self.above: dict[str, Any] = {}
+
+    def __call__(self, line: str) -> tuple[Position | None, dict[str, Any]] | None:
+        if len(line) > 4000:
+            return None
+        line = line.rstrip("\r\n \x08")
+        if "\r" in line:
+            line = line[line.rindex("\r") + 1 :]
+        if "\x1b" in line:
+            line = _ANSI.sub("", line)
+        stamp = _STAMP.match(line)
+        step = None
+        phase = None
+        head = next((m for p in _EPOCH_ITER if (m := p.search(line)) is not None), None)
+        if head is not None:
+            epoch, at, of = int(head["epoch"]), int(head["at"]), int(head["of"])
+            if self.first_epoch is None:
+                self.first_epoch = min(epoch, 1)
+            phase = _TRAIN_OR_EVAL.get((head["mode"] or head["word"]).lower())
+            step = (epoch - self.first_epoch) * of + at if phase != "eval" else None
+            self.epoch = epoch
+        else:
+            head = _ITER.search(line)
+            if head is not None:
+                step = int(head["at"])
+                phase = _TRAIN_OR_EVAL.get((head["mode"] or "").lower())
+            else:
+                head = _EVAL_AT.search(line)
+                phase = "eval" if head is not None else None
+        rest = line if head is None else line[: head.start()] + " | " + line[head.end() :]
+        bar = _BAR.search(rest)
+        if bar is not None:
+            if int(bar[1]) < int(bar[2]) and step is None:
+                return None  # a progress bar on its way; the finished one carries the epoch's numbers
+            rest = rest[: bar.start()] + rest[bar.end() :]
+        row = self._pairs(rest)
+        if not row:
+            return None
+        if phase is None:
+            phase = _phase_of(rest)
+        if not (set(row) & EPOCH_NAMES) and self.epoch is not None and not (set(row) & _STEPS) and step is None:
+            row["epoch"] = self.epoch
+        kept = [k for k in row if k not in EPOCH_NAMES and k not in _STEPS]
+        if not kept:
+            # A line with nothing but a step stands above the lines that belong to it (Composer).
+            self.above = {k: v for k, v in row.items() if k in _STEPS} if step is None and phase != "eval" else {}
+            return None
+        if step is None and not set(row) & _STEPS:
+            row.update(self.above)
+        elif self.above:
+            self.above = {}
+        if (
+            step is None
+            and not set(row) & (_STEPS | EPOCH_NAMES)
+            and not any(identify(k).metric in _CORE for k in kept)
+        ):
+            return None
+        if stamp is not None:
+            row["timestamp"] = stamp[1].replace(",", ".")
+        return (None if step is None and phase is None else Position(step, None, phase)), row
+
+    def _pairs(self, text: str) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        said = ""
+        epoch = _EPOCH_LINE.search(text)
+        if epoch is not None:
+            self.epoch = int(epoch[1])
+        for match in _PAIR.finditer(text):
+            key = _clean(match["key"], match["sep"].strip() != "", match["val"].isdigit())
+            if not key:
+                continue
+            value = float(match["val"].replace(",", ""))
+            if match["of"] and key not in _STEPS and key not in EPOCH_NAMES and float(match["of"]):
+                value /= float(match["of"])  # Accuracy: 9843/10000
+            unit = (match["unit"] or "").strip().lower()
+            if unit in ("ms", "msec"):
+                key += "_ms"
+            elif unit == "k":
+                value *= 1000.0
+            said = next((_TRAIN_OR_EVAL[w] for w in words(key) if w in _TRAIN_OR_EVAL), said)
+            if key in row and said == "eval":
+                key = f"val_{key}"
+            if key in ("train", "val"):  # litgpt: "loss train: 10.9, val: 10.8"
+                key = f"{key}_loss"
+            row.setdefault(key, value)
+        return row
+
+
+@lru_cache(maxsize=2048)
+def _clean(key: str, explicit: bool, whole: bool) -> str:
+    """The name within ``INFO root: Train loss``: the longest ending that is known; "" for prose."""
+    parts = key.replace("(", " ").replace(")", " ").split()
+    if not parts:
+        return ""
+    if whole and (not explicit or len(parts) == 1) and joined(parts[-1]) in _STEPS:
+        return joined(parts[-1])  # validation loss at iteration 200
+    for start in range(len(parts)):
+        name = " ".join(parts[start:])
+        plain = joined(name)
+        if plain in _STEPS or plain in EPOCH_NAMES:
+            return plain
+        if plain in _TIMES or identify(name).known:
+            return name
+    if explicit and len(parts) <= 3 and not any(c in key for c in "/\\") and len(key) > 1:
+        return key.strip("-. ")
+    return parts[-1].lower() if parts and parts[-1].lower() in ("train", "val") and explicit else ""
+
+
+_EVAL_START = re.compile(
+    r"^\W*(?:(?:info|root)\W+)*(?:eval\w*|val|valid|validation|test|testing|dev)\b|"
+    r"\b(?:eval\w*|val|valid|validation|test|dev)(?:\s+set)?\s*[:|\]>)-]",
+    re.IGNORECASE,
+)
+
+
+def _phase_of(line: str) -> str | None:
+    """The phase that a line announces before its first number: ``Validation: loss 0.4``."""
+    start = re.split(r"\d", line[24:] if _STAMP.match(line) else line, maxsplit=1)[0][:60]
+    found = {_TRAIN_OR_EVAL[w] for w in words(start) if w in _TRAIN_OR_EVAL}
+    return "eval" if found == {"eval"} and _EVAL_START.search(start) else None

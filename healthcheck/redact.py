@@ -1,0 +1,96 @@
+"""Take secrets out of command lines and texts before they are written anywhere. Standard library only.
+
+Better one harmless value too many than one token in a file: ``--tokenizer gpt2`` loses its value as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+REDACTED = "<redacted>"
+
+_SECRET_WORD = r"(?:key|token|secret|passw|credential|auth)"
+_FLAG = re.compile(rf"^--?[\w.\-]*{_SECRET_WORD}[\w.\-]*$", re.IGNORECASE)
+_ASSIGNMENT = re.compile(
+    rf"""(?P<name>["']?[\w.\-]*{_SECRET_WORD}[\w.\-]*["']?\s*[=:]\s*)(?P<value>"[^"]*"|'[^']*'|[^\s,&;"'}}\]]+)""",
+    re.IGNORECASE,
+)
+_AUTHORIZATION = re.compile(r"\b(authorization\s*[:=]\s*)(.+)", re.IGNORECASE | re.DOTALL)
+_BEARER = re.compile(r"\b(bearer|basic)(\s+)[\w.\-+/=~]{6,}", re.IGNORECASE)
+_URL_CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.\-]*://)[^/\s@]+@", re.IGNORECASE)
+_KNOWN_TOKENS = re.compile(
+    r"""\b(?:
+        hf_\w{8,} | sk-[\w\-]{8,} | gh[opsur]_\w{16,} | github_pat_\w{16,} | glpat-[\w\-]{12,}
+      | xox[abprs]-[\w\-]{8,} | AKIA[0-9A-Z]{12,} | AIza[\w\-]{20,}
+      | eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*
+    )""",
+    re.VERBOSE,
+)
+
+_ENVIRONMENT = frozenset(
+    {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
+        "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_RESTART_COUNT",
+        "PBS_JOBID", "LSB_JOBID", "JOB_COMPLETION_INDEX",
+        "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM",
+        "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG",
+        "TORCH_LOGS", "TORCHDYNAMO_DISABLE",
+    }
+)  # fmt: skip
+_ENVIRONMENT_PREFIXES = ("CUDA_", "NCCL_", "ROCR_", "HIP_")
+
+
+def redact_text(text: str) -> str:
+    """One string with secrets replaced: assignments, credentials in addresses, bearer strings, known token shapes."""
+    text = _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text)
+    text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
+    text = _BEARER.sub(rf"\1\2{REDACTED}", text)
+    text = _ASSIGNMENT.sub(_replace_value, text)
+    return _KNOWN_TOKENS.sub(REDACTED, text)
+
+
+def _replace_value(match: re.Match[str]) -> str:
+    value = match["value"]
+    quote = value[0] if value[0] in "\"'" and len(value) > 1 else ""
+    return f"{match['name']}{quote}{REDACTED}{quote}"
+
+
+def redact_argv(argv: Iterable[str]) -> list[str]:
+    """A command line with secrets replaced; its length and order stay.
+
+    Everything after ``--*key*``, ``--*token*``, ``--*secret*``, ``--*password*`` up to the next option
+    counts as that option's value, since an option may take several.
+    """
+    result: list[str] = []
+    hiding = False
+    for word in argv:
+        if word.startswith("-") and not _is_number(word):
+            hiding = _FLAG.match(word) is not None
+            result.append(redact_text(word))
+        else:
+            result.append(REDACTED if hiding else redact_text(word))
+    return result
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may be recorded: launcher, device and thread settings, by an allow-list.
+
+    A variable that fits but sounds like a secret (``NCCL_TOKEN``) is left out.
+    """
+    found = {}
+    for name in sorted(environ):
+        wanted = name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+        if wanted and (name in _ENVIRONMENT or re.search(_SECRET_WORD, name, re.IGNORECASE) is None):
+            found[name] = redact_text(environ[name])
+    return found

@@ -1,0 +1,110 @@
+"""What plugins have registered: probes, conditions, actions, reports, readers, packs, commands.
+
+Names are unique; built-in names are reserved. Registration is a cold path: mistakes raise
+:class:`~healthcheck.errors.PluginError` and the plugin is not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from healthcheck.errors import PluginError
+from healthcheck.protocols import Action, ConditionType, Probe, Reader, Report
+from healthcheck.samples import Metric
+
+T = TypeVar("T")
+
+BUILTIN = "healthcheck"
+"""Owner of everything that ships in this distribution."""
+
+
+@dataclass(slots=True)
+class Registry:
+    """All that is registered, each with its owner (the plugin's name)."""
+
+    probes: dict[str, Probe] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    """By :attr:`Metric.key`."""
+    metric_probe: dict[str, Probe] = field(default_factory=dict)
+    conditions: dict[str, ConditionType] = field(default_factory=dict)
+    actions: dict[str, Action] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+    packs: dict[str, str] = field(default_factory=dict)
+    """``owner:name`` -> path."""
+    trainers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    commands: dict[str, tuple[str, Callable[[list[str]], int]]] = field(default_factory=dict)
+    owners: dict[tuple[str, str], str] = field(default_factory=dict)
+    """``(kind, name)`` -> owner."""
+
+    def adder(self, kind: str, owner: str) -> Callable[..., None]:
+        """The ``register`` callback that a registration hook of ``owner`` is given."""
+
+        def register(*given: Any) -> None:
+            getattr(self, f"_add_{kind}")(owner, *given)
+
+        return register
+
+    def remove_owner(self, owner: str) -> None:
+        """Take back all that a plugin registered (it failed half-way)."""
+        for (kind, name), who in list(self.owners.items()):
+            if who == owner:
+                del self.owners[kind, name]
+                if kind == "metrics":
+                    self.metric_probe.pop(name, None)
+                getattr(self, kind).pop(name, None)
+
+    def of(self, owner: str) -> dict[str, list[str]]:
+        """What one plugin added, by kind: for ``healthcheck plugins``."""
+        found: dict[str, list[str]] = {}
+        for (kind, name), who in self.owners.items():
+            if who == owner:
+                found.setdefault(kind, []).append(name)
+        return found
+
+    def _add(self, kind: str, table: dict[str, T], owner: str, name: str, thing: T, *, dotted: bool = False) -> None:
+        holder = self.owners.get((kind, name))
+        if holder is not None:
+            raise PluginError(f'{owner}: {kind[:-1]} "{name}" exists already (from {holder}); choose another name')
+        if dotted and owner != BUILTIN and "." not in name:
+            raise PluginError(
+                f'{owner}: {kind[:-1]} "{name}" needs a name of its own with a dot, such as "{owner}.{name}"'
+            )
+        table[name] = thing
+        self.owners[kind, name] = owner
+
+    def _add_probes(self, owner: str, probe: Probe) -> None:
+        for needed in ("name", "listens_to", "provides", "sample"):
+            if not hasattr(probe, needed):
+                raise PluginError(f'{owner}: a probe needs "{needed}"; see healthcheck.protocols.Probe')
+        self._add("probes", self.probes, owner, probe.name, probe)
+        for metric in probe.provides:
+            self._add("metrics", self.metrics, owner, metric.key, metric)
+            self.metric_probe[metric.key] = probe
+
+    def _add_conditions(self, owner: str, condition: ConditionType) -> None:
+        self._add("conditions", self.conditions, owner, condition.name, condition, dotted=True)
+
+    def _add_actions(self, owner: str, action: Action) -> None:
+        if getattr(action, "stage", None) not in ("observe", "mitigate", "stop"):
+            raise PluginError(f'{owner}: action "{action.name}" needs stage = "observe", "mitigate" or "stop"')
+        self._add("actions", self.actions, owner, action.name, action, dotted=True)
+
+    def _add_reports(self, owner: str, report: Report) -> None:
+        self._add("reports", self.reports, owner, report.name, report)
+
+    def _add_readers(self, owner: str, reader: Reader) -> None:
+        self._add("readers", self.readers, owner, reader.name, reader)
+
+    def _add_rulepacks(self, owner: str, name: str, path: str) -> None:
+        if ":" in name:
+            raise PluginError(f'{owner}: pack name "{name}" must not contain a colon; users write {owner}:name')
+        self._add("packs", self.packs, owner, f"{owner}:{name}", str(path))
+
+    def _add_trainers(self, owner: str, name: str, attach: Callable[..., Any]) -> None:
+        self._add("trainers", self.trainers, owner, name, attach)
+
+    def _add_commands(self, owner: str, name: str, help: str, main: Callable[[list[str]], int]) -> None:
+        self._add("commands", self.commands, owner, name, (help, main))

@@ -1,0 +1,136 @@
+"""The closing block: how the run ended and why, what was not judged, where the record is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from healthcheck.reports.text import duration, plural, shorten, step, with_exit
+
+_TOO_SHORT = re.compile(r"^(needs \d+ samples|still warming up)")
+
+
+def closing_line(report: Mapping[str, Any]) -> str:
+    """The line that scripts grep: verdict, reason in words, exit code."""
+    return with_exit(f"healthcheck: {_what(report)}", int(report["exit_code"]))
+
+
+def _what(report: Mapping[str, Any]) -> str:
+    reason, words = report["exit_reason"], report["exit_words"]
+    unit = str(report.get("unit", "step"))
+    amount = plural(int(report["steps"]), unit)
+    took = duration(float(report["seconds"]))
+    stop = report.get("stop") or {}
+    asked = bool(stop) and not stop.get("rule")
+    length = f"stopped as asked after {amount}, {took}" if asked else f"{amount} in {took}"
+    if reason == "stop":
+        return f"STOPPED at step {step(int(stop['step']))} by {stop['rule']}"
+    if reason == "alert":
+        return f"FAILED, {words}, {length}"
+    if reason == "script_error":
+        return f"SCRIPT FAILED, {words} after {amount}"
+    if reason == "interrupted":
+        return f"INTERRUPTED, {words} after {amount}"
+    if reason == "monitor_error":
+        return f"INTERNAL ERROR, {words}, {length}"
+    if reason == "nothing_judged":
+        return f"NOT JUDGED, {words}, {length}"
+    why = f" ({words})" if words not in ("ok", "") else ""
+    fraction = float(report.get("overhead", {}).get("fraction", 0.0))
+    # Of a run of a second, start-up is most of it: a share would say nothing.
+    cost = f", cost {fraction * 100:.1f} % of the time" if float(report["seconds"]) >= 1.0 and report["steps"] else ""
+    return f"OK{why}, {length}{cost}"
+
+
+def closing_block(report: Mapping[str, Any], record: str = "", *, details: bool = False) -> list[str]:
+    """All lines of the closing block.
+
+    :param record: path of the run's folder as shown to the user; empty without one.
+    :param details: name every rule that was not judged (``-v``).
+    """
+    lines = [closing_line(report)]
+    lines += [f"  {text}" for text in (count_line(report["rules"]), _alerts_line(report), *_warnings(report)) if text]
+    if details:
+        lines += [
+            f"  not judged  {rule}: {entry.get('reason', '')}"
+            for rule, entry in report["rules"].items()
+            if entry["verdict"] == "not judged"
+        ]
+    normal = "normal for this run: healthcheck metrics latest"
+    if record:
+        has_alerts = bool(report["alerts"])
+        left = "why: healthcheck why" if has_alerts else normal if report["steps"] else ""
+        lines.append("  " + (f"{left}        record: {record}" if left else f"record: {record}"))
+    return lines
+
+
+def count_line(rules: Mapping[str, Mapping[str, Any]]) -> str:
+    """``failed 1, ok 17, not judged 7 (no GPU: 4, run too short: 2, ...)``."""
+    counts = Counter(str(entry["verdict"]) for entry in rules.values())
+    parts = [f"{name} {counts[name]}" for name in ("failed", "warned") if counts[name]]
+    parts.append(f"ok {counts['ok']}")
+    if counts["not judged"]:
+        silent = [entry for entry in rules.values() if entry["verdict"] == "not judged"]
+        parts.append(f"not judged {counts['not judged']} ({grouped_reasons(silent)})")
+    return ", ".join(parts)
+
+
+def grouped_reasons(entries: Iterable[Mapping[str, Any]], most: int = 4) -> str:
+    """``no GPU: 4, run too short: 2``, most frequent first."""
+    reasons = Counter(short_reason(str(entry.get("reason") or "no reason known")) for entry in entries)
+    common = reasons.most_common(most)
+    text = ", ".join(f"{reason}: {count}" for reason, count in common)
+    rest = sum(reasons.values()) - sum(count for _, count in common)
+    return f"{text}, other reasons: {rest}" if rest else text
+
+
+def short_reason(reason: str) -> str:
+    """The group that a reason belongs to."""
+    return "run too short" if _TOO_SHORT.match(reason) else reason
+
+
+def _alerts_line(report: Mapping[str, Any]) -> str:
+    """Alerts that had no block of their own, and what observe mode held back."""
+    explained = [a for a in report["alerts"] if a.get("explained_by")]
+    named: dict[str, Mapping[str, Any]] = {}
+    for alert in explained:
+        named.setdefault(str(alert["rule"]), alert)
+    parts = []
+    if named:
+        texts = [
+            f"{rule} at step {step(a['fired_step'])}, explained by {a['explained_by']}" for rule, a in named.items()
+        ]
+        parts.append("also: " + "; ".join(texts[:3]) + (f" and {len(texts) - 3} more rules" if len(texts) > 3 else ""))
+    would = sum(
+        1 for a in report["alerts"] if any(o["action"] == "stop" and o.get("held") for o in a.get("actions", ()))
+    )
+    if would and report.get("mode") == "observe":
+        parts.append(f"would have stopped {plural(would, 'time')} (observe mode)")
+    muted = [str(a["rule"]) for a in report["alerts"] if a.get("muted") or a.get("accepted")]
+    if muted:
+        parts.append(f"muted or accepted: {shorten(list(dict.fromkeys(muted)))}")
+    return "; ".join(parts)
+
+
+def _warnings(report: Mapping[str, Any]) -> list[str]:
+    """What went wrong with us, plugins and actions; required rules without data; mutes without effect."""
+    lines = []
+    required = [r for r, entry in report["rules"].items() if entry.get("required") and entry["verdict"] == "not judged"]
+    if required:
+        lines.append(f"required but not judged: {shorten(required)}")
+    quarantined = sorted({str(e["plugin"]) for e in report.get("plugin_errors", ()) if e.get("quarantined")})
+    failed = sorted({str(e["plugin"]) for e in report.get("plugin_errors", ())} - set(quarantined))
+    if quarantined:
+        lines.append(f"plugins switched off after errors: {shorten(quarantined)} (report.json: plugin_errors)")
+    if failed:
+        lines.append(f"plugins with errors: {shorten(failed)} (report.json: plugin_errors)")
+    lines += [
+        f"action {error['action']} failed for {error['rule']} at step {step(error['step'])}: {error['error']}"
+        for error in list(report.get("action_errors", ()))[:2]
+    ]
+    unused = [m for m in report.get("mutes", ()) if not m.get("hits")]
+    if unused:
+        lines.append(f"mutes that matched nothing: {shorten([str(m['rule']) for m in unused])}")
+    return lines

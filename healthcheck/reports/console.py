@@ -1,0 +1,174 @@
+"""What a person reads while training: two lines at the start, a block per alert, a closing block.
+
+To stderr only. Rank 0 speaks; the others stay quiet and leave their alerts in the record.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck import __version__
+from healthcheck.reports.blocks import LABEL, alert_block, names_with_steps, only_noted
+from healthcheck.reports.closing import closing_block, closing_line
+from healthcheck.reports.rundir import latest_shown
+from healthcheck.reports.stderr import Stderr
+from healthcheck.reports.text import number, plural, shorten, step
+from healthcheck.verdicts import Alert, Severity, Transition
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+BLOCKS_PER_RULE = 3
+"""After so many blocks of one rule its further episodes are only counted."""
+_COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+
+
+class ConsoleReport:
+    """The console of one session.
+
+    ``verbosity`` (setting, ``-q`` and ``-v``): -2 the exit code only, -1 errors and the closing
+    line, 0 the usual, 1 changes of state too.
+    """
+
+    name = "console"
+
+    def __init__(self) -> None:
+        self.out = Stderr()
+        self.verbosity = 0
+        self._session: Session | None = None
+        self._blocks: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._noted: list[Alert] = []
+        self._waiting: dict[int, Alert] = {}
+
+    def start(self, session: Session) -> None:
+        info = session.info
+        self._session = session
+        self.verbosity = int(session.settings.get("verbosity", 0) or 0)
+        if info.rank != 0:
+            self.verbosity = -2
+        if self.verbosity >= 1:
+            # Only -v pays for changes of state: without this attribute nobody collects them.
+            self.transition = self._transition
+            session.engine.watch_transitions = True
+        if self.verbosity < 0 or not session.rules.rules:
+            return
+        self.out.write(self._start_lines(session))
+
+    def alert(self, alert: Alert) -> None:
+        self._waiting[id(alert)] = alert
+
+    def acted(self, alert: Alert) -> None:
+        self._waiting.pop(id(alert), None)
+        self._show(alert)
+
+    def note(self, text: str) -> None:
+        if self.verbosity >= 0:
+            self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
+
+    def finish(self, report: dict[str, Any]) -> None:
+        for alert in list(self._waiting.values()):  # a stop left before their actions were told
+            self._show(alert)
+        self._waiting.clear()
+        if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):
+            return
+        if self.verbosity == -1:
+            self.out.write([closing_line(report)])
+            return
+        lines = closing_block(report, self._record(), details=self.verbosity >= 1)
+        lines[0] = self._coloured_verdict(lines[0], report)
+        if self._noted:
+            lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
+        if self._counted:
+            counted = [f"{rule} {plural(n, 'time')}" for rule, n in self._counted.items()]
+            lines.insert(2, f"  further alerts, without a block: {shorten(counted)}")
+        self.out.write(lines)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _start_lines(self, session: Session) -> list[str]:
+        info, rules = session.info, session.rules
+        source = f" of {rules.source}" if rules.source else ""
+        profile = f", profile {rules.profile}" if rules.profile else ""
+        again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
+        ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
+        head = f"healthcheck {__version__}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
+        return [head, f"  {self._stoppers(session)}", *(f"  {text}" for text in info.notes)]
+
+    @staticmethod
+    def _stoppers(session: Session) -> str:
+        stop = [rule.id for rule in session.rules.rules if rule.may_stop]
+        if session.observing:
+            held = f": {shorten(stop)} would" if stop else ""
+            return f"observe mode: nothing is stopped or changed{held}"
+        acting = any(
+            a.name not in ("note", "warn", "evidence")
+            for r in session.rules.rules
+            for a in r.actions
+            if a.name != "stop"
+        )
+        rest = "everything else only warns" if not acting else "see healthcheck plan for other actions"
+        if not stop:
+            return f"no rule may stop the run; {rest}"
+        return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"
+
+    def _show(self, alert: Alert) -> None:
+        if alert.explained_by or self.verbosity <= -2:
+            return
+        if self.verbosity == -1 and (alert.severity is not Severity.ERROR or not alert.counts):
+            return
+        if only_noted(alert) and self.verbosity < 1:
+            self._noted.append(alert)
+            return
+        shown = self._blocks.get(alert.rule, 0)
+        if shown >= BLOCKS_PER_RULE:
+            self._counted[alert.rule] = self._counted.get(alert.rule, 0) + 1
+            return
+        self._blocks[alert.rule] = shown + 1
+        session = self._session
+        assert session is not None
+        explained = [
+            a for a in session.alerts if a.explained_by == alert.rule and a.detected_step == alert.detected_step
+        ]
+        world_size, place = session.info.world_size, self._place
+        lines = alert_block(alert, explained, session.history, world_size=world_size, place=place)
+        if alert.severity is Severity.INFO:
+            lines = lines[:1]
+        label = LABEL[alert.severity]
+        lines[0] = self.out.colour(label, _COLOUR[alert.severity]) + lines[0][len(label) :]
+        if shown + 1 == BLOCKS_PER_RULE:
+            lines[-1] += "   (third time: further ones are only counted)"
+        self.out.write(lines)
+
+    def _transition(self, change: Transition) -> None:
+        score = "" if change.score is None or change.score == change.value else f", score {number(change.score)}"
+        self.out.write(
+            [
+                f"healthcheck: step {step(change.step)}  {change.rule}  {change.before} -> {change.after}"
+                f"  {change.series} {number(change.value)}{score}"
+            ]
+        )
+
+    def _record(self) -> str:
+        run_dir: Path | None = self._session.info.run_dir if self._session is not None else None
+        return latest_shown(run_dir) if run_dir is not None else ""
+
+    def _place(self, path: str) -> str:
+        """A path below the run's folder as ``healthcheck-runs/latest/alerts/001``."""
+        run_dir = self._session.info.run_dir if self._session is not None else None
+        if run_dir is not None and Path(path).is_relative_to(run_dir):
+            return f"{latest_shown(run_dir)}/{Path(path).relative_to(run_dir).as_posix()}"
+        return path
+
+    def _coloured_verdict(self, line: str, report: dict[str, Any]) -> str:
+        head, _, tail = line.partition(": ")
+        end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
+        colour = (
+            "green"
+            if report["exit_code"] == 0 and report["verdict"] == "ok"
+            else "yellow"
+            if report["exit_code"] == 0
+            else "red"
+        )
+        return f"{head}: {self.out.colour(tail[:end], colour)}{tail[end:]}"

@@ -1,0 +1,155 @@
+"""What a run would watch, before it starts: rules, metrics, what cannot be judged here and why. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthcheck.engine.demand import RuleDemand
+from healthcheck.outcome import NEEDS
+from healthcheck.registry import Registry
+from healthcheck.reports.asking import asks
+from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.samples import Cost, Metric
+
+_DEPENDS = {
+    "amp": "only with a GradScaler",
+    "clipping": "only if the loop clips",
+    "evaluation": "only with evaluations",
+    "tokens": "only if the number of tokens is known",
+    "max_steps": "only if the length of the run is known",
+    "compile": "only with torch.compile",
+    "optimizer": "only with an optimizer",
+}
+"""Needs that only the script can meet: said, not decided."""
+
+
+@dataclass(slots=True)
+class PlannedRule:
+    """One rule as it would run here."""
+
+    rule: Rule
+    asks: str
+    actions: list[str]
+    may_stop: bool
+    blocked: str = ""
+    """Why it cannot be judged here; empty if it can."""
+    depends: str = ""
+    """What the script must do for it to be judged."""
+    cost: Cost = Cost.FREE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule.id,
+            "severity": str(self.rule.severity),
+            "asks": self.asks,
+            "then": self.actions,
+            "may_stop": self.may_stop,
+            "mode": self.rule.mode,
+            "required": self.rule.required,
+            "cost": self.cost.value,
+            "cannot_be_judged": self.blocked or None,
+            "depends_on": self.depends or None,
+            "origin": str(self.rule.origin),
+        }
+
+
+@dataclass(slots=True)
+class Plan:
+    """What ``healthcheck plan`` prints."""
+
+    rules: list[PlannedRule]
+    metrics: dict[str, int]
+    """Metric key -> smallest ``every``."""
+    probes: list[str]
+    derived: dict[str, str] = field(default_factory=dict)
+    """Derived metric -> its formula."""
+    logged: list[str] = field(default_factory=list)
+    """Metrics that only the script itself can log."""
+    off: list[str] = field(default_factory=list)
+
+
+def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = None) -> Plan:
+    """Plan by demand, as a session does it: rules -> metrics -> probes."""
+    demand = RuleDemand.of(rules.rules, rules.derived)
+    formulas = {derived.name: derived for derived in rules.derived}
+    known = set(registry.metrics)
+    planned = [_plan_rule(rule, rules, registry, max_steps) for rule in rules.rules]
+    probes = {registry.metric_probe[key].name for key in demand.every if key in registry.metric_probe}
+    return Plan(
+        planned,
+        {key: every for key, every in sorted(demand.every.items()) if key not in formulas},
+        sorted(probes),
+        {name: derived.text for name, derived in formulas.items() if name in demand.every},
+        sorted(key for key in demand.every if key not in known and key not in formulas),
+        list(rules.off),
+    )
+
+
+def _plan_rule(rule: Rule, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
+    metrics = _metrics_of(rule, rules, registry)
+    blocked = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
+    depends = [_DEPENDS[need] for metric in metrics for need in metric.needs if need in _DEPENDS]
+    if not blocked and max_steps is not None:
+        blocked = cannot_fill(rule, max_steps)
+    costs = list(Cost)
+    cost = max((metric.cost for metric in metrics), key=costs.index, default=Cost.FREE)
+    actions = [action.name for action in rule.actions]
+    stops = rule.may_stop and rules.settings.get("mode", "act") == "act"
+    return PlannedRule(rule, asks(rule), actions, stops, blocked, "; ".join(dict.fromkeys(depends)), cost)
+
+
+def _metrics_of(rule: Rule, rules: RuleSet, registry: Registry) -> list[Metric]:
+    """The registered metrics that a rule rests on, through derived ones."""
+    wanted = list(RuleDemand.of([rule], rules.derived).every)
+    guards = {guard.metric for guard in rule.only_if}  # a guard without samples counts as satisfied
+    return [registry.metrics[key] for key in wanted if key in registry.metrics and key not in guards]
+
+
+def missing_here(need: str) -> str:
+    """Why this machine cannot meet a need of a metric; empty if it can or if only the script knows.
+
+    Asks the machine without importing torch: ``plan`` runs on login nodes.
+    """
+    if need == "cuda" and not _has_gpu():
+        return NEEDS["cuda"]
+    if need == "linux" and not sys.platform.startswith("linux"):
+        return NEEDS["linux"]
+    if need == "ranks" and int(os.environ.get("WORLD_SIZE", "1") or 1) < 2:
+        return NEEDS["ranks"]
+    return ""
+
+
+def _has_gpu() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return False
+    return os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd") or shutil.which("nvidia-smi") is not None
+
+
+def cannot_fill(rule: Rule, max_steps: int) -> str:
+    """Why a rule cannot be judged within so many steps: its warm-up, its window, its streak."""
+    need = max(rule.min_samples, int(getattr(rule.condition, "min_samples", 0) or 0)) * rule.every
+    if rule.condition.absence == "steps":
+        need = int(getattr(rule.condition, "after", 0) or 0)
+    if rule.warmup.unit == "steps" and rule.warmup.amount >= max_steps:
+        return f"warms up for {rule.warmup}"
+    warm = int(rule.warmup.amount) if rule.warmup.unit in ("steps", "samples") else 0
+    if rule.warmup.unit == "samples":
+        warm *= rule.every
+    least = max(need, warm) + rule.hold.need * rule.every - rule.every
+    if least >= max_steps:
+        return f"needs more than {least:,} steps to judge"
+    return ""
+
+
+def unjudged_reasons(rules: Sequence[PlannedRule]) -> dict[str, list[str]]:
+    """Reason -> ids of the rules that cannot be judged for it."""
+    found: dict[str, list[str]] = {}
+    for planned in rules:
+        if planned.blocked:
+            found.setdefault(planned.blocked, []).append(planned.rule.id)
+    return found

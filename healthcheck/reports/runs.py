@@ -1,0 +1,162 @@
+"""Records read back: find a run by name, ``latest`` or path; its facts, alerts, samples, report. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import UsageError
+from healthcheck.reports.rundir import LATEST, RUN_FILE, latest_name, list_runs, runs_folder
+from healthcheck.reports.samplelines import RecordedSamples, read_samples
+
+
+@dataclass
+class Run:
+    """One recorded run. Files are read when they are asked for; damaged ones count as absent."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    """``run.json``; empty if it is damaged."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def shown(self) -> str:
+        """The folder as people type it: relative to the working directory where it lies below."""
+        try:
+            return self.folder.absolute().relative_to(Path.cwd()).as_posix()
+        except ValueError:
+            return str(self.folder)
+
+    @cached_property
+    def report(self) -> dict[str, Any] | None:
+        """``report.json``, or None while the run goes on or if it was killed."""
+        return _read_json(self.folder / "report.json")
+
+    @cached_property
+    def alerts(self) -> list[dict[str, Any]]:
+        """All alerts in the order of their numbers, each in its last known state."""
+        if self.report is not None:
+            return list(self.report.get("alerts", []))
+        latest: dict[int, dict[str, Any]] = {}
+        for line in _lines(self.folder / "alerts.jsonl"):
+            try:
+                entry = json.loads(line)
+                if not entry.get("repeat"):
+                    latest[int(entry["number"])] = entry
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # the torn last line of a killed run
+        return [latest[number] for number in sorted(latest)]
+
+    @cached_property
+    def samples(self) -> RecordedSamples:
+        """The samples; empty if none were recorded."""
+        return read_samples(_lines(self.folder / "samples.jsonl"))
+
+    @property
+    def rules_file(self) -> Path:
+        """The rules that judged this run, as one YAML file."""
+        return self.folder / "rules.yaml"
+
+    @property
+    def target(self) -> str:
+        return str(self.facts.get("target") or (self.report or {}).get("target") or "?")
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run; of a run without a report the last step that was recorded."""
+        if self.report is not None:
+            return int(self.report.get("steps", 0))
+        return max((batch.at for batch in self.samples.batches), default=0)
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``warned``, ``failed``, ``not judged``; ``running`` or ``killed`` without a report."""
+        if self.report is not None:
+            return str(self.report.get("verdict", "?"))
+        if self.facts.get("host") != socket.gethostname():
+            return "unfinished"
+        return "running" if _alive(self.facts.get("pid")) else "killed"
+
+
+def find_run(named: str | None = None) -> Run:
+    """The run that a user means: a name or its beginning, ``latest`` (also None), or a path.
+
+    Raises ``UsageError`` that says where it looked and suggests a name.
+    """
+    folder = runs_folder()
+    if named is None or named == LATEST:
+        name = latest_name(folder)
+        if name is None:
+            raise UsageError(
+                f"no runs in {folder} yet; `healthcheck run train.py` makes one (HEALTHCHECK_RUNS names another folder)"
+            )
+        return _load(folder / name)
+    path = Path(named).expanduser()
+    if path.is_file() and path.suffix in (".json", ".jsonl"):
+        path = path.parent
+    if path.name == LATEST and not path.exists():
+        name = latest_name(path.parent)  # a file system without symbolic links
+        path = path.parent / name if name is not None else path
+    if (path / RUN_FILE).is_file():
+        return _load(path.resolve())
+    if path.is_dir():
+        name = latest_name(path)
+        if name is not None:
+            return _load(path / name)
+    names = [run.name for run in list_runs(folder)]
+    if named in names:
+        return _load(folder / named)
+    begins = [name for name in names if name.startswith(named)]
+    if len(begins) == 1:
+        return _load(folder / begins[0])
+    if begins:
+        raise UsageError(
+            f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; write more of it'
+        )
+    hint = suggest(named, names) or (f"newest: {', '.join(names[-3:])}" if names else "there are none yet")
+    raise UsageError(f'no run "{named}" in {folder}; {hint}')
+
+
+def all_runs(folder: Path | None = None) -> list[Run]:
+    """Every run of a folder (default: where records go), oldest first."""
+    return [_load(path) for path in list_runs(folder if folder is not None else runs_folder())]
+
+
+def _load(folder: Path) -> Run:
+    return Run(folder, _read_json(folder / RUN_FILE) or {})
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError:
+        return []
+
+
+def _alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or pid <= 0 or os.name != "posix":
+        return False  # on Windows signal 0 would end the process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,146 @@
+"""The reasons of one alert, as data: trace, surroundings, other alerts, closest approach before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthcheck.reports.asking import asks, headings
+from healthcheck.reports.runs import Run
+from healthcheck.reports.surroundings import Change, changes_around
+from healthcheck.reports.trace import TraceRow, episode_rows, retrace
+from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.samples import decode_number
+
+NEAR = 5
+"""Steps within which another alert is named."""
+
+
+@dataclass(slots=True)
+class Explanation:
+    """Everything that ``healthcheck why`` says of one alert."""
+
+    run: Run
+    alert: dict[str, Any]
+    """As in ``report.json``."""
+    rule: Rule | None
+    asks: str
+    origin: str
+    before: list[TraceRow] = field(default_factory=list)
+    """The last judgements before the episode."""
+    episode: list[TraceRow] = field(default_factory=list)
+    """From the first breach to the clearing."""
+    closest: TraceRow | None = None
+    """The judgement before this episode that came nearest to firing."""
+    changes: list[Change] = field(default_factory=list)
+    steady: list[str] = field(default_factory=list)
+    also: list[dict[str, Any]] = field(default_factory=list)
+    """Other alerts near this one, or explained by it."""
+    problem: str = ""
+    """Why there is no trace, or why it may differ from what the run saw."""
+
+    @property
+    def headings(self) -> tuple[str, str]:
+        return headings(self.rule)
+
+    @property
+    def first_step(self) -> int:
+        """Step of the first breaching sample."""
+        return self.episode[0].step if self.episode else int(self.alert["fired_step"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run.name,
+            "folder": str(self.run.folder),
+            "alert": self.alert,
+            "asks": self.asks,
+            "origin": self.origin,
+            "trace": [_row_json(row) for row in [*self.before, *self.episode]],
+            "closest_before": _row_json(self.closest) if self.closest is not None else None,
+            "around": [{"series": c.series, "step": c.step, "usual": c.usual, "value": c.value} for c in self.changes],
+            "unchanged": self.steady,
+            "also": [{"number": a["number"], "rule": a["rule"], "fired_step": a["fired_step"]} for a in self.also],
+            "problem": self.problem,
+        }
+
+
+def _row_json(row: TraceRow) -> dict[str, Any]:
+    return {
+        "step": row.step,
+        "series": row.series,
+        "value": row.value,
+        "normal": row.normal,
+        "score": row.score,
+        "state": str(row.state),
+        "fired": row.fired,
+        "cleared": row.cleared,
+    }
+
+
+def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, problem: str) -> Explanation:
+    """Recompute what the rule saw around one alert of a recorded run.
+
+    :param rules: the rules that judged the run; None if they cannot be compiled here.
+    :param problem: why not.
+    """
+    rule = next((r for r in rules.rules if r.id == alert["rule"]), None) if rules is not None else None
+    entry = (run.report or {}).get("rules", {}).get(alert["rule"], {})
+    found = Explanation(
+        run,
+        alert,
+        rule,
+        asks(rule) if rule is not None else str(alert.get("threshold", "")),
+        str(entry.get("origin") or (rule.origin if rule is not None else "")),
+        problem=problem,
+    )
+    found.also = _also(run.alerts, alert)
+    samples = run.samples
+    if rules is not None and rule is not None and samples.batches:
+        start = int(run.facts.get("resumed_from") or 0)
+        trace = retrace(rules, samples.batches, rule.id, start_step=start, rank=int(run.facts.get("rank") or 0))
+        series = alert["series"][0]["name"] if alert.get("series") else str(rule.selector)
+        found.episode, earlier = episode_rows(trace.rows, series, int(alert["fired_step"]))
+        if found.episode:
+            found.before = earlier[-2:]
+            found.closest = _closest(earlier, getattr(rule.condition.breaches, "direction", 1))
+        if not samples.complete:
+            found.problem = "the record was thinned: scores may differ from what the run saw"
+        elif not found.episode and not rule.condition.absence:
+            found.problem = "replaying the record does not give this alert again; the numbers below are the run's own"
+    elif not samples.batches and not problem:
+        found.problem = "the record holds no samples"
+    if samples.batches:
+        name = alert["series"][0]["name"] if alert.get("series") else ""
+        found.changes, found.steady = changes_around(
+            samples.batches, found.first_step, int(alert["fired_step"]), leave_out=name
+        )
+    return found
+
+
+def _also(alerts: Sequence[dict[str, Any]], alert: dict[str, Any]) -> list[dict[str, Any]]:
+    """Alerts that this one explains or that explain it first, then those within a few steps."""
+    here = int(alert["fired_step"])
+
+    def related(other: dict[str, Any]) -> bool:
+        return bool(alert["rule"] == other.get("explained_by") or other["rule"] == alert.get("explained_by"))
+
+    near = [a for a in alerts if a["number"] != alert["number"] and abs(int(a["fired_step"]) - here) <= NEAR]
+    return sorted(near, key=lambda a: (not related(a), abs(int(a["fired_step"]) - here)))
+
+
+def _closest(rows: Sequence[TraceRow], direction: int) -> TraceRow | None:
+    scored = [row for row in rows if row.score is not None and math.isfinite(row.score)]
+    if not scored:
+        return None
+    return max(scored, key=lambda row: (row.score or 0.0) * (1 if direction >= 0 else -1))
+
+
+def own_numbers(alert: dict[str, Any]) -> tuple[float, float | None, float | None]:
+    """(value, normal, score) of an alert as recorded."""
+
+    def decoded(name: str) -> float | None:
+        return decode_number(alert[name]) if alert.get(name) is not None else None
+
+    return decode_number(alert["value"]), decoded("normal"), decoded("score")

@@ -1,0 +1,143 @@
+"""``stale`` and ``missing``: judged by the clock, since nothing happens when they should fire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from healthcheck.protocols import Condition, ConditionType
+from healthcheck.rulelang.comparators import make_comparator
+from healthcheck.rulelang.conditions.base import Compiled, Identity, OptionError, number_schema, options_schema
+from healthcheck.rulelang.quantities import QuantityError, number_text, parse_duration, parse_span
+
+STARTUP_SECONDS = 20 * 60.0
+"""Budget until the first sample unless ``first`` says otherwise: compilation and data caching are
+slow once, and killing a slow starter is the classic mistake of liveness probes."""
+
+
+class Silence:
+    """Score: how long nothing has come. With ``times`` the limit also grows with what is usual.
+
+    The engine (or its watchdog) hands ``update`` the seconds or steps since the last sample, and
+    tells ``arrived`` every gap that ended. The score is scaled so that ``after`` stays the limit:
+    with ``times: 5`` and a longest gap of 100 s, 500 s of silence score as ``after``.
+    """
+
+    __slots__ = ("_after", "_longest", "_times", "normal")
+
+    def __init__(self, after: float, times: float) -> None:
+        self.normal: float | None = None
+        self._after = after
+        self._times = times
+        self._longest = 0.0
+
+    def arrived(self, gap: float) -> None:
+        """A sample came after ``gap`` seconds (steps) of silence that no rule has called stale."""
+        if gap > self._longest:
+            self._longest = gap
+            if self._times:
+                self.normal = gap
+
+    def update(self, value: float, step: int) -> float | None:
+        limit = max(self._after, self._times * self._longest)
+        return value if limit == self._after else value * self._after / limit
+
+    def state(self) -> Any:
+        return self._longest
+
+    def restore(self, state: Any) -> None:
+        self._longest = float(state)
+        if self._times and self._longest:
+            self.normal = self._longest
+
+
+def compile_stale(options: Any, rule: Mapping[str, Any]) -> Condition:
+    written = options if isinstance(options, Mapping) else {"after": options}
+    after = _duration(written, "after", nested=isinstance(options, Mapping))
+    first = _duration(written, "first", nested=True) if "first" in written else max(STARTUP_SECONDS, after)
+    times = float(written.get("times", 0.0))
+    if after <= 0 or first <= 0:
+        raise OptionError("a budget must be longer than zero", *(("first",) if first <= 0 else ()))
+    return Compiled(
+        "stale",
+        make_comparator("at_least", f"{number_text(after)}s"),
+        lambda: Silence(after, times),
+        "no {series} for {value:,.0f} s",
+        absence="seconds",
+        after=after,
+        first=first,
+    )
+
+
+def compile_missing(options: Any, rule: Mapping[str, Any]) -> Condition:
+    written = options if isinstance(options, Mapping) else {"after": options}
+    after = _steps(written, "after", nested=isinstance(options, Mapping))
+    first = _steps(written, "first", nested=True) if "first" in written else after
+    return Compiled(
+        "missing",
+        make_comparator("at_least", f"{after:g}"),
+        Identity,
+        "no {series} for {value:,.0f} steps",
+        absence="steps",
+        after=after,
+        first=first,
+    )
+
+
+def _duration(written: Mapping[str, Any], key: str, *, nested: bool) -> float:
+    try:
+        return parse_duration(written[key])
+    except QuantityError as error:
+        raise OptionError(str(error), *((key,) if nested else ())) from None
+
+
+def _steps(written: Mapping[str, Any], key: str, *, nested: bool) -> float:
+    where = (key,) if nested else ()
+    try:
+        span = parse_span(written[key])
+    except QuantityError as error:
+        raise OptionError(str(error), *where) from None
+    if span.unit != "steps" or span.amount < 1:
+        raise OptionError(
+            "`missing` counts steps without a sample; write for instance 100. For time use `stale`", *where
+        )
+    return span.amount
+
+
+_LENGTH = {"$ref": "#/definitions/length"}
+
+STALE = ConditionType(
+    "stale",
+    {
+        **options_schema(
+            "Seconds since the last sample: `300s`, or {after, first, times}. Judged by a watchdog, also between steps.",
+            compare=False,
+            required=("after",),
+            after={"description": "Silence that breaches, with a unit: 300s, 5m.", "allOf": [_LENGTH]},
+            first={"description": "Budget until the first sample (20m, or `after` if longer).", "allOf": [_LENGTH]},
+            times=number_schema(
+                "Also wait for this many times the longest gap seen so far: slow but regular is not stale (0: off).",
+                minimum=0,
+            ),
+        ),
+        "type": ["object", "string", "number"],
+    },
+    compile_stale,
+    help="Nothing came for this long.",
+)
+
+MISSING = ConditionType(
+    "missing",
+    {
+        **options_schema(
+            "Steps without a sample: `100`, or {after, first}.",
+            compare=False,
+            required=("after",),
+            after={"description": "Steps without a sample that breach.", "allOf": [_LENGTH]},
+            first={"description": "Budget in steps until the first sample (`after`).", "allOf": [_LENGTH]},
+        ),
+        "type": ["object", "string", "integer"],
+    },
+    compile_missing,
+    help="Training goes on and the metric does not come.",
+)

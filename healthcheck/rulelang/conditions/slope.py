@@ -1,0 +1,197 @@
+"""``slope``: how fast a value rises or falls per sample.
+
+Without ``confidence`` the score is the least-squares slope. With it, the score is the end of the
+slope's confidence interval that is nearer to doubt, so that ``above: 0`` with ``confidence: 0.95``
+reads "rising, with 95 % confidence": the Theil-Sen slope with Sen's interval (Theil 1950; Sen,
+"Estimates of the regression coefficient based on Kendall's tau", 1968; variance with ties: Mann
+1945, Kendall 1975).
+
+Loss curves are noisy and neighbours resemble each other, which makes every trend test too sure of
+itself. So the window is first cut into at most ``BLOCKS`` blocks of equal length and each block
+is represented by its median: that takes out most of the autocorrelation, single spikes, and the
+quadratic cost. The score is renewed when a block is complete and stands in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import NormalDist, median
+from typing import Any
+
+from healthcheck.protocols import Condition, ConditionType, Scorer
+from healthcheck.rulelang.conditions.base import (
+    Compiled,
+    choice_schema,
+    flag_schema,
+    min_samples_of,
+    number_schema,
+    options_schema,
+    sample_count,
+    the_comparator,
+    window_schema,
+)
+
+BLOCKS = 32
+
+
+class Slope:
+    """Least-squares slope of the window, over sample numbers or over steps."""
+
+    __slots__ = ("_min_samples", "_points", "_relative", "_steps", "normal")
+
+    def __init__(self, over: int, min_samples: int, *, relative: bool, steps: bool) -> None:
+        self.normal: float | None = None
+        self._points: deque[tuple[int, float]] = deque(maxlen=over)
+        self._min_samples = min_samples
+        self._relative = relative
+        self._steps = steps
+
+    def update(self, value: float, step: int) -> float | None:
+        points = self._points
+        points.append((step, value))
+        n = len(points)
+        if n < self._min_samples:
+            return None
+        start = points[0][0]
+        xs: Sequence[float] = [s - start for s, _ in points] if self._steps else range(n)
+        ys = [v for _, v in points]
+        mean_x, mean_y = sum(xs) / n, sum(ys) / n
+        spread = sum((x - mean_x) ** 2 for x in xs)
+        if spread == 0.0:
+            return None
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+        self.normal = ys[0]
+        return _relative_to(slope, mean_y) if self._relative else slope
+
+    def state(self) -> Any:
+        return [list(p) for p in self._points]
+
+    def restore(self, state: Any) -> None:
+        self._points.clear()
+        self._points.extend((int(s), float(v)) for s, v in state)
+
+
+class SureSlope:
+    """The cautious end of the Theil-Sen interval over block medians."""
+
+    __slots__ = ("_block", "_blocks", "_min_blocks", "_open", "_relative", "_score", "_sides", "_steps", "_z", "normal")
+
+    def __init__(
+        self, over: int, min_samples: int, *, confidence: float, sides: str, relative: bool, steps: bool
+    ) -> None:
+        self.normal: float | None = None
+        self._block = max(1, over // BLOCKS)
+        self._blocks: deque[tuple[float, float]] = deque(maxlen=over // self._block)
+        self._open: list[tuple[int, float]] = []
+        self._min_blocks = max(4, -(-min_samples // self._block))
+        self._z = NormalDist().inv_cdf(confidence)
+        self._sides = sides
+        self._relative = relative
+        self._steps = steps
+        self._score: float | None = None
+
+    def update(self, value: float, step: int) -> float | None:
+        self._open.append((step, value))
+        if len(self._open) == self._block:
+            at = sum(s for s, _ in self._open) / self._block
+            self._blocks.append((at, median(v for _, v in self._open)))
+            self._open = []
+            self._score = self._judge() if len(self._blocks) >= self._min_blocks else None
+        return self._score
+
+    def _judge(self) -> float | None:
+        blocks = list(self._blocks)
+        xs = [x for x, _ in blocks] if self._steps else [i * float(self._block) for i in range(len(blocks))]
+        ys = [y for _, y in blocks]
+        self.normal = ys[0]
+        bounds = theil_sen_interval(xs, ys, self._z)
+        if bounds is None:
+            return None
+        low, high = bounds
+        if self._sides == "low":
+            slope = low
+        elif self._sides == "high":
+            slope = high
+        else:  # outside: nothing is certain while the interval holds zero
+            slope = low if low > 0.0 else (high if high < 0.0 else 0.0)
+        return _relative_to(slope, sum(ys) / len(ys)) if self._relative else slope
+
+    def state(self) -> Any:
+        return [[list(b) for b in self._blocks], [list(p) for p in self._open], self._score]
+
+    def restore(self, state: Any) -> None:
+        self._blocks.clear()
+        self._blocks.extend((float(x), float(y)) for x, y in state[0])
+        self._open = [(int(s), float(v)) for s, v in state[1]]
+        self._score = state[2]
+
+
+def theil_sen_interval(xs: Sequence[float], ys: Sequence[float], z: float) -> tuple[float, float] | None:
+    """One-sided bounds of the Theil-Sen slope, each at the confidence that ``z`` stands for.
+
+    None when no two points differ in x. Ties in y reduce the variance of Kendall's S.
+    """
+    n = len(ys)
+    slopes = [(ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(n) for j in range(i + 1, n) if xs[j] != xs[i]]
+    if not slopes:
+        return None
+    slopes.sort()
+    ties: dict[float, int] = {}
+    for y in ys:
+        ties[y] = ties.get(y, 0) + 1
+    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties.values())) / 18
+    half = z * sqrt(max(variance, 0.0))
+    count = len(slopes)
+    low = int((count - half) / 2)
+    high = int((count + half) / 2 + 1)
+    return (slopes[max(low - 1, 0)] if low > 0 else float("-inf"), slopes[high - 1] if high <= count else float("inf"))
+
+
+def _relative_to(slope: float, level: float) -> float | None:
+    return slope / abs(level) if level else None
+
+
+def compile_slope(options: Any, rule: Mapping[str, Any]) -> Condition:
+    breaches = the_comparator(options, "slope")
+    over = sample_count(options, "over", 100, least=2)
+    min_samples = max(2, min_samples_of(rule, over))
+    relative, steps = bool(options.get("relative", False)), options.get("per", "sample") == "step"
+    confidence = options.get("confidence")
+    sides = "both" if breaches.kind in ("outside", "equals") else ("low" if breaches.high is not None else "high")
+
+    def make() -> Scorer:
+        if confidence is None:
+            return Slope(over, min_samples, relative=relative, steps=steps)
+        return SureSlope(over, min_samples, confidence=float(confidence), sides=sides, relative=relative, steps=steps)
+
+    unit = "step" if steps else "sample"
+    rate = "{score:.3%}" if relative else "{score:.4g}"
+    sure = f" with {float(confidence):.0%} confidence" if confidence is not None else ""
+    return Compiled(
+        "slope",
+        breaches,
+        make,
+        f"{{series}} changes by {rate} a {unit} over {over} samples, {{threshold}}{sure}",
+        min_samples=min_samples,
+        window=over,
+    )
+
+
+SLOPE = ConditionType(
+    "slope",
+    options_schema(
+        "Least-squares slope per sample over `over` samples.",
+        over=window_schema("Samples in the window, at most; it judges from `min_samples` on."),
+        confidence=number_schema(
+            "Compare the cautious end of the Theil-Sen interval instead: `above: 0` is then a rise that is sure.",
+            exclusiveMinimum=0.5,
+            exclusiveMaximum=1,
+        ),
+        relative=flag_schema("Divide the slope by the size of the window's mean: 0.01 is 1 % a sample."),
+        per=choice_schema("Slope per `sample` (default) or per `step`.", "sample", "step"),
+    ),
+    compile_slope,
+    help="Slope of the window per sample; with `confidence`, only what is sure.",
+)

@@ -1,0 +1,149 @@
+"""Windows over the last n finite values, with the statistics that conditions need.
+
+All of them remember the values in order of arrival, so that ``values`` is their whole state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+from math import sqrt
+from typing import Any
+
+MAD_TO_SIGMA = 1.4826
+"""MAD times this estimates the standard deviation of normal data."""
+
+
+class SortedWindow:
+    """The last ``size`` values, also in sorted order: median and MAD without sorting again.
+
+    An update costs two binary searches and two list shifts; the MAD is exact and found by binary
+    search, since the k values nearest to the median are neighbours in the sorted window.
+    """
+
+    __slots__ = ("ordered", "size", "values")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.values: deque[float] = deque()
+        self.ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def push(self, value: float) -> None:
+        values, ordered = self.values, self.ordered
+        if len(values) == self.size:
+            del ordered[bisect_left(ordered, values.popleft())]
+        values.append(value)
+        insort(ordered, value)
+
+    def fill(self, values: Iterable[float]) -> None:
+        """Replace the content, keeping the newest ``size`` values."""
+        self.values = deque(list(values)[-self.size :])
+        self.ordered = sorted(self.values)
+
+    def median(self) -> float:
+        ordered = self.ordered
+        n = len(ordered)
+        half = n >> 1
+        return ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
+
+    def mad(self, center: float) -> float:
+        """Median absolute deviation from ``center``, which must be the median."""
+        ordered = self.ordered
+        n = len(ordered)
+        k = (n + 1) >> 1
+        low, high = 0, n - k
+        while low < high:
+            mid = (low + high) >> 1
+            if center - ordered[mid] > ordered[mid + k] - center:
+                low = mid + 1
+            else:
+                high = mid
+        left, right = center - ordered[low], ordered[low + k - 1] - center
+        nearest = left if left > right else right
+        if n & 1:
+            return nearest
+        after = []
+        if low > 0:
+            after.append(center - ordered[low - 1])
+        if low + k < n:
+            after.append(ordered[low + k] - center)
+        return 0.5 * (nearest + min(after)) if after else nearest
+
+    def quantile(self, fraction: float) -> float:
+        """Linear interpolation between the two nearest values (Hyndman and Fan's type 7)."""
+        ordered = self.ordered
+        place = fraction * (len(ordered) - 1)
+        low = int(place)
+        if low + 1 >= len(ordered):
+            return ordered[-1]
+        return ordered[low] + (place - low) * (ordered[low + 1] - ordered[low])
+
+
+class MomentsWindow:
+    """The last ``size`` values with their mean and standard deviation, updated in constant time.
+
+    Sums are kept relative to a shift near the data, and taken afresh once per ``size`` values, so
+    that rounding errors neither cancel nor pile up.
+    """
+
+    __slots__ = ("_shift", "_squares", "_sum", "_until_fresh", "size", "values")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fill(())
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def push(self, value: float) -> None:
+        values = self.values
+        if not values:
+            self._shift = value
+        shifted = value - self._shift
+        self._sum += shifted
+        self._squares += shifted * shifted
+        values.append(value)
+        if len(values) > self.size:
+            shifted = values.popleft() - self._shift
+            self._sum -= shifted
+            self._squares -= shifted * shifted
+        self._until_fresh -= 1
+        if self._until_fresh <= 0:
+            self._refresh()
+
+    def mean(self) -> float:
+        return self._shift + self._sum / len(self.values)
+
+    def std(self) -> float:
+        """Standard deviation with n - 1; 0.0 for fewer than two values."""
+        n = len(self.values)
+        if n < 2:
+            return 0.0
+        variance = (self._squares - self._sum * self._sum / n) / (n - 1)
+        return sqrt(variance) if variance > 0.0 else 0.0
+
+    def fill(self, values: Iterable[float]) -> None:
+        self.values: deque[float] = deque(list(values)[-self.size :])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        n = len(self.values)
+        self._shift = sum(self.values) / n if n else 0.0
+        shifted = [v - self._shift for v in self.values]
+        self._sum = sum(shifted)
+        self._squares = sum(v * v for v in shifted)
+        self._until_fresh = self.size
+
+    def state(self) -> Any:
+        """The sums as well as the values: a restored window must round like the old one."""
+        return [list(self.values), self._shift, self._sum, self._squares, self._until_fresh]
+
+    def restore(self, state: Any) -> None:
+        values, shift, total, squares, until_fresh = state
+        self.values = deque(float(v) for v in values)
+        self._shift, self._sum, self._squares = float(shift), float(total), float(squares)
+        self._until_fresh = int(until_fresh)

@@ -1,0 +1,263 @@
+"""Which rules a run uses when nobody says so, and where its settings come from.
+
+The one file: ``--rules`` if given; else ``HEALTHCHECK_RULES``; else the nearest ``healthcheck.yaml``
+from the working directory up to the repository root; else ``[tool.healthcheck]`` of the nearest
+``pyproject.toml``; else the pack ``healthcheck:recommended``. Two files that were found are never
+merged. A ``healthcheck.yaml`` that is somebody else's is named and skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import Problem, RuleFileError, UsageError
+from healthcheck.rulelang.loader import load_file
+from healthcheck.rulelang.packs import is_pack_name
+from healthcheck.rulelang.rule import Origin
+from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, SettingError, parse_setting
+from healthcheck.rulelang.sources import FILE_KEYS
+
+FILE_NAMES = ("healthcheck.yaml", "healthcheck.yml")
+DEFAULT_PACK = "healthcheck:recommended"
+VARIABLE = "HEALTHCHECK_RULES"
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What to load and what to say about it."""
+
+    sources: list[Any]
+    label: str
+    """What the start line names."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences worth saying once."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of ``[tool.healthcheck]``, as values in use; those of rule files come with the rules."""
+    setting_origins: dict[str, Origin] = field(default_factory=dict)
+    plugins: list[str] = field(default_factory=list)
+    """Local plugins that ``[tool.healthcheck]`` names."""
+    path: Path | None = None
+    """The file that was found."""
+
+
+def discover(rules: Any = None, *, start: Path | None = None, environ: Mapping[str, str] | None = None) -> Discovery:
+    """Decide on the rules.
+
+    :param rules: what the caller gave: None, one source or a list of sources (path, pack name,
+        YAML text, dict). Given rules replace everything that could be found.
+    :param start: folder to start from; default the working directory.
+
+    Raises ``UsageError`` for a broken ``[tool.healthcheck]``, ``RuleFileError`` for an unreadable
+    ``healthcheck.yaml``.
+    """
+    if rules is not None:
+        sources = list(rules) if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+        return Discovery([_in_folder(s) for s in sources], _label(sources))
+    environ = os.environ if environ is None else environ
+    named = environ.get(VARIABLE, "")
+    if named:
+        sources = [part for part in (named.split(",") if "," in named else named.split(os.pathsep)) if part]
+        if is_pack_name(named):
+            sources = [named]
+        return Discovery([_in_folder(s) for s in sources], f"{_label(sources)} (from {VARIABLE})")
+    notes: list[str] = []
+    folders = list(_upwards(start or Path.cwd()))
+    for folder in folders:
+        for name in FILE_NAMES:
+            path = folder / name
+            if path.is_file() and _is_ours(path, notes):
+                return Discovery([str(path)], _relative(path), notes, path=path)
+    for folder in folders:
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            found = _from_pyproject(path, notes)
+            if found is not None:
+                return found
+            break
+    return Discovery([DEFAULT_PACK], f"{DEFAULT_PACK} (no config found)", notes)
+
+
+def _upwards(start: Path) -> Iterator[Path]:
+    """The folder and its parents up to the root of the repository; outside of one, only the folder."""
+    start = start.resolve()
+    chain = [start, *start.parents]
+    root = next((i for i, folder in enumerate(chain) if (folder / ".git").exists()), 0)
+    yield from chain[: root + 1]
+
+
+def _in_folder(source: Any) -> Any:
+    """A folder stands for the ``healthcheck.yaml`` in it."""
+    if isinstance(source, (str, Path)) and "\n" not in str(source):
+        for name in FILE_NAMES:
+            try:
+                if (Path(source) / name).is_file():
+                    return str(Path(source) / name)
+            except OSError:
+                break
+    return source
+
+
+def _label(sources: Sequence[Any]) -> str:
+    words = []
+    for source in sources:
+        if isinstance(source, Mapping):
+            words.append("rules from code")
+        elif isinstance(source, str) and "\n" in source:
+            words.append("rules from text")
+        else:
+            words.append(str(source))
+    return ", ".join(dict.fromkeys(words)) or "no rules"
+
+
+def _is_ours(path: Path, notes: list[str]) -> bool:
+    """Whether a ``healthcheck.yaml`` that lies around is a rule file; a foreign one is noted."""
+    document = load_file(path, shown=_relative(path))
+    data = document.data
+    if data is None and any(p.slug in ("unreadable",) for p in document.problems):
+        raise RuleFileError(document.problems)
+    if isinstance(data, Mapping):
+        ours = isinstance(data.get("version"), int) or (
+            "version" in data and bool((FILE_KEYS - {"version"}) & set(data))
+        )
+    else:
+        ours = any(re.match(r"version\s*:\s*\d+\s*(#.*)?$", line) for line in document.lines)
+    if not ours:
+        reason = (
+            "is empty" if any(p.slug == "empty" for p in document.problems) else "has no `version:`, so it is not ours"
+        )
+        notes.append(f"{_relative(path)} {reason}; skipped")
+    return ours
+
+
+def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
+    table = _tool_table(path, notes)
+    if table is None:
+        return None
+    shown = _relative(path)
+    found = Discovery([], f"{shown} [tool.healthcheck]", notes, path=path)
+    problems: list[Problem] = []
+    for key, value in table.items():
+        if key in PYPROJECT_ONLY:
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                problems.append(
+                    Problem(
+                        f"{shown}: tool.healthcheck.{key}",
+                        0,
+                        0,
+                        "bad-setting",
+                        'expected a list of names, such as ["rules.yaml"]',
+                    )
+                )
+            elif key == "plugins":
+                found.plugins = [str(path.parent / v) if v.endswith(".py") else v for v in value]
+            else:
+                found.sources = [v if is_pack_name(v) else str(path.parent / v) for v in value]
+            continue
+        try:
+            found.settings[key] = parse_setting(key, value)
+            found.setting_origins[key] = Origin(shown)
+        except SettingError as error:
+            hint = suggest(key, [*SETTINGS, *PYPROJECT_ONLY]) if key not in SETTINGS else ""
+            problems.append(
+                Problem(
+                    f"{shown}: tool.healthcheck.{key}",
+                    0,
+                    0,
+                    "bad-setting",
+                    str(error) if not hint else f'unknown key "{key}"',
+                    suggestion=hint,
+                )
+            )
+    if problems:
+        raise RuleFileError(problems)
+    if not found.sources:
+        found.sources = [DEFAULT_PACK]
+        found.label = f"{DEFAULT_PACK} (settings from {shown})"
+    return found
+
+
+def _tool_table(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
+    """``[tool.healthcheck]``, or None if the file has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        notes.append(f"{_relative(path)} cannot be read ({error}); skipped")
+        return None
+    if "tool.healthcheck" not in text and '"healthcheck"' not in text:
+        return None
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        try:
+            tool = tomllib.loads(text).get("tool", {})
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{_relative(path)} is not valid TOML: {error}") from None
+        table = tool.get("healthcheck") if isinstance(tool, dict) else None
+        return table if isinstance(table, dict) else None
+    return _simple_table(path, text)
+
+
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
+_PAIR = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.+?)\s*")
+
+
+def _simple_table(path: Path, text: str) -> Mapping[str, Any] | None:
+    """``[tool.healthcheck]`` on Python 3.10, which has no TOML reader.
+
+    Reads ``key = "text" | number | true | false | ["text", ...]`` on one line each, and refuses
+    the rest with the way out instead of guessing.
+    """
+    table: dict[str, Any] | None = None
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.fullmatch(line)
+        if header is not None:
+            name = header[1].replace(" ", "")
+            if name.startswith("tool.healthcheck."):
+                raise UsageError(
+                    f"{path}:{number}: on Python 3.10 put `{name.removeprefix('tool.healthcheck.')}` into healthcheck.yaml"
+                )
+            inside = name == "tool.healthcheck"
+            table = {} if inside else table
+            continue
+        if not inside or not line.strip() or line.lstrip().startswith("#"):
+            continue
+        pair = _PAIR.fullmatch(line)
+        value = _simple_value(pair[2]) if pair is not None else None
+        if pair is None or value is None or table is None:
+            raise UsageError(
+                f"{path}:{number}: Python 3.10 has no TOML reader, and this line is more than ours can read; "
+                "write one simple value in one line, or use healthcheck.yaml"
+            )
+        table[pair[1]] = value
+    return table
+
+
+def _simple_value(text: str) -> Any:
+    text = re.sub(r"\s+#[^\"']*$", "", text)
+    string = r"\"[^\"\\]*\"|'[^']*'"
+    if re.fullmatch(string, text):
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?\d+\.\d+", text):
+        return float(text)
+    if re.fullmatch(rf"\[\s*(?:(?:{string})\s*(?:,\s*(?:{string})\s*)*,?)?\s*\]", text):
+        return [found[1:-1] for found in re.findall(string, text)]
+    return None
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    except (OSError, ValueError):
+        return str(path)

@@ -1,0 +1,81 @@
+"""Which metrics exist: what probes provide, what ``metrics:`` derives, what ``external:`` names."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+from healthcheck.dispatch import suggest
+from healthcheck.registry import Registry
+from healthcheck.rulelang.rule import Selector
+from healthcheck.samples import CONTEXT_LABELS
+
+
+class KnownMetrics:
+    """Answers whether a rule may name a metric, and what to write instead.
+
+    With nothing to go by (a registry without probes and no list) every name is accepted.
+    """
+
+    def __init__(
+        self, registry: Registry, extra: Iterable[str] | None, derived: Iterable[str], external: Iterable[str]
+    ) -> None:
+        self.plain: set[str] = set()
+        self.families: dict[str, tuple[str, ...]] = {}
+        for metric in registry.metrics.values():
+            if metric.labels:
+                self.families[metric.name] = metric.labels
+            else:
+                self.plain.add(metric.name)
+        self.open_ended = not registry.metrics and extra is None
+        self.any_labels = set(derived)
+        self.globs: list[str] = []
+        for name in [*external, *(extra or ())]:
+            base = name.removesuffix("[]").split("[")[0]
+            if any(c in base for c in "*?"):
+                self.globs.append(base)
+            elif name.endswith("[]"):
+                self.families.setdefault(base, ())
+            else:
+                self.any_labels.add(base)
+
+    def names(self) -> list[str]:
+        return sorted({*self.plain, *self.families, *self.any_labels})
+
+    def fault(self, selector: Selector) -> tuple[str, str] | None:
+        """``(problem, suggestion)`` if a rule may not select this; None if it may."""
+        name = selector.metric
+        if self.open_ended or name in self.any_labels or any(fnmatch.fnmatchcase(name, g) for g in self.globs):
+            return None
+        asks_family = any(label not in CONTEXT_LABELS for label, _ in selector.globs)
+        if name not in self.plain and name not in self.families:
+            return self.unknown(name)
+        if asks_family and name not in self.families:
+            return f'"{name}" has no parts to select by', f"write `metric: {name}`"
+        if not asks_family and name not in self.plain:
+            return f'"{name}" is a family; say which of its parts', f"write {name}[*] for all"
+        labels = self.families.get(name, ())
+        wrong = [label for label, _ in selector.globs if label and label not in CONTEXT_LABELS and label not in labels]
+        if wrong and labels:
+            return f'"{name}" has no label "{wrong[0]}"', suggest(wrong[0], labels) or f"there is {', '.join(labels)}"
+        return None
+
+    def unknown(self, name: str) -> tuple[str, str]:
+        near = suggest(name, self.names())
+        mine = f"if your code logs it, add `external: [{name}]`"
+        return f'no probe provides "{name}"', f"{near} {mine}".strip()
+
+    def has(self, name: str) -> bool:
+        """Whether a formula or a guard may name it (labels aside)."""
+        return (
+            self.open_ended
+            or name in self.any_labels
+            or name in self.plain
+            or name in self.families
+            or any(fnmatch.fnmatchcase(name, g) for g in self.globs)
+        )
+
+
+def rule_hint(rule_id: str, rules: Mapping[str, object]) -> str:
+    """``did you mean "loss-spike"?`` or a list of a few ids."""
+    return suggest(rule_id, rules) or (f"there are {', '.join(list(rules)[:8])}" if rules and len(rules) <= 8 else "")

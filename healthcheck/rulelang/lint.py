@@ -1,0 +1,203 @@
+"""Warnings of ``healthcheck check``: allowed, but probably not meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from healthcheck.errors import Problem
+from healthcheck.rulelang.merge import Draft, Entry, Merged
+from healthcheck.rulelang.ownership import owners, owns_nonfinite
+from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.templates import PLACEHOLDERS
+from healthcheck.verdicts import Severity
+
+SMALL_WINDOW = 30
+SPIKE_CONDITIONS = ("zscore", "robust_z")
+NAN_METRICS = ("loss", "grad_norm")
+"""Metrics that turn non-finite when a run breaks; somebody should watch them for it."""
+
+
+def warnings(rules: RuleSet, merged: Merged) -> list[Problem]:
+    """All lint warnings of a rule set that loaded without errors."""
+    found: list[Problem] = []
+    for rule in rules.rules:
+        draft = merged.rules[rule.id]
+        if draft.origin.path == rule.origin.path:
+            found.extend(_of_rule(rule, draft, merged.profile_steps))
+    for rule_id in rules.off:
+        found.extend(_of_off(merged.rules[rule_id]))
+    found.extend(_unwatched_nan(rules, merged))
+    found.extend(_unused_metrics(rules, merged))
+    found.extend(_twins(rules, merged))
+    return found
+
+
+def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None) -> Iterator[Problem]:
+    names = {spec.name for spec in rule.actions}
+    if "stop" in names and rule.severity < Severity.ERROR:
+        yield _warn(
+            draft,
+            "then",
+            "stop-below-error",
+            f"`stop` in a rule of severity {rule.severity}: reports call it a {rule.severity}, and yet it ends the run",
+            "severity says, `then` acts; write `severity: error` if both are meant",
+        )
+    if "cleanup" in names and rule.cooldown is None:
+        yield _warn(
+            draft,
+            "then",
+            "cleanup-without-cooldown",
+            "without `cooldown`, `cleanup` runs again at every new episode, however close",
+            "add `cooldown: 200`",
+        )
+    if rule.condition.name in SPIKE_CONDITIONS and 0 < getattr(rule.condition, "window", 0) < SMALL_WINDOW:
+        yield _warn(
+            draft,
+            "when",
+            "small-window",
+            f"a window of {getattr(rule.condition, 'window', 0)} samples knows little of what is normal",
+            f"use {SMALL_WINDOW} or more",
+        )
+    if _stricter_recover(rule):
+        yield _warn(
+            draft,
+            "recover",
+            "strict-recover",
+            f"`recover: {rule.recover.text}` also holds while the rule breaches ({rule.condition.breaches.text})",  # type: ignore[union-attr]
+            "an alert should end at a calmer score than it began at",
+        )
+    if not rule.condition.baseline:
+        for key in ("outliers", "reseed"):
+            if key in draft.entries and draft.entries[key].where[0] != "defaults":
+                yield _warn(
+                    draft,
+                    key,
+                    "no-baseline",
+                    f"`{key}` means nothing for `{rule.condition.name}`, which has no baseline",
+                    "",
+                )
+    if profile_steps:
+        needed = _steps_needed(rule)
+        if needed > profile_steps:
+            key = "warmup" if "warmup" in draft.entries else "for" if "for" in draft.entries else "when"
+            yield _warn(
+                draft,
+                key,
+                "never-in-time",
+                f"needs about {needed:,} steps before it can fire; this profile has {profile_steps:,}",
+                "",
+            )
+    yield from _evals_of_train_metric(rule, draft)
+    hole = re.search(r"\{(" + "|".join(PLACEHOLDERS) + r")[:}]", rule.hint)
+    if hole is not None:
+        yield _warn(
+            draft, "hint", "placeholder-in-hint", f"`{{{hole[1]}}}` is only filled in by `message`, not by `hint`", ""
+        )
+    if "explains" in draft.entries and not rule.actions:
+        yield _warn(draft, "then", "nothing-happens", "`then` is empty: the alert is only recorded", "")
+
+
+def _stricter_recover(rule: Rule) -> bool:
+    """Whether some breaching score would also count as recovered."""
+    breach, recover = rule.condition.breaches, rule.recover
+    if recover is None:
+        return False
+    probes = [getattr(b, side, None) for b in (breach, recover) for side in ("low", "high")]
+    scores = [s for p in probes if p is not None for s in (p, p - abs(p) * 1e-6 - 1e-9, p + abs(p) * 1e-6 + 1e-9)]
+    return any(breach(s) and recover(s) for s in scores)
+
+
+def _steps_needed(rule: Rule) -> int:
+    warmup = int(rule.warmup.amount) if rule.warmup.unit != "seconds" else 0
+    samples = max(rule.min_samples, 1) + rule.hold.need - 1
+    window = getattr(rule.condition, "window", 0)
+    if rule.condition.name in ("no_improvement", "unchanged", "delta"):
+        samples = max(samples, window)
+    return max(warmup, 0) + rule.hold.need * rule.every if not rule.min_samples else max(warmup, samples * rule.every)
+
+
+def _evals_of_train_metric(rule: Rule, draft: Draft) -> Iterator[Problem]:
+    if rule.phase in ("eval", "test") or rule.selector.metric.split(".")[0] in ("eval", "test"):
+        return
+    for key in ("warmup", "for"):
+        written = draft.value(key)
+        if isinstance(written, str) and "eval" in written:
+            yield _warn(
+                draft,
+                key,
+                "evals-of-training",
+                f'"{written}" counts samples of {rule.selector}, which is no evaluation metric',
+                "write `samples` or `steps`, or add `phase: eval`",
+            )
+
+
+def _of_off(draft: Draft) -> Iterator[Problem]:
+    """A file changes keys of a rule that is off: the change does nothing."""
+    switch = draft.entries.get("enabled")
+    for entry in draft.touched:
+        own_switch = switch is not None and switch.document is entry.document
+        if isinstance(entry.value, dict) and "enabled" not in entry.value and not own_switch:
+            yield entry.document.problem(
+                entry.where,
+                "rule-is-off",
+                f'"{draft.id}" is switched off; this changes nothing',
+                key=True,
+                severity="warning",
+                suggestion="add `enabled: true`",
+            )
+
+
+def _unwatched_nan(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
+    owned = owners(rules.rules)
+    watched = {r.selector.metric for r in rules.rules if owns_nonfinite(r)}
+    for metric in NAN_METRICS:
+        rule = next(
+            (r for r in rules.rules if r.selector.metric == metric and r.id not in owned and metric not in watched),
+            None,
+        )
+        if rule is not None:
+            yield _warn(
+                merged.rules[rule.id],
+                "metric",
+                "nan-unwatched",
+                f"no rule watches {metric} for NaN and infinity, so each rule on it reports them itself",
+                "extend healthcheck:recommended, or add a rule with `when: nonfinite`",
+            )
+
+
+def _unused_metrics(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
+    used = {r.selector.metric for r in rules.rules} | {g.metric for r in rules.rules for g in r.only_if}
+    used |= {d for f in rules.derived for d in f.inputs}
+    used |= {s.metric for r in rules.rules for s, _ in getattr(r.condition, "parts", ()) if s is not None}
+    used |= {str(merged.rules[i].value("metric", "")).split("[")[0] for i in rules.off}
+    for formula in rules.derived:
+        entry: Entry = merged.metrics[formula.name]
+        if formula.name not in used and entry.document.own:
+            yield entry.document.problem(
+                entry.where, "unused-metric", f'no rule uses "{formula.name}"', key=True, severity="warning"
+            )
+
+
+def _twins(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for rule in rules.rules:
+        key = f"{rule.fingerprint}|{rule.phase}|{rule.hold}|{rule.only_if}|{rule.ranks}"
+        if key in seen:
+            draft = merged.rules[rule.id]
+            yield draft.document.problem(
+                draft.where,
+                "twin-rules",
+                f'"{rule.id}" asks exactly what "{seen[key]}" asks',
+                key=True,
+                severity="warning",
+            )
+        seen.setdefault(key, rule.id)
+
+
+def _warn(draft: Draft, key: str, slug: str, message: str, suggestion: str) -> Problem:
+    entry = draft.entries.get(key)
+    document, where = (entry.document, entry.where) if entry is not None else (draft.document, draft.where)
+    return document.problem(
+        where, slug, f'rule "{draft.id}": {message}', key=entry is None, severity="warning", suggestion=suggestion
+    )

@@ -1,0 +1,227 @@
+"""Laying documents over each other: ``extends``, ``defaults``, profiles, overrides.
+
+The whole of it in one sentence: **a key you write replaces that whole key of the inherited rule;
+nothing inside a key is merged; null returns a key to its default.** Nearer wins: a file over what
+it extends, a profile over its file, and no pack (nor a pack's profile) over a key of your own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import Problem
+from healthcheck.rulelang.aliases import rename
+from healthcheck.rulelang.loader import Document, KeyPath
+from healthcheck.rulelang.quantities import shorten
+from healthcheck.rulelang.rule import Origin
+
+SEVERITIES = ("info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One written value and where it stands."""
+
+    value: Any
+    document: Document
+    where: KeyPath
+    rank: int = 0
+    """0: a pack; 1: a pack's profile; 2: your file; 3: your file's profile; 4: the command line."""
+
+    @property
+    def origin(self) -> Origin:
+        mark = self.document.mark(self.where, key=True)
+        return Origin(self.document.path, mark.line, mark.column) if mark else Origin(self.document.path)
+
+
+@dataclass(slots=True)
+class Draft:
+    """One rule before it is compiled: its keys, each from where it was last written."""
+
+    id: str
+    document: Document
+    where: KeyPath
+    entries: dict[str, Entry] = field(default_factory=dict)
+    touched: list[Entry] = field(default_factory=list)
+    """Every place that wrote something about it, for the hint that an override changes nothing."""
+
+    @property
+    def origin(self) -> Origin:
+        mark = self.document.mark(self.where, key=True)
+        return Origin(self.document.path, mark.line, mark.column) if mark else Origin(self.document.path)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        entry = self.entries.get(key)
+        return default if entry is None else entry.value
+
+
+@dataclass(slots=True)
+class Merged:
+    """All documents as one."""
+
+    rules: dict[str, Draft] = field(default_factory=dict)
+    metrics: dict[str, Entry] = field(default_factory=dict)
+    external: list[Entry] = field(default_factory=list)
+    mutes: list[Entry] = field(default_factory=list)
+    settings: dict[str, Entry] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    profiles: dict[str, list[Entry]] = field(default_factory=dict)
+    profile_steps: int | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+
+class Merger:
+    """Applies documents in order; ``is_bad`` tells which values the schema refused already."""
+
+    def __init__(self, is_bad: Callable[[Document, KeyPath], bool]) -> None:
+        self.result = Merged()
+        self.is_bad = is_bad
+
+    def merge(self, documents: Iterable[Document], profile: str | None) -> Merged:
+        listed = [d for d in documents if isinstance(d.data, dict)]
+        result = self.result
+        for document in listed:
+            result.renamed.update({k: v for k, v in _map(document.data, "renamed").items() if isinstance(v, str)})
+        for document in listed:
+            self._file(document)
+        for name, entries in result.profiles.items():
+            for entry in entries:
+                if name == profile:
+                    self._profile(entry)
+                else:
+                    self._check_ids(entry)
+        return result
+
+    def _check_ids(self, profile: Entry) -> None:
+        """A profile that is not applied must not name rules that exist nowhere either."""
+        for rule_id, body in _map(profile.value, "rules").items():
+            if rename(rule_id, self.result.renamed) not in self.result.rules:
+                where = (*profile.where, "rules", rule_id)
+                self._is_new(rule_id, Entry(body, profile.document, where, profile.rank))
+
+    def _file(self, document: Document) -> None:
+        data, result = document.data, self.result
+        rank = 2 if document.own else 0
+        defaults = {
+            key: Entry(value, document, ("defaults", key), rank)
+            for key, value in _map(data, "defaults").items()
+            if not self.is_bad(document, ("defaults", key))
+        }
+        for rule_id, body in _map(data, "rules").items():
+            self._rule(rule_id, Entry(body, document, ("rules", rule_id), rank), defaults)
+        for name, formula in _map(data, "metrics").items():
+            if not self.is_bad(document, ("metrics", name)):
+                result.metrics[name] = Entry(formula, document, ("metrics", name), rank)
+        for block, target in (("external", result.external), ("mute", result.mutes)):
+            for i, value in enumerate(data.get(block) if isinstance(data.get(block), list) else ()):
+                if not self.is_bad(document, (block, i)):
+                    target.append(Entry(value, document, (block, i), rank))
+        self._settings(document, ("settings",), _map(data, "settings"), rank)
+        for name, body in _map(data, "profiles").items():
+            if isinstance(body, Mapping):
+                result.profiles.setdefault(name, []).append(Entry(body, document, ("profiles", name), rank + 1))
+
+    def _settings(self, document: Document, where: KeyPath, written: Mapping[str, Any], rank: int) -> None:
+        for name, value in written.items():
+            if self.is_bad(document, (*where, name)):
+                continue
+            known = self.result.settings.get(name)
+            if known is None or known.rank <= rank:
+                self.result.settings[name] = Entry(value, document, (*where, name), rank)
+
+    def _profile(self, entry: Entry) -> None:
+        document, where = entry.document, entry.where
+        for key, value in _map(entry.value, "defaults").items():
+            if self.is_bad(document, (*where, "defaults", key)):
+                continue
+            new = Entry(value, document, (*where, "defaults", key), entry.rank)
+            for draft in self.result.rules.values():
+                known = draft.entries.get(key)
+                if known is None or known.rank < 2:
+                    _write(draft, key, new)
+        for rule_id, body in _map(entry.value, "rules").items():
+            self._rule(rule_id, Entry(body, document, (*where, "rules", rule_id), entry.rank), {})
+        self._settings(document, (*where, "settings"), _map(entry.value, "settings"), entry.rank)
+        steps = entry.value.get("steps")
+        if isinstance(steps, int):
+            self.result.profile_steps = steps
+
+    def _rule(self, rule_id: str, entry: Entry, defaults: Mapping[str, Entry]) -> None:
+        document, where = entry.document, entry.where
+        if self.is_bad(document, where) and not isinstance(entry.value, Mapping):
+            return
+        present = rename(rule_id, self.result.renamed)
+        if present != rule_id:
+            self.result.problems.append(
+                document.problem(
+                    where,
+                    "renamed-rule",
+                    f'"{rule_id}" is now called "{present}"; the old id works for two minor releases',
+                    key=True,
+                    severity="warning",
+                    suggestion="`healthcheck check --fix` rewrites it",
+                    fix=(rule_id, present),
+                )
+            )
+        draft = self.result.rules.get(present)
+        if draft is None:
+            if not self._is_new(present, entry):
+                return
+            draft = self.result.rules[present] = Draft(present, document, where)
+            draft.entries.update({k: e for k, e in defaults.items() if e.value is not None})
+        elif document is not draft.document or where[0] == "profiles":
+            draft.touched.append(entry)
+        for key, new in self._keys(entry).items():
+            _write(draft, key, new)
+
+    def _is_new(self, rule_id: str, entry: Entry) -> bool:
+        """Whether this defines a rule; else the problem is recorded."""
+        body = entry.value
+        if isinstance(body, Mapping) and ("metric" in body or "when" in body):
+            return True
+        if entry.document.broken_within(entry.where):
+            return False
+        known = list(self.result.rules)
+        hint = suggest(rule_id, known)
+        fix = (rule_id, hint.split('"')[1]) if hint else None
+        if not hint:
+            hint = "a new rule needs `metric` and `when`" if isinstance(body, Mapping) else "check `extends`"
+        text = f'"{shorten(rule_id)}" is not a rule'
+        self.result.problems.append(
+            entry.document.problem(entry.where, "unknown-rule", text, key=True, suggestion=hint, fix=fix)
+        )
+        return False
+
+    def _keys(self, entry: Entry) -> dict[str, Entry]:
+        document, where, rank = entry.document, entry.where, entry.rank
+        body = entry.value
+        if isinstance(body, Mapping):
+            return {
+                k: Entry(v, document, (*where, k), rank)
+                for k, v in body.items()
+                if not self.is_bad(document, (*where, k))
+            }
+        if body in ("off", False):
+            return {"enabled": Entry(False, document, where, rank)}
+        keys = {"enabled": Entry(True, document, where, rank)}
+        if body in SEVERITIES:
+            keys["severity"] = Entry(body, document, where, rank)
+        return keys
+
+
+def _write(draft: Draft, key: str, new: Entry) -> None:
+    known = draft.entries.get(key)
+    if known is not None and known.rank > new.rank:
+        return  # nearer wins: a pack's profile does not change what your own file says
+    if new.value is None:
+        draft.entries.pop(key, None)
+    else:
+        draft.entries[key] = new
+
+
+def _map(data: Any, key: str) -> Mapping[str, Any]:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return value if isinstance(value, Mapping) else {}

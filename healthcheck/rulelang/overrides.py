@@ -1,0 +1,187 @@
+"""``--set``, ``--off``, ``--only``, ``--mute``: what the command line changes."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Iterable
+from typing import Any
+
+from healthcheck.errors import Problem
+from healthcheck.rulelang.known import rule_hint
+from healthcheck.rulelang.loader import Document, load_text
+from healthcheck.rulelang.merge import Draft, Entry
+from healthcheck.rulelang.quantities import QuantityError, parse_steps, shorten
+from healthcheck.rulelang.rule import Mute, Origin
+
+RANK = 4
+"""Above every file (see :class:`~healthcheck.rulelang.merge.Entry`)."""
+
+
+def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Problem]) -> list[Document]:
+    """``ID.key=value`` changes one leaf by its path, last wins. Returns what the schema must still check."""
+    documents = []
+    for text in texts:
+        document = Document(f"--set {shorten(text)}")
+        path, equals, written = text.partition("=")
+        rule_id, dot, rest = path.strip().partition(".")
+        if not equals or not dot or not rest:
+            problems.append(
+                document.problem((), "usage", "expected RULE.key=value, such as loss-spike.when.robust_z.above=12")
+            )
+            continue
+        draft = rules.get(rule_id)
+        if draft is None:
+            problems.append(
+                document.problem((), "unknown-rule", f'"{rule_id}" is not a rule', suggestion=rule_hint(rule_id, rules))
+            )
+            continue
+        parsed = load_text(f"value: {written.strip() or 'null'}")
+        if parsed.problems:
+            problems.append(document.problem((), "usage", f"the value cannot be read: {parsed.problems[0].message}"))
+            continue
+        key, *inner = rest.split(".")
+        value = parsed.data["value"]
+        if inner:
+            value = _changed(draft, key, inner, value, document, problems)
+            if value is _REFUSED:
+                continue
+        document.data = {"version": 1, "rules": {rule_id: {key: value}}}
+        documents.append(document)
+        entry = Entry(value, document, ("rules", rule_id, key), RANK)
+        if value is None:
+            draft.entries.pop(key, None)
+        else:
+            draft.entries[key] = entry
+    return documents
+
+
+_REFUSED = object()
+
+
+def _changed(draft: Draft, key: str, inner: list[str], value: Any, document: Document, problems: list[Problem]) -> Any:
+    whole = copy.deepcopy(draft.value(key))
+    at = whole
+    done = key
+    for part in inner[:-1]:
+        following = _step(at, part)
+        if not isinstance(following, (dict, list)):
+            hint = rule_hint(part, dict.fromkeys(map(str, at))) if isinstance(at, dict) else ""
+            problems.append(
+                document.problem((), "usage", f'"{draft.id}.{done}" has no "{part}" to change', suggestion=hint)
+            )
+            return _REFUSED
+        at, done = following, f"{done}.{part}"
+    last = inner[-1]
+    if isinstance(at, dict):
+        at[last] = value
+    elif isinstance(at, list) and last.isdigit() and int(last) < len(at):
+        at[int(last)] = value
+    else:
+        problems.append(document.problem((), "usage", f'"{draft.id}.{done}" has no "{last}" to change'))
+        return _REFUSED
+    return whole
+
+
+def _step(at: Any, part: str) -> Any:
+    if isinstance(at, dict):
+        return at.get(part)
+    if isinstance(at, list) and part.isdigit() and int(part) < len(at):
+        return at[int(part)]
+    return None
+
+
+def switched_off(
+    rules: dict[str, Draft], off: Iterable[str], only: Iterable[str], problems: list[Problem]
+) -> list[str]:
+    """Ids of the rules that are not to be judged: ``off`` in a file, ``--off``, and all but ``--only``."""
+    gone = {rule_id for rule_id, draft in rules.items() if draft.value("enabled", True) is False}
+    wanted: set[str] = set()
+    only = list(only)
+    for flag, patterns, target in (("--off", off, gone), ("--only", only, wanted)):
+        for pattern in patterns:
+            hits = fnmatch.filter(rules, pattern)
+            if not hits:
+                where = Document(f"{flag} {shorten(pattern)}")
+                problems.append(
+                    where.problem(
+                        (), "unknown-rule", f'"{pattern}" is not a rule', suggestion=rule_hint(pattern, rules)
+                    )
+                )
+            target.update(hits)
+    if only:
+        gone = {rule_id for rule_id in rules if rule_id not in wanted} | {i for i in gone if i not in only}
+    return [rule_id for rule_id in rules if rule_id in gone]
+
+
+def file_mutes(
+    entries: Iterable[Entry], rules: dict[str, Draft], force_all: bool, problems: list[Problem]
+) -> list[Mute]:
+    """The ``mute:`` blocks of all files."""
+    mutes = []
+    for entry in entries:
+        written = entry.value
+        if not isinstance(written, dict) or not isinstance(written.get("rule"), str):
+            continue
+        try:
+            first, last = parse_steps(written["steps"]) if "steps" in written else (0, None)
+        except QuantityError as error:
+            problems.append(entry.document.problem((*entry.where, "steps"), "bad-value", str(error)))
+            continue
+        at = entry.document.mark(entry.where)
+        origin = Origin(entry.document.path, at.line, at.column) if at else Origin(entry.document.path)
+        mute = Mute(written["rule"], str(written.get("reason", "")), first, last, origin)
+        if _mutable(
+            mute, rules, entry.document, (*entry.where, "rule"), force_all or written.get("force") is True, problems
+        ):
+            mutes.append(mute)
+    return mutes
+
+
+def flag_mutes(texts: Iterable[str], rules: dict[str, Draft], force: bool, problems: list[Problem]) -> list[Mute]:
+    """``--mute ID``, ``--mute ID@12000..12500``, either with ``:reason`` at the end."""
+    mutes = []
+    for text in texts:
+        document = Document(f"--mute {shorten(text)}")
+        head, _, reason = text.partition(":")
+        rule_id, at, span = head.partition("@")
+        try:
+            first, last = parse_steps(span) if at else (0, None)
+        except QuantityError as error:
+            problems.append(document.problem((), "usage", str(error)))
+            continue
+        mute = Mute(rule_id.strip(), reason.strip() or "muted on the command line", first, last)
+        if _mutable(mute, rules, document, (), force, problems):
+            mutes.append(mute)
+    return mutes
+
+
+def _mutable(
+    mute: Mute,
+    rules: dict[str, Draft],
+    document: Document,
+    where: tuple[str | int, ...],
+    force: bool,
+    problems: list[Problem],
+) -> bool:
+    hits = fnmatch.filter(rules, mute.rule)
+    if not hits:
+        text = f'"{shorten(mute.rule)}" is not a rule'
+        problems.append(document.problem(where, "unknown-rule", text, suggestion=rule_hint(mute.rule, rules)))
+        return False
+    deaf = [rule_id for rule_id in hits if _finds_nan(rules[rule_id])]
+    if deaf and not force:
+        text = f'muting "{deaf[0]}" would hide NaN and infinity'
+        hint = (
+            "if that is meant, use `--force`"
+            if document.path.startswith("--mute")
+            else "if that is meant, add `force: true`"
+        )
+        problems.append(document.problem(where, "mute-nonfinite", text, suggestion=hint))
+        return False
+    return True
+
+
+def _finds_nan(draft: Draft) -> bool:
+    when = draft.value("when")
+    return when == "nonfinite" or (isinstance(when, dict) and "nonfinite" in when)

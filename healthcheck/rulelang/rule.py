@@ -1,0 +1,233 @@
+"""Rules as the engine uses them: compiled, checked, immutable. What each key means: docs/reference/rule-files.md."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from healthcheck.errors import Problem
+from healthcheck.protocols import Comparator, Condition
+from healthcheck.samples import CONTEXT_LABELS, Labels
+from healthcheck.verdicts import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where something was written: ``team.yaml:14``. ``path`` is a pack name for packs."""
+
+    path: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """``loss``, ``grad_norm[*]``, ``grad_norm[encoder.*]``, ``time.step[rank=*]``, minus ``except``.
+
+    A plain name matches the series without labels and those with context labels only
+    (``optimizer``, ``dataset``, ``rank``); a family matches by glob on its label.
+    """
+
+    metric: str
+    globs: tuple[tuple[str, str], ...] = ()
+    """``(label, glob)``; the label ``""`` stands for the metric's own family label."""
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The demand key of this selector: ``grad_norm`` or ``grad_norm[]``."""
+        return f"{self.metric}[]" if any(label not in CONTEXT_LABELS for label, _ in self.globs) else self.metric
+
+    def matches(self, labels: Labels) -> bool:
+        if not self.globs:
+            return all(name in CONTEXT_LABELS for name, _ in labels)
+        family = [(n, v) for n, v in labels if n not in CONTEXT_LABELS]
+        named = dict(labels)
+        wanted = set()
+        for label, glob in self.globs:
+            if label:
+                if label not in named or not _glob(glob)(named[label]):
+                    return False
+                wanted.add(label)
+            else:
+                if not family or not any(_glob(glob)(v) for _, v in family):
+                    return False
+                wanted.update(n for n, _ in family)
+        if any(n not in wanted for n, _ in family):
+            return False
+        return not any(_glob(pattern)(value) for pattern in self.excluded for _, value in labels)
+
+    def __str__(self) -> str:
+        if not self.globs:
+            return self.metric
+        return f"{self.metric}[{','.join(f'{n}={g}' if n else g for n, g in self.globs)}]"
+
+
+@lru_cache(maxsize=4096)
+def _glob(pattern: str) -> Callable[[str], Any]:
+    return re.compile(fnmatch.translate(pattern)).match
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A length in one of three units: ``100 steps``, ``20 samples`` (``2 evals``), ``30s``."""
+
+    amount: float
+    unit: str = "steps"
+    """``steps``, ``samples`` or ``seconds``."""
+
+    def __str__(self) -> str:
+        if self.unit == "seconds":
+            return f"{self.amount:g}s"
+        return f"{self.amount:g} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """``for``: ``need`` of the last ``of`` samples, or continuously for ``seconds``."""
+
+    need: int = 1
+    of: int = 1
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.seconds:
+            return f"for {self.seconds:g}s"
+        return f"{self.need} samples" if self.need == self.of else f"{self.need} of {self.of} samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One entry of ``only_if``: the last value of a metric must satisfy the comparator."""
+
+    metric: str
+    test: Comparator
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One entry of ``then``: an action's name and options, without the reserved ``after``."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    after: int = 1
+    """Runs only from the n-th time on that the alert runs its actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One compiled rule. Keys as in the rule file; defaults filled in."""
+
+    id: str
+    selector: Selector
+    condition: Condition
+    when: Any
+    """The ``when`` value as written, for reports and fingerprints."""
+    hold: Hold = Hold()
+    recover: Comparator | None = None
+    """None: the opposite of the condition."""
+    warmup: Span = Span(0)
+    min_samples: int = 0
+    every: int = 1
+    cooldown: int | None = None
+    """Steps between two action runs of one alert; None: once per episode."""
+    only_if: tuple[Guard, ...] = ()
+    phase: str = "any"
+    ranks: str = "each"
+    severity: Severity = Severity.WARNING
+    actions: tuple[ActionSpec, ...] = ()
+    message: Callable[[Mapping[str, Any]], str] | None = None
+    """Renders the message from the closed set of placeholders; None: a generated sentence."""
+    hint: str = ""
+    docs: str = ""
+    tags: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    mode: str = "act"
+    required: bool = False
+    preview: bool = False
+    origin: Origin = Origin("<rules>")
+    key_origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when saved detector state no longer fits: metric or condition differ."""
+        return f"{self.selector}|{self.when!r}"
+
+    @property
+    def may_stop(self) -> bool:
+        return self.mode == "act" and any(a.name == "stop" for a in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """Judged and recorded, no action, not counted. ``reason`` is required."""
+
+    rule: str
+    """Rule id or glob."""
+    reason: str
+    first: int = 0
+    last: int | None = None
+    origin: Origin = Origin("<command line>")
+
+    def covers(self, rule: str, step: int) -> bool:
+        inside = step >= self.first and (self.last is None or step <= self.last)
+        return inside and (self.rule == rule or _glob(self.rule)(rule) is not None)
+
+
+class Derived:
+    """A metric computed from others; compiled from the ``metrics:`` block.
+
+    ``triggers`` are the bare inputs: a value exists at a step when all of them have one there.
+    ``compute(get)`` takes ``get(name) -> float | None`` for current values and returns the
+    number, or None where it is undefined. Look-ups such as ``ewma(loss, 200)`` keep their own
+    window, fed through ``feed(name, value)`` for every name in ``inputs``.
+    """
+
+    name: str
+    text: str
+    triggers: tuple[str, ...]
+    inputs: tuple[str, ...]
+    origin: Origin
+
+    def feed(self, name: str, value: float) -> None:
+        raise NotImplementedError
+
+    def compute(self, get: Callable[[str], float | None]) -> float | None:
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        raise NotImplementedError
+
+    def restore(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class RuleSet:
+    """Everything that one set of rule files says, after ``extends``, profile and overrides."""
+
+    rules: list[Rule]
+    derived: list[Derived] = field(default_factory=list)
+    external: frozenset[str] = frozenset()
+    mutes: list[Mute] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    setting_origins: dict[str, Origin] = field(default_factory=dict)
+    source: str = ""
+    """What the start line names: ``team.yaml``, ``healthcheck:recommended@1 (no config found)``."""
+    profile: str = ""
+    off: list[str] = field(default_factory=list)
+    """Ids of rules that are switched off (``off``, ``--off``, ``--only``)."""
+    text: str = ""
+    """The effective rules as YAML, for the record."""
+    warnings: list[Problem] = field(default_factory=list)
+    """What ``healthcheck check`` warns of; never an error."""
+
+    def __getitem__(self, rule_id: str) -> Rule:
+        return next(r for r in self.rules if r.id == rule_id)

@@ -1,0 +1,296 @@
+"""One draft -> one compiled rule. Every mistake is reported at its key; nothing is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from healthcheck.errors import Problem
+from healthcheck.protocols import Condition
+from healthcheck.registry import Registry
+from healthcheck.rulelang.comparators import comparator_in, make_comparator
+from healthcheck.rulelang.conditions.base import OptionError
+from healthcheck.rulelang.conditions.combined import PART_COMPILER
+from healthcheck.rulelang.known import KnownMetrics
+from healthcheck.rulelang.merge import Draft, Entry
+from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
+from healthcheck.rulelang.rule import ActionSpec, Guard, Hold, Rule, Selector, Span
+from healthcheck.rulelang.selectors import SelectorError, parse_selector
+from healthcheck.rulelang.templates import Template, TemplateError, default_message
+from healthcheck.verdicts import Severity
+
+FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
+"""Keys of a rule that its condition may read."""
+
+
+class RuleCompiler:
+    """Compiles the drafts of one rule set."""
+
+    def __init__(self, registry: Registry, known: KnownMetrics, problems: list[Problem]) -> None:
+        self.registry = registry
+        self.known = known
+        self.problems = problems
+        self._draft: Draft
+
+    def compile(self, draft: Draft) -> Rule | None:
+        """The rule, or None if something is wrong with it."""
+        before = len(self.problems)
+        self._draft = draft
+        selector = self._selector()
+        condition = self._condition()
+        hold = self._read("for", Hold(), parse_hold)
+        warmup = self._read("warmup", Span(0), parse_span)
+        every = self._steps("every", 1, least=1)
+        cooldown = self._steps("cooldown", None, least=0)
+        severity = Severity.parse(draft.value("severity", "warning"))
+        recover = self._recover()
+        guards = self._guards()
+        actions = self._actions(severity)
+        message = self._message(condition)
+        self._preview(actions, severity)
+        if any(p.severity == "error" for p in self.problems[before:]) or selector is None or condition is None:
+            return None
+        min_samples = draft.value("min_samples") or getattr(condition, "min_samples", 1)
+        return Rule(
+            id=draft.id,
+            selector=selector,
+            condition=condition,
+            when=draft.value("when"),
+            hold=hold,
+            recover=recover,
+            warmup=warmup,
+            min_samples=0 if min_samples <= 1 else min_samples,
+            every=every or 1,
+            cooldown=cooldown,
+            only_if=guards,
+            phase=draft.value("phase", "any"),
+            ranks=draft.value("ranks", "each"),
+            severity=severity,
+            actions=actions,
+            message=message,
+            hint=_one_line(draft.value("hint", "")),
+            docs=draft.value("docs", ""),
+            tags=tuple(draft.value("tags", ())),
+            explains=tuple(draft.value("explains", ())),
+            mode=draft.value("mode", "act"),
+            required=draft.value("required", False),
+            preview=draft.value("preview", False),
+            origin=draft.origin,
+            key_origins={key: entry.origin for key, entry in draft.entries.items()},
+        )
+
+    # -- what is watched --------------------------------------------------------------
+
+    def _selector(self) -> Selector | None:
+        entry = self._draft.entries.get("metric")
+        if entry is None:
+            self._missing("metric")
+            return None
+        excluded = self._draft.value("except", ())
+        return self._parse_selector(entry, entry.where, str(entry.value), excluded)
+
+    def _parse_selector(
+        self, entry: Entry, where: tuple[str | int, ...], text: str, excluded: Any = ()
+    ) -> Selector | None:
+        try:
+            selector = parse_selector(text, excluded)
+        except SelectorError as error:
+            self.problems.append(
+                entry.document.problem(
+                    where, "bad-metric", str(error), offset=error.column or None, suggestion=error.suggestion
+                )
+            )
+            return None
+        fault = self.known.fault(selector)
+        if fault is not None:
+            self.problems.append(entry.document.problem(where, "unknown-metric", fault[0], suggestion=fault[1]))
+            return None
+        return selector
+
+    # -- when it is bad ---------------------------------------------------------------
+
+    def _condition(self) -> Condition | None:
+        entry = self._draft.entries.get("when")
+        if entry is None:
+            self._missing("when")
+            return None
+        return self._compile_condition(entry, entry.where, entry.value, parts=True)
+
+    def _compile_condition(
+        self, entry: Entry, where: tuple[str | int, ...], written: Any, *, parts: bool
+    ) -> Condition | None:
+        if isinstance(written, str):
+            name, options = written, True
+        elif isinstance(written, Mapping) and len(written) == 1:
+            name, options = next(iter(written.items()))
+            where = (*where, name)
+        else:
+            return None  # the schema has said so
+        kind = self.registry.conditions.get(name)
+        if kind is None:
+            return None
+        rule: dict[str, Any] = {key: self._draft.value(key) for key in FEW_SAMPLES_KEYS}
+        if parts:
+            rule[PART_COMPILER] = self._part_compiler(entry, where)
+        try:
+            return kind.compile(options, rule)
+        except _PartRefused:
+            return None
+        except OptionError as error:
+            self._option_problem(entry, where, error)
+        except Exception as error:  # a plugin's compiler; ours raise OptionError only
+            text = f'condition "{name}" could not be prepared: {type(error).__name__}: {shorten(str(error), 120)}'
+            self.problems.append(entry.document.problem(where, "condition-failed", text, key=True))
+        return None
+
+    def _option_problem(self, entry: Entry, where: tuple[str | int, ...], error: OptionError) -> None:
+        if error.rule_key and error.rule_key in self._draft.entries:
+            blamed = self._draft.entries[error.rule_key]
+            problem = blamed.document.problem(blamed.where, "bad-option", str(error), suggestion=error.suggestion)
+        else:
+            problem = entry.document.problem(
+                (*where, *error.path), "bad-option", str(error), suggestion=error.suggestion
+            )
+        self.problems.append(problem)
+
+    def _part_compiler(
+        self, entry: Entry, where: tuple[str | int, ...]
+    ) -> Callable[[Any, int], tuple[Selector | None, Condition]]:
+        def compile_part(part: Any, index: int) -> tuple[Selector | None, Condition]:
+            at = (*where, index)
+            selector = None
+            written = part
+            if isinstance(part, Mapping) and "metric" in part:
+                written = {key: value for key, value in part.items() if key != "metric"}
+                selector = self._parse_selector(entry, (*at, "metric"), str(part["metric"]))
+                if selector is None:
+                    raise _PartRefused
+            if isinstance(written, Mapping) and not written:
+                raise OptionError("this part names a metric but no condition", index)
+            condition = self._compile_condition(entry, at, written, parts=False)
+            if condition is None:
+                raise _PartRefused
+            if condition.absence:
+                raise OptionError(f"`{condition.name}` is judged by the clock and cannot be combined", index)
+            return selector, condition
+
+        return compile_part
+
+    def _recover(self) -> Any:
+        entry = self._draft.entries.get("recover")
+        return None if entry is None else self._comparator(entry, entry.where, entry.value)
+
+    def _comparator(self, entry: Entry, where: tuple[str | int, ...], written: Any) -> Any:
+        try:
+            found = comparator_in(written) if isinstance(written, Mapping) else ("equals", _number(written))
+            if found is None:
+                return None
+            return make_comparator(*found)
+        except QuantityError as error:
+            self.problems.append(entry.document.problem(where, "bad-value", str(error)))
+            return None
+
+    def _guards(self) -> tuple[Guard, ...]:
+        entry = self._draft.entries.get("only_if")
+        guards = []
+        for metric, written in (entry.value if entry is not None else {}).items():
+            assert entry is not None
+            where = (*entry.where, metric)
+            if not self.known.has(metric):
+                text, hint = self.known.unknown(metric)
+                self.problems.append(entry.document.problem(where, "unknown-metric", text, key=True, suggestion=hint))
+                continue
+            test = self._comparator(entry, where, written)
+            if test is not None:
+                guards.append(Guard(metric, test))
+        return tuple(guards)
+
+    # -- how long, how often ----------------------------------------------------------
+
+    def _read(self, key: str, default: Any, parse: Callable[[Any], Any]) -> Any:
+        entry = self._draft.entries.get(key)
+        if entry is None:
+            return default
+        try:
+            return parse(entry.value)
+        except QuantityError as error:
+            self.problems.append(entry.document.problem(entry.where, "bad-value", str(error)))
+            return default
+
+    def _steps(self, key: str, default: int | None, *, least: int) -> int | None:
+        def parse(value: Any) -> int:
+            span = parse_span(value)
+            if span.unit != "steps":
+                raise QuantityError(f"`{key}` counts steps; write for instance {key}: 100")
+            if span.amount < least:
+                raise QuantityError(f"`{key}` must be at least {least}")
+            return int(span.amount)
+
+        found: int | None = self._read(key, default, parse)
+        return found
+
+    # -- what then --------------------------------------------------------------------
+
+    def _actions(self, severity: Severity) -> tuple[ActionSpec, ...]:
+        entry = self._draft.entries.get("then")
+        if entry is None:
+            return (ActionSpec("note" if severity is Severity.INFO else "warn"),)
+        specs = []
+        for item in entry.value:
+            name, options = (item, None) if isinstance(item, str) else next(iter(item.items()), ("", None))
+            own = dict(options or {})
+            after = own.pop("after", 1)
+            specs.append(ActionSpec(str(name), own, after))
+        return tuple(specs)
+
+    def _message(self, condition: Condition | None) -> Any:
+        entry = self._draft.entries.get("message")
+        if entry is None:
+            sentence = getattr(condition, "sentence", "") or "{series} {value}: {threshold}"
+            return default_message(sentence, judges_nonfinite=bool(condition and condition.judges_nonfinite))
+        try:
+            return Template(str(entry.value))
+        except TemplateError as error:
+            self.problems.append(
+                entry.document.problem(
+                    entry.where,
+                    "bad-message",
+                    str(error),
+                    offset=error.column,
+                    width=error.width,
+                    suggestion=error.suggestion,
+                )
+            )
+            return None
+
+    def _preview(self, actions: tuple[ActionSpec, ...], severity: Severity) -> None:
+        preview = self._draft.entries.get("preview")
+        if preview is None or not preview.value:
+            return
+        for key, wrong in (("then", any(a.name == "stop" for a in actions)), ("severity", severity > Severity.INFO)):
+            entry = self._draft.entries.get(key)
+            mine = entry is not None and entry.rank >= 2 and preview.rank < 2
+            if wrong and not mine:
+                blamed = entry or preview
+                text = "a preview rule never stops a run" if key == "then" else "a preview rule has severity info"
+                self.problems.append(blamed.document.problem(blamed.where, "preview", text))
+
+    def _missing(self, key: str) -> None:
+        draft = self._draft
+        if draft.document.broken_within(draft.where):
+            return  # the key may be there, in a line that is reported already
+        self.problems.append(
+            draft.document.problem(draft.where, "missing-key", f'rule "{draft.id}" needs `{key}`', key=True)
+        )
+
+
+class _PartRefused(Exception):
+    """A part of ``all`` or ``any`` is wrong and already reported."""
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,154 @@
+"""From what the caller names to documents in order: every ``extends`` followed, each file once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from healthcheck.errors import Problem
+from healthcheck.registry import Registry
+from healthcheck.rulelang.loader import Document, load_file, load_mapping, load_text
+from healthcheck.rulelang.packs import PackError, is_pack_name, load_pack
+
+Source = "str | Path | Mapping[str, Any]"
+FILE_KEYS = frozenset(
+    ("version", "extends", "defaults", "metrics", "external", "rules", "profiles", "settings", "renamed", "pack")
+)
+MAX_FILES = 200
+
+
+class Collector:
+    """Reads sources and what they extend, inherited documents first."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.documents: list[Document] = []
+        self.problems: list[Problem] = []
+        self._seen: set[str] = set()
+        self._open: list[str] = []
+
+    def add(self, source: Any, index: int = 0) -> None:
+        """A path, a pack name, YAML text, a whole file as dict, or only its rules as dict."""
+        if isinstance(source, Mapping):
+            shown = "rules" if not index else f"rules[{index}]"
+            self._take(load_mapping(_whole_file(source), shown=shown), key=f"<dict {index}>")
+        elif isinstance(source, Document):
+            self._take(source, key=source.path)
+        elif isinstance(source, str) and ("\n" in source or source.lstrip().startswith(("version:", "{"))):
+            self._take(load_text(source, shown="<rules>" if not index else f"<rules {index}>"), key=f"<text {index}>")
+        elif isinstance(source, str) and is_pack_name(source) and not Path(source).is_file():
+            self._pack(source, None, ())
+        elif isinstance(source, (str, Path)):
+            self._file(Path(source))
+        else:
+            self.problems.append(
+                Problem(
+                    "rules",
+                    0,
+                    0,
+                    "bad-source",
+                    f"rules cannot come from a {type(source).__name__}; give a path, a dict or text",
+                )
+            )
+
+    def _file(self, path: Path) -> None:
+        key = _identity(path)
+        if key not in self._seen:
+            self._take(load_file(path, shown=_shown(path)), key=key)
+
+    def _pack(self, name: str, extending: Document | None, where: tuple[str | int, ...]) -> None:
+        if self._is_open(name, name, extending, where) or name in self._seen:
+            return
+        try:
+            document = load_pack(name, self.registry)
+        except PackError as error:
+            if extending is None:
+                self.problems.append(Problem(name, 0, 0, "no-such-pack", str(error), suggestion=error.suggestion))
+            else:
+                self.problems.append(extending.problem(where, "no-such-pack", str(error), suggestion=error.suggestion))
+            return
+        self._take(document, key=name)
+
+    def _take(self, document: Document, *, key: str) -> None:
+        self._seen.add(key)
+        self._open.append(key)
+        if len(self._seen) > MAX_FILES:
+            self.problems.append(document.problem((), "too-many-files", f"more than {MAX_FILES} rule files"))
+            return
+        names = document.data.get("extends") if isinstance(document.data, dict) else None
+        if isinstance(names, list):
+            for i, name in enumerate(names):
+                if isinstance(name, str) and name.strip():
+                    self._extend(document, name.strip(), ("extends", i))
+        self._open.pop()
+        self.documents.append(document)
+        self.problems.extend(document.problems)
+
+    def _extend(self, document: Document, name: str, where: tuple[str | int, ...]) -> None:
+        if "://" in name:
+            self.problems.append(
+                document.problem(
+                    where, "no-network", "rules are never fetched from the network", suggestion="name a file or a pack"
+                )
+            )
+        elif is_pack_name(name):
+            self._pack(name, document, where)
+        else:
+            path = (document.folder or Path()) / name
+            key = _identity(path)
+            if self._is_open(key, name, document, where) or key in self._seen:
+                return
+            if not path.is_file():
+                hint = (
+                    f'a pack is written with its plugin, such as "healthcheck:{name}"'
+                    if "." not in name and "/" not in name
+                    else ""
+                )
+                self.problems.append(
+                    document.problem(
+                        where, "no-such-file", f'there is no file "{name}" beside this one', suggestion=hint
+                    )
+                )
+                return
+            inherited = load_file(path, shown=_shown(path))
+            inherited.own = document.own
+            self._take(inherited, key=key)
+
+    def _is_open(self, key: str, name: str, document: Document | None, where: tuple[str | int, ...]) -> bool:
+        if key not in self._open:
+            return False
+        if document is not None:
+            ring = " -> ".join(Path(k).name for k in [*self._open[self._open.index(key) :], key])
+            self.problems.append(document.problem(where, "extends-cycle", f"`extends` goes in a circle: {ring}"))
+        return True
+
+
+def collect(sources: Iterable[Any], registry: Registry) -> tuple[list[Document], list[Problem]]:
+    """All documents, the ones extended before those that extend them; and what went wrong."""
+    collector = Collector(registry)
+    for index, source in enumerate(sources):
+        collector.add(source, index)
+    return collector.documents, collector.problems
+
+
+def _whole_file(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A dict may be a whole file or only its rules; ``version`` may be left out in code."""
+    if FILE_KEYS & {str(key) for key in source}:
+        return source if "version" in source else {"version": 1, **source}
+    return {"version": 1, "rules": source}
+
+
+def _identity(path: Path) -> str:
+    try:
+        return str(path.resolve())
+    except (OSError, RuntimeError, ValueError):
+        return str(path)
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    except (OSError, ValueError, RuntimeError):
+        return str(path)

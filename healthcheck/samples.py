@@ -1,0 +1,97 @@
+"""Samples and metrics: the numbers that rules judge. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+Labels = tuple[tuple[str, str], ...]
+"""Sorted ``(name, value)`` pairs that tell the series of one metric apart."""
+
+NO_LABELS: Labels = ()
+
+CONTEXT_LABELS = frozenset({"optimizer", "dataset", "rank"})
+"""Labels that say *whose* value it is, not *which part*: a rule on plain ``loss`` also judges
+``loss[optimizer=1]``, each series on its own. All other labels (``parameter``, ``group``, ...)
+make a family that a rule must ask for: ``grad_norm[*]``."""
+
+
+class Cost(str, Enum):
+    """What one sample of a metric costs."""
+
+    FREE = "free"
+    """A number that the host has already."""
+    HOST = "host"
+    """Host work only (a system call, a walk over modules)."""
+    DEVICE = "device"
+    """Kernels on the device, no synchronisation."""
+    SYNC = "sync"
+    """Waits for the device. Only where a rule asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The declaration of a metric: what ``healthcheck metrics`` lists and rules may name."""
+
+    name: str
+    help: str
+    unit: str = ""
+    """``s``, ``bytes``, ``1/s``, ``fraction``, or empty for a plain number."""
+    cost: Cost = Cost.FREE
+    labels: tuple[str, ...] = ()
+    """Names of the family's labels, e.g. ``("parameter",)``. Empty: one series."""
+    needs: tuple[str, ...] = ()
+    """What must be there: ``cuda``, ``amp``, ``clipping``, ``evaluation``, ``ranks``, ``linux``.
+    Named in the reason when a rule could not be judged."""
+
+    @property
+    def key(self) -> str:
+        """``grad_norm`` for a plain metric, ``grad_norm[]`` for a family."""
+        return f"{self.name}[]" if self.labels else self.name
+
+
+@dataclass(slots=True)
+class Sample:
+    """One value of one series at one step.
+
+    ``value`` is a number, or a 0-dim device tensor while it waits in the mailbox; the engine
+    sees numbers only. ``step`` counts from 1. ``time`` is the session's clock in seconds.
+    """
+
+    metric: str
+    step: int
+    value: Any
+    labels: Labels = NO_LABELS
+    phase: str = "train"
+    time: float = 0.0
+    detail: Callable[[], Mapping[str, Any]] | None = None
+    """Called only if this sample raises an alert: facts for its message and evidence, such as
+    ``{"first": "head.scale, 1 of 64 values"}``. May be slow; must not raise."""
+
+
+@lru_cache(maxsize=65536)
+def series_name(metric: str, labels: Labels) -> str:
+    """``loss``, ``grad_norm[encoder.weight]``, ``lr[group=1]``, ``loss[optimizer=1,rank=2]``.
+
+    The label ``parameter`` is the usual one and is written without its name.
+    """
+    if not labels:
+        return metric
+    inner = ",".join(v if k == "parameter" else f"{k}={v}" for k, v in labels)
+    return f"{metric}[{inner}]"
+
+
+def encode_number(value: float | None) -> float | str | None:
+    """Strict JSON for any number: non-finite values become ``"nan"``, ``"inf"``, ``"-inf"``."""
+    if value is None or math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+def decode_number(value: Any) -> float:
+    """The inverse of :func:`encode_number`."""
+    return float(value)

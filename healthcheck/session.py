@@ -1,0 +1,335 @@
+"""One watched run: events in, alerts and a report out.
+
+The session owns one plugin host, one engine and one adapter's controls. It knows no concrete
+probe, action, trainer or report: :mod:`healthcheck.assembly` puts those in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from healthcheck.acting import Actor, LatchingControls, StopRequest
+from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
+from healthcheck.dispatch import Dispatch, ListenerError
+from healthcheck.engine.demand import RuleDemand
+from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.errors import StopTraining
+from healthcheck.events import Event, EventKind
+from healthcheck.outcome import Ending, build_report, why_no_data
+from healthcheck.plugins import PluginHost, implementations_of
+from healthcheck.probing import History, ProbeBoard
+from healthcheck.protocols import Controls, Mailbox, Report
+from healthcheck.rulelang.rule import Mute, RuleSet
+from healthcheck.samples import NO_LABELS, Sample
+from healthcheck.verdicts import Alert
+from healthcheck.watchdog import Watchdog
+
+_JUDGED_AT = frozenset(
+    {
+        EventKind.BEFORE_UPDATE,
+        EventKind.STEP_END,
+        EventKind.EVAL_END,
+        EventKind.TEST_END,
+        EventKind.CHECKPOINT_SAVED,
+        EventKind.EPOCH_END,
+        EventKind.TRAIN_END,
+    }
+)
+_DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
+_PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
+
+@dataclass(slots=True)
+class RunInfo:
+    """What reports learn when a run starts."""
+
+    target: str
+    run_dir: Path | None = None
+    rank: int = 0
+    world_size: int = 1
+    argv: list[str] = field(default_factory=list)
+    resumed_from: int | None = None
+    name: str = ""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the start block, each said once."""
+
+
+class Session:
+    """One watched run. Trainer adapters emit events into it; users read it.
+
+    Made by ``healthcheck.watch``, an adapter or ``healthcheck run``; not meant to be built by
+    hand, except through :mod:`healthcheck.testing`.
+    """
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        host: PluginHost,
+        *,
+        mailbox: Mailbox,
+        info: RunInfo,
+        clock: LiveClock | VirtualClock | None = None,
+        extra_metrics: tuple[str, ...] = (),
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rules = rules
+        self.settings: Mapping[str, Any] = rules.settings
+        self.host = host
+        self.info = info
+        self.clock = clock or LiveClock()
+        self.active = ActiveTime(self.clock)
+        self.pid = os.getpid()
+        self.user_state: dict[str, Any] = {}
+        self.step = info.resumed_from or 0
+        self.unit = "step"
+        self.alerts: list[Alert] = []
+        self.report: dict[str, Any] | None = None
+        self.internal_errors: list[dict[str, Any]] = []
+        self.event_cost: dict[EventKind, int] = {}
+        self.history = History()
+        self.last_event: tuple[EventKind, float] = (EventKind.TRAIN_START, self.clock.monotonic())
+        self.controls: LatchingControls | None = None
+        self.mailbox = mailbox
+        self.reports: list[Report] = list(host.registry.reports.values())
+        self._say = say or (lambda text: None)
+        self.dispatch = Dispatch(on_error=str(self.settings.get("on_plugin_error", "warn")), say=self._plugin_failed)
+        for plugin in host.infos:
+            self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
+        host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
+        watch_transitions = self.dispatch.wants("transition") or any(hasattr(r, "transition") for r in self.reports)
+        self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
+        self.demand = RuleDemand.of(rules.rules, rules.derived, extra_metrics)
+        self.probing = ProbeBoard(host.registry.probes, self.demand, self.dispatch, self.active)
+        self._lock = threading.RLock()
+        self._ended = False
+        self._watchdog: Watchdog | None = None
+        self.actor = Actor(
+            host.registry.actions,
+            observe=self.observing,
+            world_size=info.world_size,
+            run_dir=info.run_dir,
+            history=self.history,
+            say=self.note,
+        )
+        host.manager.hook.healthcheck_configure.call_historic(kwargs={"session": self})
+        self._tell("start", self)
+
+    # -- what users see ---------------------------------------------------------------
+
+    @property
+    def observing(self) -> bool:
+        """Whether actions that change the run are held back."""
+        return bool(self.settings.get("mode", "act") == "observe")
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """Names of all events that can be heard."""
+        return tuple(kind.value for kind in EventKind)
+
+    def on(self, event: str | EventKind, function: Callable[..., Any]) -> Callable[[], None]:
+        """Call ``function`` at every such event; returns a function that removes it.
+
+        Raises ``UnknownHookError`` for an unknown name, with a suggestion.
+        """
+        return self.dispatch.on(event, function)
+
+    def has_hooks(self, event: str | EventKind) -> bool:
+        return self.dispatch.has_hooks(event)
+
+    def list_hooks(self, event: str | EventKind) -> list[str]:
+        """Owners that listen to an event, in calling order."""
+        return self.dispatch.list_hooks(event)
+
+    def register(self, plugin: object, name: str | None = None) -> str:
+        """Register a plugin object (or class) with this running session; returns its name."""
+        owner = self.host.register(plugin, name)
+        self.dispatch.add_plugin(self.host.infos[-1].plugin, implementations_of(self.host.infos[-1].plugin), owner)
+        self.probing.plan()
+        return owner
+
+    @property
+    def stop_request(self) -> StopRequest | None:
+        """The stop that a rule (or ``--max-steps``) asked for, or None."""
+        return self.controls.stop if self.controls is not None else None
+
+    def log(self, metrics: Mapping[str, Any], *, step: int | None = None, phase: str | None = None) -> None:
+        """Feed metrics of your own. Device scalars are taken as they are, without a wait."""
+        if self._ended or os.getpid() != self.pid:
+            return
+        at = self.active()
+        step = step if step is not None else max(1, self.step)
+        for name, value in metrics.items():
+            kind = phase or ("eval" if name.startswith(("eval.", "val.", "test.")) else "train")
+            self.probing.pending.append(Sample(name, step, value, NO_LABELS, kind, at))
+
+    @contextlib.contextmanager
+    def muted(self, rule: str, *, reason: str) -> Iterator[None]:
+        """Judge and record a rule (or glob), but do nothing about it inside this block."""
+        mute = Mute(rule, reason, first=self.step)
+        self.engine.mutes.append(mute)
+        try:
+            yield
+        finally:
+            index = self.engine.mutes.index(mute)
+            self.engine.mutes[index] = Mute(rule, reason, mute.first, self.step, mute.origin)
+
+    def note(self, text: str) -> None:
+        """One line for the person who watches the console."""
+        self._tell("note", text)
+
+    # -- what adapters call -----------------------------------------------------------
+
+    def bind(self, controls: Controls) -> None:
+        """Give the session its trainer's controls. Once, before the first event."""
+        self.controls = LatchingControls(controls)
+        if self.engine.needs_watchdog and isinstance(self.clock, LiveClock):
+            self._watchdog = Watchdog(self).start()
+
+    def wants(self, kind: EventKind) -> bool:
+        """Whether anybody listens; an adapter builds no event otherwise.
+
+        ``step_end`` and ``before_update`` are wanted as soon as any rule or listener exists,
+        because samples are judged there.
+        """
+        if self._ended:
+            return False
+        if kind in self.probing.by_kind or self.dispatch.wants(kind.value):
+            return True
+        return self.watching and (kind in _JUDGED_AT or kind in _PAUSES)
+
+    @property
+    def watching(self) -> bool:
+        """False if no rule, plugin or report wants anything: then adapters attach nothing."""
+        return bool(self.rules.rules) or any(self.dispatch.table.values()) or bool(self.probing.by_kind)
+
+    def emit(self, event: Event) -> None:
+        """Take one event: probes, listeners, and at judging points the rules.
+
+        Never raises because of us; a plugin's error is kept and said once.
+        """
+        if self._ended or os.getpid() != self.pid:
+            return
+        began = perf_counter_ns()
+        kind = event.kind
+        event.user_state = self.user_state
+        self.step = max(self.step, event.step)
+        self.last_event = (kind, self.clock.monotonic())
+        pause = _PAUSES.get(kind)
+        if pause is not None:
+            (self.active.pause if pause else self.active.resume)()
+        self.probing.sample(event)
+        self.dispatch.call(kind.value, event.step, self, event)
+        if kind in _JUDGED_AT:
+            try:
+                self._judge(event)
+            except StopTraining:
+                raise
+            except Exception as error:
+                if self.dispatch.on_error == "raise":
+                    raise
+                self._internal(error)
+        self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began
+
+    def finish(self, ending: Ending) -> dict[str, Any]:
+        """End the run: last judgement, verdicts, report. Idempotent; returns ``report.json``."""
+        if self.report is not None:
+            return self.report
+        if os.getpid() != self.pid:
+            return {}
+        if ending.exception is not None:
+            self._guard(lambda: self.emit(Event(EventKind.EXCEPTION, self.step, exception=ending.exception)))
+        self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step)))
+        self._ended = True
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self.probing.close(self._guard)
+        self.report = build_report(self, ending)
+        self.dispatch.call("report_section", self.step, self, self.report)
+        self._tell("finish", self.report)
+        return self.report
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _judge(self, event: Event) -> None:
+        with self._lock:
+            if self.probing.pending:
+                self.mailbox.post(event.step, self.probing.take())
+            ready = self.mailbox.drain() if event.kind in _DRAINED_AT else self.mailbox.ready()
+            if ready or event.kind is EventKind.STEP_END:
+                if ready:
+                    self.history.remember(ready)
+                    self.dispatch.call("samples", event.step, self, event.step, ready)
+                    self._tell("samples", event.step, ready)
+                self._handle(self.engine.evaluate(event.step, ready, self.active()), event)
+
+    def _handle(self, result: Evaluation, event: Event | None) -> None:
+        if not result:
+            return
+        for transition in result.transitions:
+            self.dispatch.call("transition", self.step, self, transition)
+            self._tell("transition", transition)
+        for alert in result.alerts:
+            if not alert.repeat:
+                self.alerts.append(alert)
+            self._tell("alert", alert)
+        if self.controls is not None:
+            self.actor.run(result.plan, self.controls, self.step, event)
+        for alert in result.alerts:
+            self._tell("acted", alert)
+            self.dispatch.call("alert", self.step, self, alert)
+        for alert in result.cleared:
+            self._tell("cleared", alert)
+
+    def watchdog_tick(self, silent_seconds: float) -> None:
+        """Judge ``stale`` rules from the watchdog thread; never blocks on a busy main thread."""
+        if self._ended or not self._lock.acquire(timeout=1.0):
+            return
+        try:
+            self._handle(self.engine.tick(silent_seconds, self.active()), None)
+        finally:
+            self._lock.release()
+
+    def reason_without_data(self, rule: Any) -> str:
+        """Why a rule's metric gave no sample."""
+        return why_no_data(self, rule)
+
+    def _tell(self, method: str, *given: Any) -> None:
+        """Tell every report; a report that fails is an error of that report, said once."""
+        for report in self.reports:
+            function = getattr(report, method, None)
+            if function is None or self.dispatch.is_quarantined(report.name):
+                continue
+            try:
+                function(*given)
+            except (Exception, SystemExit) as error:
+                self.dispatch.failed(report.name, method, self.step, error)
+
+    def _guard(self, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except StopTraining:
+            pass  # the run is over already
+        except Exception as error:
+            self._internal(error)
+
+    def _internal(self, error: BaseException) -> None:
+        """Our own fault: keep it, say it once, let training go on."""
+        text = f"{type(error).__name__}: {error}"
+        if not any(known["error"] == text for known in self.internal_errors):
+            trace = "".join(traceback.format_exception(error))
+            self.internal_errors.append({"error": text, "step": self.step, "traceback": trace})
+            self._say(f"healthcheck: internal error at step {self.step}, training goes on: {text}")
+
+    def _plugin_failed(self, known: ListenerError, error: BaseException) -> None:
+        text = f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
+        if known.quarantined:
+            text += "; it is switched off for the rest of this run"
+        self._say(text)
+

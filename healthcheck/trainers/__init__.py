@@ -1,0 +1,1 @@
+"""Trainer adapters: each translates one framework's callbacks into events and gives Controls."""

@@ -1,0 +1,108 @@
+"""What actions may do to a loop of torch optimizers: stop, skip, save, slow down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import UsageError
+from healthcheck.events import EventKind
+from healthcheck.probes.device import TorchDevice
+from healthcheck.protocols import Capabilities, Device
+from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.stopping import StopSwitch
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+_NO_EPOCHS = "a plain loop does not announce its epochs"
+_NO_TESTS = "a plain loop does not tell a test from an evaluation"
+
+GAPS = {
+    **dict.fromkeys(("epoch_start", "epoch_end"), _NO_EPOCHS),
+    **dict.fromkeys(("test_start", "test_step", "test_end"), _NO_TESTS),
+}
+
+SCRIPT_EVENTS = frozenset(kind for kind in EventKind if kind.value not in GAPS)
+
+
+class TorchControls:
+    """Implements :class:`healthcheck.protocols.Controls` over optimizers and modules found."""
+
+    def __init__(self, session: Session, view: FoundModel, stop: StopSwitch, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.device: Device = TorchDevice()
+        self.stop = stop
+        self.skipping = False
+        """Set by :meth:`skip_update`; the adapter reads and clears it before each update."""
+        self.before_update = False
+        """True while the adapter is in a ``before_update`` event."""
+        self._session = session
+        self._view = view
+
+    def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
+        """Raised from the step as soon as the adapter gets there."""
+        self.stop.request(reason, rule=rule, step=step, exit_code=exit_code)
+
+    def skip_update(self) -> bool:
+        if not self.before_update:
+            return False
+        self.skipping = True
+        return True
+
+    def scale_lr(self, factor: float) -> list[float]:
+        rates = []
+        for optimizer in self._view.optimizers():
+            for group in optimizer.param_groups:
+                if hasattr(group["lr"], "mul_"):  # a tensor that a captured graph reads: keep its address
+                    group["lr"].mul_(factor)
+                else:
+                    group["lr"] = group["lr"] * factor
+                rates.append(float(group["lr"]))
+        return rates
+
+    def request_checkpoint(self, path: Path | None = None) -> str:
+        """Write modules and optimizers as state dicts, now: between two updates is a safe point.
+
+        Raises ``UsageError`` where there is nothing to save, nowhere to put it, or a file already.
+        """
+        if self._session.info.world_size > 1:
+            raise UsageError("a plain script does not say which rank saves which part")
+        roots = self._view.roots()
+        if not roots:
+            raise UsageError("no module was found to save")
+        step = self._session.step
+        if path is None:
+            if self._session.info.run_dir is None:
+                raise UsageError("this run has no folder; give the action a path")
+            path = self._session.info.run_dir / "checkpoints" / f"step-{step}.pt"
+        if path.exists():
+            raise UsageError(f"{path} exists already")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        import torch
+
+        content = {
+            "step": step,
+            "modules": [root.state_dict() for root in roots],
+            "optimizers": [optimizer.state_dict() for optimizer in self._view.optimizers()],
+        }
+        save = getattr(torch.save, "__wrapped__", torch.save)  # our own checkpoint is no event of the script
+        unfinished = path.with_suffix(path.suffix + ".part")
+        save(content, unfinished)
+        unfinished.replace(path)
+        return str(path)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """A plain loop has no logger of its own that we know of."""
+
+
+def capabilities_of(trainer: str, gaps: Mapping[str, str] | None = None) -> Capabilities:
+    return Capabilities(
+        trainer=trainer,
+        events=SCRIPT_EVENTS,
+        controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr"}),
+        gaps={**GAPS, "log": "a plain loop has no logger that is known here", **(gaps or {})},
+    )
+
+

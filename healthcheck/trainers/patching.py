@@ -1,0 +1,130 @@
+"""Replacing functions of other packages for a while, and acting right after an import.
+
+Nothing here imports torch: scripts that set environment variables before their first
+``import torch`` must find it as untouched as under plain ``python``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_ABSENT = object()
+
+
+class Patches:
+    """Attributes replaced for the time of a run; :meth:`restore` gives all of them back.
+
+    A wrapper that somebody has wrapped again cannot be taken out. It stays, and must pass calls
+    through once :attr:`active` is False.
+    """
+
+    def __init__(self) -> None:
+        self.active = True
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Set ``owner.name`` to ``make(original)``; does nothing where there is no such attribute."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        before = vars(owner).get(name, _ABSENT)
+        wrapper = functools.wraps(original)(make(original))
+        setattr(owner, name, wrapper)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not wrapper:
+                return
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self._undo.append(undo)
+
+    def on_restore(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def restore(self) -> None:
+        """Undo everything, last first. Safe to call twice."""
+        self.active = False
+        while self._undo:
+            self._undo.pop()()
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a module has been imported, at once if it has been already.
+
+    The module's own loader does the work; only the moment after it is ours.
+
+    :param failed: told about an error in one of those functions; the import itself goes on.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._searching: set[str] = set()
+
+    def when(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is not None and not getattr(spec, "_initializing", False):
+            self._tell(function, module)
+            return
+        self._waiting.setdefault(name, []).append(function)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        self._waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _tell(self, function: Callable[[ModuleType], None], module: ModuleType) -> None:
+        try:
+            function(module)
+        except Exception as error:
+            self._failed(error)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._waiting or fullname in self._searching:
+            return None
+        self._searching.add(fullname)
+        try:
+            spec = self._others(fullname, path, target)
+        finally:
+            self._searching.discard(fullname)
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            self._listen(fullname, spec.loader)
+        return spec
+
+    def _others(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def _listen(self, fullname: str, loader: Any) -> None:
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with contextlib.suppress(AttributeError):
+                del loader.exec_module
+            original(module)
+            for function in self._waiting.pop(fullname, ()):
+                self._tell(function, module)
+
+        with contextlib.suppress(AttributeError, TypeError):  # a loader without room for attributes: not heard
+            loader.exec_module = exec_module

@@ -1,0 +1,244 @@
+"""What is replaced in torch while a script runs, and given back afterwards.
+
+No module hooks: they would switch off torch's fast paths for attention, and change results.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from healthcheck.trainers.modelview import parameters_of
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.steps import TrainingSteps, guarded
+
+
+class TorchHooks:
+    """Feeds :class:`TrainingSteps` from torch's own functions.
+
+    :meth:`install` may be called before torch is imported.
+    """
+
+    def __init__(self, steps: TrainingSteps, patches: Patches, imports: AfterImport) -> None:
+        self.steps = steps
+        self.patches = patches
+        self.imports = imports
+        self.torch_seen = False
+        self._pid = os.getpid()
+        self._norm: Any = None
+        self._stepped = False
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self.imports.when("torch", self._torch_is_there)
+        self.imports.when("torch.utils.data.dataloader", self._patch_loader)
+        self.imports.when("safetensors.torch", lambda m: self.patches.replace(m, "save_file", self._save_file))
+        self.patches.on_restore(self._remove_handles)
+
+    def _torch_is_there(self, torch: ModuleType) -> None:
+        self.torch_seen = True
+        patches = self.patches
+        patches.replace(torch.autograd, "backward", self._backward)
+        patches.replace(torch, "save", self._save)
+        patches.replace(torch.nn.Module, "eval", self._eval)
+        patches.replace(torch.amp.GradScaler, "scale", self._scale)
+        patches.replace(torch.amp.GradScaler, "step", self._scaler_step)
+        self.patch_clipping(torch)
+        self._register_step_hooks(torch)
+        # Compiled regions trace ordinary hooks away. Torch imports its compiler when the first optimizer
+        # is made, if not before; from then on the hooks are marked as not to be traced.
+        self.imports.when("torch._dynamo", lambda dynamo: self._register_step_hooks(torch, dynamo.disable))
+
+    def patch_clipping(self, torch: ModuleType) -> None:
+        """The inner functions, which also those reach who imported the outer ones long ago."""
+        clip = torch.nn.utils.clip_grad
+        for owner, total, scale in (
+            (clip, "_get_total_norm", "_clip_grads_with_norm_"),
+            (torch.nn.utils, "get_total_norm", "clip_grads_with_norm_"),
+        ):
+            self.patches.replace(owner, total, self._total_norm)
+            self.patches.replace(owner, scale, self._clip_with_norm)
+        if not hasattr(clip, "_clip_grads_with_norm_"):  # torch before 2.6
+            for owner in (clip, torch.nn.utils):
+                self.patches.replace(owner, "clip_grad_norm_", self._clip_norm)
+        for owner in (clip, torch.nn.utils):
+            self.patches.replace(owner, "clip_grad_value_", self._clip_value)
+
+    def _register_step_hooks(self, torch: ModuleType, untraced: Callable[..., Any] | None = None) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._remove_handles()
+        before, after = (self._pre, self._post) if untraced is None else (untraced(self._pre), untraced(self._post))
+        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def _remove_handles(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def _on(self) -> bool:
+        return self.patches.active and os.getpid() == self._pid
+
+    # -- optimizers -------------------------------------------------------------------
+
+    def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._stepped = True
+        if self._on:
+            return guarded(self.steps.session, self.steps.update_begins, optimizer, args, kwargs)
+        return None
+
+    def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._on:
+            guarded(self.steps.session, self.steps.update_done, optimizer)
+
+    def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._on or not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
+            self._stepped = False
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not self._stepped and hasattr(optimizer, "param_groups"):
+                guarded(self.steps.session, self.steps.update_skipped, optimizer, scaler._scale)
+            return result
+
+        return step
+
+    def _scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if not self._on or not scaler.is_enabled():
+                return original(scaler, outputs)
+            result = original(scaler, outputs)
+            guarded(self.steps.session, self.steps.losses.was_scaled, outputs, result, scaler._scale)
+            return result
+
+        return scale
+
+    # -- gradients --------------------------------------------------------------------
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            steps = self.steps
+            if not self._on or steps.backward_depth:
+                return original(tensors, *args, **kwargs)
+            if not hasattr(tensors, "detach"):
+                tensors = tuple(tensors)
+            guarded(steps.session, steps.backward_begins, tensors)
+            steps.backward_depth += 1
+            try:
+                result = original(tensors, *args, **kwargs)
+            finally:
+                steps.backward_depth -= 1
+            guarded(steps.session, steps.backward_done)
+            return result
+
+        return backward
+
+    def _total_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensors, norm_type, *args, **kwargs)
+            self._norm = result if float(norm_type) == 2.0 else None
+            return result
+
+        return get_total_norm
+
+    def _clip_with_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._on:
+                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+                known = self._norm is total_norm
+                self._norm = None
+                self._clipping(parameters, total_norm if known else None, max_norm)
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+        return clip_grads_with_norm_
+
+    def _clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm_(parameters: Any, max_norm: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            if self._on:
+                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+                self._clipping(parameters, None, max_norm)
+            return original(parameters, max_norm, norm_type, *args, **kwargs)
+
+        return clip_grad_norm_
+
+    def _clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._on:
+                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+                self._clipping(parameters, None, None)
+            return original(parameters, *args, **kwargs)
+
+        return clip_grad_value_
+
+    def _clipping(self, parameters: list[Any], norm: Any, max_norm: Any) -> None:
+        steps = self.steps
+        if steps.only is not None:
+            watched = {id(p) for optimizer in steps.only for p in parameters_of(optimizer)}
+            if not any(id(p) in watched for p in parameters):
+                return
+        limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
+        guarded(steps.session, steps.clipping, norm, None if limit == float("inf") else limit)
+
+    # -- data, evaluation, checkpoints ------------------------------------------------
+
+    def _patch_loader(self, dataloader: ModuleType) -> None:
+        self.patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._next)
+
+    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            if not self._on:
+                return original(iterator)
+            began = time.perf_counter()
+            batch = original(iterator)
+            waited = time.perf_counter() - began
+            guarded(self.steps.session, self._drawn, iterator, batch, waited)
+            return batch
+
+        return __next__
+
+    def _drawn(self, iterator: Any, batch: Any, waited: float) -> None:
+        import torch
+
+        dataset = getattr(iterator, "_dataset", None)
+        self.steps.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled())
+
+    def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def eval(module: Any) -> Any:
+            if self._on:
+                guarded(self.steps.session, self._set_to_evaluation, module)
+            return original(module)
+
+        return eval
+
+    def _set_to_evaluation(self, module: Any) -> None:
+        """Evaluation of what is being trained; a frozen part set aside for good is none."""
+        optimizers = self.steps.view.optimizers()
+        if not self.steps.started or not optimizers:
+            return
+        held = {id(p) for p in parameters_of(optimizers[0])}
+        own = sum(id(p) in held for p in module.parameters())
+        if 2 * own > len(held):
+            self.steps.phases.begin()
+
+    def _save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(obj, f, *args, **kwargs)
+            self._saved(f)
+            return result
+
+        return save
+
+    def _save_file(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensors, filename, *args, **kwargs)
+            self._saved(filename)
+            return result
+
+        return save_file
+
+    def _saved(self, where: Any) -> None:
+        if self._on and isinstance(where, (str, os.PathLike)):
+            guarded(self.steps.session, self.steps.checkpoint_saved, os.fspath(where))

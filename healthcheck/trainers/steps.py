@@ -1,0 +1,344 @@
+"""From backward passes and optimizer steps to events: what counts as a step, and whose it is.
+
+The script trainer and the loop trainer both feed this; it patches nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.trainers.batches import batch_counts
+from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.lossmath import LossMath
+from healthcheck.trainers.modelview import FoundModel, living_optimizers, parameters_of
+from healthcheck.trainers.phases import Phases
+from healthcheck.trainers.unattempted import UnattemptedUpdates
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+
+class TrainingSteps:
+    """Counts attempted updates of one or several optimizers and emits the events of each.
+
+    A step ends when the optimizers that stepped in the step before have all stepped again; the
+    next begins with the next backward pass or attempt. The step number is that of the optimizer
+    seen first: its n-th attempt is in step n.
+
+    :param only: optimizers to look at; None for all.
+    """
+
+    def __init__(
+        self, session: Session, view: FoundModel, controls: TorchControls, *, only: list[Any] | None = None
+    ) -> None:
+        self.session = session
+        self.view = view
+        self.controls = controls
+        self.stop = controls.stop
+        self.losses = LossMath()
+        self.phases = Phases(self)
+        self.unattempted = UnattemptedUpdates()
+        self.started = False
+        self.backward_depth = 0
+        """Above 0 inside a backward pass; passes nest under activation checkpointing."""
+        self.last_attempt = session.step
+        self._first_step = session.step
+        self._begun = session.step
+        """Number of the step that is under way or has just ended."""
+        self._ended = True
+        self.only = None if only is None else weakref.WeakSet(only)
+        self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._attempted: set[int] = set()
+        self._expected: set[int] | None = None
+        self._living = 1
+        self._inside_backward: weakref.ref[Any] | None = None
+        self._batch: Any = None
+        self._clear_update()
+
+    def _clear_update(self) -> None:
+        """Forget what belongs to one update of one optimizer."""
+        self._grad_norm: Any = None
+        self._max_norm: float | None = None
+        self._backward_ended = False
+        self._loss_scale: Any = None
+        self._closure_ran = False
+        self._dropped: list[tuple[Any, Any]] = []
+
+    # -- data -------------------------------------------------------------------------
+
+    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool) -> None:
+        """A loader over ``dataset`` gave a batch after ``waited`` seconds.
+
+        :param gradients: whether gradients are enabled where it was drawn.
+        """
+        if not self.phases.draws_for_training(dataset, gradients=gradients):
+            self.phases.batch()
+            return
+        self._batch = batch
+        if self.session.wants(EventKind.BATCH_READY):
+            self._next_step_if_ended()
+            samples, tokens = batch_counts(batch)
+            self._emit(EventKind.BATCH_READY, data_wait=waited, n_samples=samples, n_tokens=tokens)
+
+    # -- backward ---------------------------------------------------------------------
+
+    def backward_begins(self, tensors: Any) -> None:
+        """An outermost backward pass from ``tensors`` is about to run."""
+        self.stop.check()
+        if not self.started:
+            self._start()
+        self.phases.end()
+        self.stop.check()
+        self._next_step_if_ended()
+        self.unattempted.backward_begins()
+        if self._closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
+            return
+        loss = self.losses.of(tensors)
+        if self.losses.scale is not None:
+            self._loss_scale = self.losses.scale
+        if self.session.wants(EventKind.LOSS):
+            self._emit(EventKind.LOSS, loss=loss, loss_weight=self.losses.weight(), batch=self._batch)
+
+    def backward_done(self) -> None:
+        """That pass is over; its gradients are there."""
+        inside = self._inside_backward
+        if inside is not None:
+            self._inside_backward = None
+            self._end_step(inside(), 0, skipped=None)
+            return
+        self.unattempted.backward_done(self.view, self._living)
+        if self.unattempted.counts_backwards and not self._ended:
+            if self.session.unit != "backward":
+                self.session.unit = "backward"
+                self._begun = self._first_step + self.unattempted.backwards
+            self.last_attempt = self._begun
+            with _no_grad():
+                self._emit(EventKind.BACKWARD_END)
+            self._end_step(None, 0, skipped=None)
+
+    def clipping(self, norm: Any, max_norm: float | None) -> None:
+        """Gradients are about to be clipped; ``norm`` is their L2 norm, None if it is not known."""
+        if self._ended and not self._attempted:
+            return  # nothing was differentiated yet
+        self._next_step_if_ended()
+        if norm is not None:
+            self._grad_norm = norm.detach() if hasattr(norm, "detach") else norm
+        self._max_norm = max_norm
+        self._end_backward()
+
+    # -- update -----------------------------------------------------------------------
+
+    def update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer's step begins. Returns new ``(args, kwargs)`` where a closure must be watched."""
+        if self.only is not None and optimizer not in self.only:
+            return None
+        self.stop.check()
+        if self.backward_depth:
+            self._step_inside_backward(optimizer)
+            return None
+        index = self._attempt(optimizer)
+        if _found_inf(optimizer):
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self._before_update(optimizer, index)
+            return None
+
+        def watched_closure(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            if not self._closure_ran:
+                self._closure_ran = True
+                self._guarded(self._before_update, optimizer, index)
+            return result
+
+        if len(args) > 1:
+            return (args[0], watched_closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched_closure}
+
+    def update_done(self, optimizer: Any) -> None:
+        """An optimizer's step is over."""
+        if self.backward_depth or (self.only is not None and optimizer not in self.only):
+            return
+        index = self._index.get(optimizer, 0)
+        for parameter, gradient in self._dropped:
+            parameter.grad = gradient
+        skipped = _found_inf(optimizer)
+        if not skipped and self.session.wants(EventKind.AFTER_UPDATE):
+            self._emit_update(EventKind.AFTER_UPDATE, optimizer, index)
+        scaled = self._loss_scale is not None
+        self._finish_attempt(optimizer, index, skipped=skipped if scaled else None)
+
+    def update_skipped(self, optimizer: Any, scale: Any) -> None:
+        """A ``GradScaler`` found non-finite gradients and did not step."""
+        self.stop.check()
+        index = self._attempt(optimizer)
+        self._loss_scale = scale
+        self._finish_attempt(optimizer, index, skipped=True)
+
+    def _step_inside_backward(self, optimizer: Any) -> None:
+        """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
+        self.unattempted.attempted()
+        if self._inside_backward is None:
+            self._inside_backward = weakref.ref(optimizer)
+            self.last_attempt = self._begun
+
+    def _attempt(self, optimizer: Any) -> int:
+        if not self.started:
+            self._start()
+        index = self._index.get(optimizer)
+        if index is None:
+            index = self._index[optimizer] = len(self._index)
+            self.view.add_optimizer(optimizer)
+        self.unattempted.attempted()
+        self.session.unit = "step"
+        if index in self._attempted and not self._ended:  # the others did not step this time
+            self._ended = True
+            self._emit(EventKind.STEP_END, optimizer=optimizer, optimizer_index=index)
+            self._check_limits()
+            self.stop.check()
+        if index in self._attempted or self._begun == self._first_step:
+            self._next_step_if_ended()
+        self._attempted.add(index)
+        self.last_attempt = self._begun
+        return index
+
+    def _before_update(self, optimizer: Any, index: int) -> None:
+        """Gradients are final: show them, and stop or skip if somebody wants that."""
+        self._end_backward(index)
+        self.controls.skipping = False
+        self.controls.before_update = True
+        try:
+            with _no_grad():
+                self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
+        finally:
+            self.controls.before_update = False
+        self.stop.check()
+        if self.controls.skipping:
+            # Without gradients an optimizer leaves weights, moments and counters alone. They are put
+            # back afterwards, for scripts that look at them.
+            self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+            for parameter, _ in self._dropped:
+                parameter.grad = None
+
+    def _end_backward(self, index: int = 0) -> None:
+        if not self._backward_ended:
+            self._backward_ended = True
+            if self.session.wants(EventKind.BACKWARD_END):
+                with _no_grad():
+                    self._emit_update(EventKind.BACKWARD_END, None, index)
+
+    def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
+        expected = self._expected
+        complete = len(self._attempted) >= self._living if expected is None else self._attempted >= expected
+        if complete and not self._ended:
+            self._end_step(optimizer, index, skipped=skipped)
+        self._clear_update()
+        self.stop.check()
+
+    # -- steps ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.started = True
+        optimizers = living_optimizers() if self.only is None else list(self.only)
+        self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
+        self.view.scan(optimizers)
+        if self.session.wants(EventKind.TRAIN_START):
+            self.session.emit(Event(EventKind.TRAIN_START, max(self._begun, self._first_step + 1), model=self.view))
+
+    def _next_step_if_ended(self) -> None:
+        if self._ended:
+            self._ended = False
+            if self._attempted:
+                self._expected = self._attempted
+            self._attempted = set()
+            self._begun += 1
+            if self.session.wants(EventKind.STEP_START):
+                self._emit(EventKind.STEP_START)
+
+    def _end_step(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
+        self._ended = True
+        self._emit_update(EventKind.STEP_END, optimizer, index, skipped=skipped)
+        self._batch = None
+        self._clear_update()
+        self._check_limits()
+        self.stop.check()
+
+    def _check_limits(self) -> None:
+        """``max_steps`` and ``max_time``: the user's own end, at a step boundary."""
+        session = self.session
+        most = session.settings.get("max_steps")
+        seconds = session.settings.get("max_time")
+        made = self._begun - self._first_step
+        reason = ""
+        if most and made >= int(most):
+            reason = f"asked for {int(most):,} steps"
+        elif seconds and session.info.world_size == 1 and _elapsed(session) >= float(seconds):
+            reason = f"asked for {float(seconds):g} s"
+        if reason and session.controls is not None:
+            session.controls.request_stop(reason, rule="", step=self._begun, mode="graceful", exit_code=0)
+
+    def checkpoint_saved(self, path: str) -> None:
+        if self.started and self.session.wants(EventKind.CHECKPOINT_SAVED):
+            step = max(self.last_attempt, self._first_step)
+            self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
+
+    def finish(self) -> None:
+        """The run is over: hand out what is still held back. Never raises a stop."""
+        with contextlib.suppress(BaseException):
+            self.phases.end()
+        if self.started:
+            self.session.step = max(self.last_attempt, self._first_step)
+
+    # -- emitting ---------------------------------------------------------------------
+
+    def _emit(self, kind: EventKind, **facts: Any) -> None:
+        self.session.emit(Event(kind, self._begun, model=self.view, **facts))
+
+    def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
+        if not self.session.wants(kind):
+            return
+        self._emit(
+            kind,
+            optimizer=optimizer,
+            optimizer_index=index,
+            grad_norm=self._grad_norm,
+            max_norm=self._max_norm,
+            loss_scale=self._loss_scale,
+            batch=self._batch,
+            max_steps=self.session.settings.get("max_steps"),
+            **facts,
+        )
+
+    def _guarded(self, function: Callable[..., Any], *given: Any) -> Any:
+        return guarded(self.session, function, *given)
+
+
+def guarded(session: Session, function: Callable[..., Any], *given: Any) -> Any:
+    """Call one of ours from inside somebody's training; our own faults must not end it."""
+    try:
+        return function(*given)
+    except Exception as error:
+        session._internal(error)
+        return None
+
+
+def _elapsed(session: Session) -> float:
+    return session.clock.monotonic() - session.active.started
+
+
+def _found_inf(optimizer: Any) -> bool:
+    """Whether a ``GradScaler`` drives a fused step that will not be applied; only told on the host."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and getattr(getattr(found, "device", None), "type", "") == "cpu" and bool(found)
+
+
+@contextlib.contextmanager
+def _no_grad() -> Iterator[None]:
+    import torch
+
+    with torch.no_grad():
+        yield

@@ -1,0 +1,132 @@
+"""What the documentation tells people to do is done here.
+
+- ```` ```python ```` blocks are executed, each in a process and an empty folder of its own;
+- ```` ```bash runnable ```` blocks too; `runnable exit=1` says how the last command must end;
+- ```` ```yaml ```` blocks with a line `version:` must be valid rule files;
+- relative links must lead to a file.
+
+A python block that cannot run says `no-run`; it must still be valid Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Path(__file__).parent / "files"
+"""What a reader has in the folder in which the pages' commands are typed."""
+
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "plugins/*/*.md")
+    for path in ROOT.glob(pattern)
+    if "healthcheck-runs" not in path.parts
+)
+FENCE = re.compile(r"^```(\w+)?([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT).as_posix()}:{self.line}"
+
+    @property
+    def expected_exit(self) -> int:
+        return next((int(word.removeprefix("exit=")) for word in self.words if word.startswith("exit=")), 0)
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page, line, match[1] or "", tuple(match[2].split()), match[3]))
+    return found
+
+
+BLOCKS = blocks()
+PYTHON = [b for b in BLOCKS if b.language == "python"]
+BASH = [b for b in BLOCKS if b.language == "bash" and "runnable" in b.words]
+RULES = [
+    b
+    for b in BLOCKS
+    # Those of the example plugin are checked where it is installed: tests/plugins.
+    if b.language in ("yaml", "yml") and "needs-plugin" not in b.words and re.search(r"^version:", b.text, re.MULTILINE)
+]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), clean.get("PATH", "")])
+    return clean | {"HEALTHCHECK_RUNS": str(folder / "healthcheck-runs"), "OMP_NUM_THREADS": "1", "PATH": path}
+
+
+def run(block: Block, folder: Path, *command: str) -> None:
+    shutil.copytree(FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    said = f"{block} exited {result.returncode}, not {block.expected_exit}\n{result.stdout}{result.stderr}"
+    assert result.returncode == block.expected_exit, said
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
+    compile(block.text, str(block), "exec")
+    if "no-run" not in block.words:
+        run(block, tmp_path, sys.executable, "-c", block.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", BASH, ids=str)
+def test_a_bash_block_runs(block: Block, tmp_path: Path) -> None:
+    run(block, tmp_path, "bash", "-euo", "pipefail", "-c", block.text)
+
+
+@pytest.mark.parametrize("block", RULES, ids=str)
+def test_a_rule_file_block_is_valid(block: Block, tmp_path: Path) -> None:
+    from healthcheck.commands import main
+
+    path = tmp_path / "healthcheck.yaml"
+    path.write_text(block.text, encoding="utf-8")
+    assert main(["check", str(path)]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:|#", t)]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_fences_are_closed() -> None:
+    """An unclosed block would hide all that follows it from the tests above."""
+    odd = [str(page) for page in PAGES if len(re.findall(r"^```", page.read_text(encoding="utf-8"), re.MULTILINE)) % 2]
+    assert odd == []
+
+
+def test_the_pages_have_blocks_to_run() -> None:
+    assert PYTHON
+    assert BASH
+    assert RULES

@@ -1,0 +1,103 @@
+"""Every toy fault and control, run as a user would run it, scored from its report.json.
+
+A fault is found if a rule that answers for one of its detectors fires in the stated range, and
+nothing above info fires before the fault begins; a control is passed if nothing above info fires.
+Index i of faults.yaml is step i + 1. Which rule answers for which word: ``detectors.yaml``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FAULTS = Path(__file__).resolve().parents[3] / "shared" / "faults"
+SEEDS = (0, 1, 2)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (FAULTS / "faults.yaml").exists(), reason="the set of toy faults is not here"),
+]
+
+
+def entries() -> list[dict[str, Any]]:
+    path = FAULTS / "faults.yaml"
+    return list(yaml.safe_load(path.read_text())["entries"]) if path.exists() else []
+
+
+ENTRIES = entries()
+DETECTORS: dict[str, list[str]] = yaml.safe_load((Path(__file__).parent / "detectors.yaml").read_text())
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One alert above info."""
+
+    rule: str
+    index: int
+    tags: frozenset[str]
+
+    def answers_for(self, words: list[str]) -> bool:
+        return any(DETECTORS[word] and self.tags.issuperset(DETECTORS[word]) for word in words)
+
+
+def watch(run: Callable[..., Any], entry: dict[str, Any], seed: int, folder: Path) -> tuple[list[Fired], dict[str, Any]]:
+    """Run one script under the default rules; its alerts above info and the whole report."""
+    report_file = folder / "report.json"
+    done = run("run", "--report", f"json={report_file}", FAULTS / entry["script"], "--seed", seed, timeout=120)
+    assert report_file.exists(), f"no report; exit {done.returncode}\n{done.stderr[-3000:]}"
+    report = json.loads(report_file.read_text())
+    assert report["exit_code"] == done.returncode, done.stderr[-3000:]
+    fired = [
+        Fired(alert["rule"], alert["fired_step"] - 1, frozenset(alert["tags"]))
+        for alert in report["alerts"]
+        if alert["severity"] != "info"
+    ]
+    return fired, report
+
+
+def cases(kind: str) -> list[Any]:
+    return [
+        pytest.param(entry, seed, id=f"{entry['id']}-seed{seed}") for entry in ENTRIES if entry["kind"] == kind for seed in SEEDS
+    ]
+
+
+@pytest.mark.parametrize(("entry", "seed"), cases("fault"))
+def test_a_fault_is_found_in_its_range_and_not_before(
+    entry: dict[str, Any], seed: int, healthcheck_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    fired, _ = watch(healthcheck_command, entry, seed, tmp_path)
+    early = [f for f in fired if f.index < entry["healthy_until"]]
+    assert not early, f"false alarm before {entry['healthy_until']}: {early}"
+    first, last = entry["alarm"]["first"], entry["alarm"]["last"]
+    found = [f for f in fired if first <= f.index <= last and f.answers_for(entry["detectors"])]
+    if not found and not any(_has_rule(word) for word in entry["detectors"]):
+        pytest.xfail(f"no shipped rule looks for {', '.join(entry['detectors'])} yet")
+    assert found, f"expected one of {entry['detectors']} in {first}..{last}; fired: {fired}"
+
+
+@pytest.mark.parametrize(("entry", "seed"), cases("control"))
+def test_a_healthy_script_that_looks_suspicious_stays_quiet(
+    entry: dict[str, Any], seed: int, healthcheck_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    fired, report = watch(healthcheck_command, entry, seed, tmp_path)
+    assert not fired, f"{entry['id']} looks like {entry['looks_like']}"
+    assert report["exit_code"] == 0
+    assert report["verdict"] == "ok"
+
+
+def _has_rule(word: str) -> bool:
+    from healthcheck.assembly import load_rules_for, plugin_host
+
+    rules = load_rules_for(host=plugin_host(), rules="healthcheck:recommended").rules
+    return any(DETECTORS[word] and set(DETECTORS[word]) <= set(rule.tags) for rule in rules)
+
+
+def test_every_detector_word_is_mapped() -> None:
+    words = {word for entry in ENTRIES for word in entry.get("detectors", ())}
+    assert words <= set(DETECTORS)

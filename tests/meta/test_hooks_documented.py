@@ -1,0 +1,58 @@
+"""docs/plugins/hooks.md has every hook with its exact arguments, and no generated page is stale."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from healthcheck import hookspecs
+from healthcheck.events import EventKind
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+HOOKS = sorted(name for name in vars(hookspecs) if name.startswith(hookspecs.PREFIX))
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "_generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def headings() -> list[str]:
+    text = (DOCS / "plugins" / "hooks.md").read_text(encoding="utf-8")
+    return re.findall(r"^### (healthcheck_\w+\(.*\))$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_has_a_heading_with_its_exact_arguments(name: str, headings: list[str]) -> None:
+    arguments = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
+    assert headings.count(f"{name}({arguments})") == 1
+
+
+def test_no_heading_describes_a_hook_that_does_not_exist(headings: list[str]) -> None:
+    assert sorted(heading.split("(")[0] for heading in headings) == HOOKS
+
+
+def test_every_event_has_a_hook() -> None:
+    assert {hookspecs.loop_hook(kind) for kind in EventKind} <= set(HOOKS)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_says_how_often_it_comes(name: str) -> None:
+    """When, how often, on which ranks: the least that a plugin author needs."""
+    text = (getattr(hookspecs, name).__doc__ or "").lower()
+    assert re.search(r"\b(once|every|per|hot|rank|ranks)\b", text), name
+
+
+def test_generated_pages_are_fresh(generator: ModuleType) -> None:
+    assert generator.stale() == [], "run `make docs`"

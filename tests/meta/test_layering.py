@@ -1,0 +1,104 @@
+"""A module imports only from its own or an earlier layer. The list here is the one of the design."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names"),
+    ("hookspecs", "plugins", "dispatch", "registry"),
+    ("rulelang",),
+    ("engine",),
+    ("session", "acting", "outcome", "held", "watchdog"),
+    ("probes",),
+    ("actions",),
+    ("trainers",),
+    ("reports",),
+    ("readers",),
+    ("ruletests",),
+    ("assembly",),
+    ("commands",),
+    ("pytest_plugin", "testing"),
+)
+LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
+
+ENTRANCES = {"__init__", "__main__"}
+"""The package itself: lazy names and ``python -m healthcheck`` reach everything by nature."""
+
+MAY_IMPORT_ASSEMBLY = {"assembly", "commands", "pytest_plugin", "testing"} | ENTRANCES
+NEVER_TORCH = {name for names in LAYERS[:4] for name in names}
+"""Vocabulary, extension, rulelang, engine."""
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The name in ``LAYERS`` that a module belongs to: ``probes`` for ``probes/loss.py``."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Imported modules as (dotted name, line, only for type checking), those inside functions included."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    typing_only = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, node in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            base = node.module or ""
+            if base == "healthcheck":  # `from healthcheck import engine` names the module in the alias
+                for alias in node.names:
+                    yield f"{base}.{alias.name}", node.lineno, node in typing_only
+            else:
+                yield base, node.lineno, node in typing_only
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_a_module_imports_only_from_its_own_or_an_earlier_layer(path: Path) -> None:
+    part = part_of(path)
+    if part in ENTRANCES:
+        return
+    assert part in LAYER, f"{path} belongs to no layer; add it to LAYERS where the design has it"
+    for name, line, typing_only in imports(path):
+        pieces = name.split(".")
+        if pieces[0] != "healthcheck" or len(pieces) == 1 or typing_only:
+            continue
+        target = pieces[1]
+        if target not in LAYER:  # a lazy public name, such as `from healthcheck import hookimpl`
+            continue
+        assert LAYER[target] <= LAYER[part], f"{path}:{line}: {part} imports {name}, which is a later layer"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_only_entrances_import_the_composition_root(path: Path) -> None:
+    if part_of(path) in MAY_IMPORT_ASSEMBLY:
+        return
+    for name, line, typing_only in imports(path):
+        assert typing_only or not name.startswith("healthcheck.assembly"), f"{path}:{line}: imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_the_vocabulary_the_rule_language_and_the_engine_never_import_torch(path: Path) -> None:
+    if part_of(path) not in NEVER_TORCH:
+        return
+    for name, line, _ in imports(path):
+        assert name.split(".")[0] != "torch", f"{path}:{line}: imports {name}"
+
+
+def test_every_layer_of_the_list_that_exists_is_found() -> None:
+    """A renamed folder must not leave the tests above looking at nothing."""
+    assert {"errors", "hookspecs", "rulelang", "engine"} <= {part_of(path) for path in MODULES}

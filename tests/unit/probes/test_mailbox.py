@@ -1,0 +1,71 @@
+"""Values on the host are read at once; the device side is tested where there is a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from healthcheck.probes.mailbox import DeviceMailbox, HostMailbox, StepMailbox
+from healthcheck.samples import Sample
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+
+
+@pytest.mark.parametrize("box", [HostMailbox, DeviceMailbox, StepMailbox])
+def test_host_values_arrive_at_once_in_order_as_numbers(box: type) -> None:
+    mailbox = box()
+    mailbox.post(1, [Sample("a", 1, torch.tensor(0.5)), Sample("b", 1, 2), Sample("c", 1, True)])
+    mailbox.post(2, [Sample("a", 2, 1.5)])
+    arrived = mailbox.ready()
+    assert [(s.metric, s.step, s.value) for s in arrived] == [
+        ("a", 1, 0.5),
+        ("b", 1, 2.0),
+        ("c", 1, 1.0),
+        ("a", 2, 1.5),
+    ]
+    assert all(type(s.value) is float for s in arrived)
+    assert mailbox.ready() == [] == mailbox.drain()
+
+
+def test_what_is_no_number_is_not_delivered() -> None:
+    mailbox = HostMailbox()
+    mailbox.post(1, [Sample("text", 1, "fine"), Sample("vector", 1, torch.ones(3)), Sample("a", 1, 1.0)])
+    assert [s.metric for s in mailbox.ready()] == ["a"]
+
+
+def test_nan_is_delivered() -> None:
+    mailbox = StepMailbox()
+    mailbox.post(1, [Sample("loss", 1, torch.tensor(float("nan")))])
+    (sample,) = mailbox.ready()
+    assert sample.value != sample.value
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_device_values_come_late_complete_and_without_a_wait() -> None:
+    mailbox = StepMailbox()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(1, 5):
+            value = torch.full((), float(step), device="cuda")
+            mailbox.post(step, [Sample("loss", step, value), Sample("lr", step, 0.1)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    arrived = mailbox.drain()
+    assert [(s.metric, s.step, s.value) for s in arrived if s.metric == "loss"] == [
+        ("loss", step, float(step)) for step in range(1, 5)
+    ]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_the_number_under_way_is_bounded() -> None:
+    mailbox = DeviceMailbox(max_in_flight=2)
+    torch.cuda._sleep(2_000_000_000)
+    for step in range(10):
+        mailbox.post(step, [Sample("loss", step, torch.ones((), device="cuda")), Sample("lr", step, 0.1)])
+    assert mailbox.dropped == 8
+    arrived = mailbox.drain()
+    assert sum(s.metric == "lr" for s in arrived) == 10
+    assert sum(s.metric == "loss" for s in arrived) == 2

@@ -1,0 +1,158 @@
+"""Memory: real readings of this process, limits of containers, and the forecast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from driver import Watched
+
+from healthcheck.events import EventKind
+from healthcheck.probes import host
+from healthcheck.probes.device import TorchDevice
+from healthcheck.probes.forecast import NO_END, MemoryForecastProbe
+from healthcheck.probes.memory import FLOOR_STEPS, HostMemoryProbe, LiveTensorProbe, MemoryProbe
+
+MIB = 2**20
+
+
+class Card(TorchDevice):
+    """A device whose allocator says what the test wants."""
+
+    def __init__(self, capacity: int = 1000 * MIB, **stats: int) -> None:
+        super().__init__()
+        self.stats, self.capacity = stats, capacity
+
+    def statistics(self) -> dict[str, int]:
+        return self.stats
+
+    def capacity_bytes(self) -> int:
+        return self.capacity
+
+
+def test_growth_of_this_process_is_seen() -> None:
+    watched = Watched([HostMemoryProbe(), MemoryProbe()])
+    watched.emit(EventKind.STEP_END, 1)
+    kept = torch.ones(64 * MIB // 4)
+    watched.emit(EventKind.STEP_END, 2)
+    before, after = watched.values("memory.host")
+    assert after - before > 48 * MIB
+    assert kept.numel()
+    low, high = watched.values("memory.allocated")
+    assert high - low > 48 * MIB
+    assert 0 < watched.last("memory.fraction") <= 1
+    assert watched.last("memory.peak") >= watched.last("memory.allocated") * 0.9
+
+
+def test_the_cpu_has_no_cache_to_speak_of() -> None:
+    if TorchDevice().kind != "cpu":
+        pytest.skip("an accelerator is in use")
+    watched = Watched([MemoryProbe()])
+    watched.emit(EventKind.STEP_END, 1)
+    assert not watched.names() & {"memory.reserved", "memory.fragmentation", "memory.retries"}
+
+
+def test_a_card_with_a_cache() -> None:
+    watched = Watched([MemoryProbe(Card(allocated=300 * MIB, reserved=500 * MIB, peak=450 * MIB, retries=2))])
+    watched.emit(EventKind.STEP_END, 1)
+    assert watched.last("memory.fragmentation") == pytest.approx(0.4)
+    assert watched.last("memory.fraction") == 0.5
+    assert watched.last("memory.retries") == 2
+
+
+def test_the_floor_of_an_epoch_is_its_lowest_step() -> None:
+    card = Card(allocated=0)
+    watched = Watched([MemoryProbe(card)])
+    for epoch in range(2):
+        watched.emit(EventKind.EPOCH_START, epoch * 3 + 1)
+        for n, used in enumerate((9, 5, 7)):
+            card.stats["allocated"] = (used + epoch) * MIB
+            watched.emit(EventKind.STEP_END, epoch * 3 + n + 1)
+        watched.emit(EventKind.EPOCH_END, epoch * 3 + 3)
+    assert watched.values("memory.epoch_floor") == [5 * MIB, 6 * MIB]
+
+
+def test_without_epochs_the_floor_is_that_of_a_stretch_of_steps() -> None:
+    watched = Watched([MemoryProbe(Card(allocated=4 * MIB))])
+    for step in range(1, 2 * FLOOR_STEPS + 1):
+        watched.emit(EventKind.STEP_END, step)
+    assert [step for step, _ in watched.of("memory.epoch_floor")] == [FLOOR_STEPS, 2 * FLOOR_STEPS]
+
+
+def test_host_fraction_is_against_the_limit() -> None:
+    watched = Watched([HostMemoryProbe(lambda: 25, lambda: 100)])
+    watched.emit(EventKind.STEP_END, 1)
+    assert watched.last("memory.host_fraction") == 0.25
+
+
+def test_live_tensors_are_counted() -> None:
+    watched = Watched([LiveTensorProbe()])
+    watched.emit(EventKind.STEP_END, 1)
+    kept = [torch.zeros(1) for _ in range(50)]
+    watched.emit(EventKind.STEP_END, 2)
+    before, after = watched.values("memory.live_tensors")
+    assert after - before == len(kept)
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/job/step\n", {"job/memory.max": "3000\n", "job/step/memory.max": "max\n"}, 3000),
+        ("0::/\n", {"memory.max": "4096\n"}, 4096),
+        ("0::/elsewhere\n", {"memory.max": "5000\n"}, 5000),
+        ("3:cpu:/x\n9:memory:/docker/a\n", {"memory/docker/a/memory.limit_in_bytes": "7000\n"}, 7000),
+    ],
+)
+def test_cgroup_limits(tmp_path: Path, own: str, files: dict[str, str], limit: int) -> None:
+    proc = tmp_path / "cgroup"
+    proc.write_text(own)
+    assert host.memory_limit_bytes(tree(tmp_path / "fs", files), proc) == limit
+
+
+@pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n"])
+def test_no_cgroup_limit_means_the_memory_of_the_machine(tmp_path: Path, text: str) -> None:
+    root = tree(tmp_path, {"memory.max": text, "memory/memory.limit_in_bytes": text})
+    assert host.memory_limit_bytes(root, tmp_path / "nothing") == host.physical_bytes()
+
+
+def forecast(levels: list[int], capacity: int) -> Watched:
+    """Steps of two seconds each that leave these amounts allocated."""
+    card, now = Card(capacity=capacity, allocated=1), [0.0]
+    watched = Watched([MemoryForecastProbe(card, lambda: now[0])])
+    for step, used in enumerate(levels, start=1):
+        card.stats["allocated"] = used
+        now[0] = step * 2.0
+        watched.emit(EventKind.STEP_END, step)
+    return watched
+
+
+def test_steady_growth_has_an_end() -> None:
+    """1 MiB a step, a step every 2 s: what is left of 1,000 MiB lasts 2 s a MiB."""
+    watched = forecast([step * MIB for step in range(1, 201)], capacity=1000 * MIB)
+    step, left = watched.of("memory.time_left")[-1]
+    assert step > 190
+    assert left == pytest.approx((1000 - step) * 2.0)
+    assert watched.facts("memory.time_left")["growth"].startswith("1.00 MiB a step since step ")
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [100 * MIB] * 200,
+        [100 * MIB + (step % 7) * MIB for step in range(200)],
+        [min(step, 40) * MIB for step in range(1, 301)],
+    ],
+    ids=["flat", "varying lengths", "warm-up only"],
+)
+def test_what_does_not_grow_has_no_end(levels: list[int]) -> None:
+    watched = forecast(levels, capacity=1000 * MIB)
+    assert watched.last("memory.time_left") == NO_END

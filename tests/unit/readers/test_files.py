@@ -1,0 +1,268 @@
+"""Finding runs, damage, our own record, mapping, plugins' readers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.errors import UsageError
+from healthcheck.plugins import PluginHost
+from healthcheck.readers.api import read_run
+from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.find import find_runs
+from healthcheck.readers.series import RecordedRun
+from healthcheck.registry import Registry
+
+Read = Callable[..., RecordedRun]
+Write = Callable[[str, str], Path]
+Points = Callable[[RecordedRun, str], object]
+
+CSV = "step,loss\n1,2.5\n2,2.25\n"
+
+
+def test_folders_hold_runs_of_several_formats(write: Write, tmp_path: Path) -> None:
+    write("a/metrics.csv", CSV)
+    write("a/hparams.yaml", "lr: 0.5\n")
+    write("b/log.jsonl", '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    write("c/run.py", "loss = 1.0\nloss = 2.0\n")
+    write("c/notes.txt", "nothing to see\n")
+
+    found = find_runs([tmp_path])
+
+    assert [(str(run.path.relative_to(tmp_path)), run.reader.name if run.reader else "") for run in found] == [
+        ("a/metrics.csv", "csv"),
+        ("b/log.jsonl", "jsonl"),
+    ]
+
+
+def test_a_run_folder_of_ours_is_one_run(write: Write, tmp_path: Path) -> None:
+    write("7/samples.jsonl", '{"step": 1, "t": 0.5, "p": "train", "m": {"loss": 2.0}}\n')
+    write("7/alerts.jsonl", '{"rule": "loss-spike", "step": 1}\n')
+    write("7/report.json", "{}")
+
+    assert [(r.path.name, r.reader.name if r.reader else "") for r in find_runs([tmp_path])] == [("7", "record")]
+
+
+def test_of_checkpoints_the_latest_is_read(write: Write, tmp_path: Path, points: Points) -> None:
+    for step in (500, 1000):
+        history = [{"step": s, "loss": float(s)} for s in range(500, step + 1, 500)]
+        write(f"out/checkpoint-{step}/trainer_state.json", json.dumps({"log_history": history}))
+
+    [found] = find_runs([tmp_path / "out"])
+    run = read_run(found)
+
+    assert points(run, "loss") == [(500, 500.0), (1000, 1000.0)]
+    assert any("checkpoint-1000" in note for note in run.notes)
+
+
+def test_globs_and_what_is_not_there(write: Write, tmp_path: Path) -> None:
+    write("x1.csv", CSV)
+    write("x2.csv", CSV)
+    write("empty.csv", "")
+    write("prose.txt", "hello\nworld\n")
+
+    found = find_runs(
+        [
+            str(tmp_path / "x*.csv"),
+            tmp_path / "x1.csv",
+            tmp_path / "no.csv",
+            tmp_path / "empty.csv",
+            tmp_path / "prose.txt",
+        ]
+    )
+
+    assert [(r.path.name, r.reader is not None) for r in found] == [
+        ("x1.csv", True),
+        ("x2.csv", True),
+        ("no.csv", False),
+        ("empty.csv", False),
+        ("prose.txt", False),
+    ]
+    assert ["no such file" in found[2].problem, "empty" in found[3].problem, "--pattern" in found[4].problem] == [
+        True
+    ] * 3
+
+
+def test_content_decides_not_the_ending(read: Read) -> None:
+    assert read("metrics.json", CSV).reader.name == "csv"
+    assert read("log.csv", '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n').reader.name == "jsonl"
+
+
+def test_a_packed_file_is_read(tmp_path: Path, points: Points) -> None:
+    path = tmp_path / "metrics.csv.gz"
+    path.write_bytes(gzip.compress(CSV.encode()))
+
+    assert points(read_run(path), "loss") == [(1, 2.5), (2, 2.25)]
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path, points: Points) -> None:
+    for encoding in ("utf-8-sig", "utf-16"):
+        path = tmp_path / f"{encoding}.csv"
+        path.write_bytes(CSV.encode(encoding))
+        assert points(read_run(path), "loss") == [(1, 2.5), (2, 2.25)]
+
+
+def test_a_line_cut_off_at_the_end_is_noted(read: Read, points: Points) -> None:
+    run = read("a.jsonl", '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
+
+    assert points(run, "loss") == [(1, 2.0), (2, 1.5)]
+    assert run.notes == ["line 3 is cut off (the run was ended while writing); skipped"]
+
+
+def test_a_damaged_trainer_state_gives_what_is_whole(read: Read, points: Points) -> None:
+    run = read(
+        "trainer_state.json", '{"log_history": [{"loss": 1.0, "step": 10}, {"loss": 0.5, "step": 20}, {"loss": 0.'
+    )
+
+    assert points(run, "loss") == [(10, 1.0), (20, 0.5)]
+    assert any("damaged" in note for note in run.notes)
+
+
+def test_a_binary_file_is_refused_with_the_formats_that_exist(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(range(256)) * 20)
+
+    with pytest.raises(UnreadableRunError, match="formats: record, trainer_state"):
+        read_run(path)
+
+
+def test_our_record_is_read_as_it_was_judged(read: Read) -> None:
+    """Same values, times, phases and batches: a replay must see what the live run saw."""
+    text = (
+        '{"step": 1, "t": 0.5, "p": "train", "m": {"loss": 2.0, "lr[group=1]": 0.001, "grad_norm[enc.weight]": "inf"}}\n'
+        '{"step": 2, "t": 1.0, "p": "train", "m": {"loss": "nan"}}\n'
+        '{"step": 2, "t": 1.0, "p": "eval", "m": {"eval.loss": 1.5}}\n'
+        '{"step": 2, "t": 1.25, "p": "train", "m": {"train_loss": 1.5}}\n'
+    )
+    run = read("samples.jsonl", text)
+
+    batches = [(s, t, [(x.metric, x.labels, repr(x.value), x.phase) for x in xs]) for s, t, xs in run.batches()]
+
+    assert batches == [
+        (
+            1,
+            0.5,
+            [
+                ("loss", (), "2.0", "train"),
+                ("lr", (("group", "1"),), "0.001", "train"),
+                ("grad_norm", (("parameter", "enc.weight"),), "inf", "train"),
+            ],
+        ),
+        (2, 1.0, [("loss", (), "nan", "train"), ("eval.loss", (), "1.5", "eval")]),
+        (2, 1.25, [("train_loss", (), "1.5", "train")]),
+    ]
+
+
+def test_a_mapping_wins_over_the_aliases(read: Read, points: Points) -> None:
+    run = read(
+        "a.csv",
+        "n,loss,my_obj,extra\n5,9.0,2.5,1\n6,9.0,2.25,1\n",
+        mapping={"n": "step", "my_obj": "loss", "extra": "ignore"},
+    )
+
+    assert points(run, "loss") == [(5, 2.5), (6, 2.25)]
+    assert "extra" not in run.series()
+
+
+def test_a_mapping_of_an_unknown_column_names_those_that_exist(read: Read) -> None:
+    run = read("a.csv", CSV, mapping={"los": "loss"})
+
+    with pytest.raises(UsageError, match='no column is called "los"; there are step, loss'):
+        list(run.batches())
+
+
+def test_show_columns_says_what_became_what(read: Read) -> None:
+    shown = read("a.csv", "iter,train_loss,val_loss,seed\n1,2.0,2.5,7\n2,1.5,2.25,7\n").show_columns()
+
+    assert shown.splitlines() == ["step <- iter", "loss      <- train_loss", "eval.loss <- val_loss", "not used: seed"]
+
+
+def test_the_settings_beside_a_lightning_run_are_at_hand(write: Write) -> None:
+    path = write("metrics.csv", CSV)
+    write("hparams.yaml", "learning_rate: 0.5\n")
+
+    assert read_run(path).facts == {"learning_rate": 0.5}
+
+
+def test_settings_with_python_tags_are_not_constructed(write: Write) -> None:
+    path = write("metrics.csv", CSV)
+    write("hparams.yaml", "a: !!python/object/apply:os.getcwd []\n")
+
+    assert read_run(path).facts == {}
+
+
+def test_builtin_readers_come_through_the_hook() -> None:
+    from healthcheck import readers
+
+    host = PluginHost()
+    host.load_builtins([readers])
+
+    assert list(host.registry.readers) == [reader.name for reader in readers.READERS]
+
+
+class PointsReader:
+    name = "acme.points"
+    help = "lines of our own tool"
+
+    def recognises(self, path: Path, head: bytes) -> float:
+        return 1.0 if head.startswith(b"ACME") else 0.0
+
+    def read(self, path: Path, notes: list[str]) -> Iterator[tuple[None, Mapping[str, Any]]]:
+        for line in path.read_text().splitlines()[1:]:
+            step, loss = line.split("@")
+            yield None, {"step": int(step), "loss": float(loss)}
+
+
+def test_a_plugin_adds_a_format(write: Write, points: Points) -> None:
+    registry = Registry()
+    registry.adder("readers", "acme")(PointsReader())
+    path = write("run.acme", "ACME\n1@2.5\n2@2.25\n")
+
+    assert points(read_run(path, registry=registry), "loss") == [(1, 2.5), (2, 2.25)]
+
+
+def test_a_reader_that_breaks_does_not_keep_the_others_from_looking(write: Write) -> None:
+    class Broken(PointsReader):
+        def recognises(self, path: Path, head: bytes) -> float:
+            raise RuntimeError("boom")
+
+    from healthcheck.readers.find import default_readers
+
+    [found] = find_runs([write("a.csv", CSV)], {"broken": Broken(), **default_readers()})
+
+    assert found.reader is not None
+    assert found.reader.name == "csv"
+
+
+def test_event_files_are_read(tmp_path: Path, points: Points) -> None:
+    tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    writer = tensorboard.EventFileWriter(str(tmp_path / "tb"))
+    for step, loss in ((1, 2.5), (2, float("nan"))):
+        values = [Summary.Value(tag="Loss/train", simple_value=loss), Summary.Value(tag="lr-AdamW", simple_value=0.5)]
+        writer.add_event(Event(wall_time=100.0 + step, step=step, summary=Summary(value=values)))
+    writer.close()
+
+    [found] = find_runs([tmp_path / "tb"])
+    run = read_run(found)
+
+    assert points(run, "loss") == [(1, 2.5), (2, "nan")]
+    assert points(run, "lr") == [(1, 0.5), (2, 0.5)]
+    assert [time for _, time, _ in run.batches()] == [0.0, 1.0]
+
+
+def test_event_files_without_the_extra_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    path = tmp_path / "events.out.tfevents.0.host"
+    path.write_bytes(b"\x18" + bytes(11) + b"\n\rbrain.Event:2" + bytes(20))
+
+    with pytest.raises(UnreadableRunError, match=r"pip install 'torch-healthcheck\[tensorboard\]'"):
+        list(read_run(path).batches())

@@ -1,0 +1,101 @@
+"""Resumes, repeats, epochs, several rows per step: defined in docs/reference/recorded-runs.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from healthcheck.readers.series import RecordedRun, Resume
+
+Read = Callable[..., RecordedRun]
+Points = Callable[[RecordedRun, str], object]
+
+
+def steps(run: RecordedRun) -> list[int]:
+    return [step for step, _, _ in run.batches()]
+
+
+def test_without_a_step_column_rows_count_from_one(read: Read, points: Points) -> None:
+    run = read("a.csv", "loss,kl\n2.0,0.5\n1.5,0.5\n")
+
+    assert points(run, "loss") == [(1, 2.0), (2, 1.5)]
+    assert any("rows counted from 1" in note for note in run.notes)
+
+
+def test_rows_of_one_step_become_one_batch(read: Read) -> None:
+    run = read("a.csv", "step,loss,val_loss\n10,3.0,\n10,,3.5\n20,2.0,\n")
+
+    assert [(s, [x.metric for x in batch]) for s, _, batch in run.batches()] == [
+        (10, ["loss", "eval.loss"]),
+        (20, ["loss"]),
+    ]
+
+
+def test_two_different_values_at_one_step_are_both_kept(read: Read, points: Points) -> None:
+    run = read("a.csv", "step,loss\n10,3.0\n10,2.5\n20,2.0\n")
+
+    assert points(run, "loss") == [(10, 3.0), (10, 2.5), (20, 2.0)]
+
+
+def test_a_row_written_twice_counts_once(read: Read, points: Points) -> None:
+    run = read("a.csv", "step,loss,lr\n10,3.0,nan\n10,3.0,nan\n20,2.0,0.5\n")
+
+    assert points(run, "loss") == [(10, 3.0), (20, 2.0)]
+    assert run.notes == ["1 rows repeat the row before them exactly; dropped"]
+
+
+def test_a_run_that_goes_back_is_read_as_resumed_and_both_blocks_are_judged(read: Read) -> None:
+    run = read("a.csv", "step,loss\n10,3.0\n20,2.5\n30,9.0\n20,2.5\n30,2.0\n")
+    seen = []
+    for step, _, _ in run.batches():
+        seen.append((step, len(run.resumes)))
+
+    assert seen == [(10, 0), (20, 0), (30, 0), (20, 1), (30, 1)]
+    assert run.resumes == [Resume(30, 20)]
+
+
+def test_a_second_pass_starts_afresh(read: Read) -> None:
+    run = read("a.csv", "step,loss\n10,3.0\n20,2.5\n10,2.0\n")
+
+    assert steps(run) == steps(run)
+    assert len(run.resumes) == 1
+
+
+def test_an_evaluation_written_late_is_no_resume(read: Read, jsonl: Callable[..., str]) -> None:
+    run = read("a.jsonl", jsonl({"step": 99, "loss": 2.0}, {"step": 100, "loss": 1.9}, {"step": 99, "val_loss": 2.5}))
+
+    assert steps(run) == [99, 100, 99]
+    assert run.resumes == []
+
+
+def test_a_step_that_starts_again_in_every_epoch_is_counted_on(read: Read) -> None:
+    assert steps(read("a.csv", "epoch,batch,loss\n0,0,3\n0,1,2.9\n1,0,2.8\n1,1,2.7\n")) == [0, 1, 2, 3]
+    assert steps(read("b.csv", "epoch,iter,loss\n1,10,3\n1,20,2.9\n2,10,2.8\n2,20,2.7\n")) == [10, 20, 30, 40]
+
+
+def test_counting_on_works_when_the_first_epoch_is_longer_than_the_rows_looked_at(read: Read) -> None:
+    text = "epoch,iter,loss\n" + "".join(f"{e},{i},2.5\n" for e in (1, 2) for i in range(1, 601))
+
+    found = steps(read("a.csv", text))
+
+    assert found == list(range(1, 1201))
+
+
+def test_epochs_are_steps_only_with_one_row_per_epoch(read: Read) -> None:
+    assert steps(read("a.csv", "epoch,loss\n0,3\n1,2.9\n2,2.8\n")) == [0, 1, 2]
+    assert steps(read("b.csv", "epoch,loss\n0,3\n0,2.9\n0,2.8\n1,2.7\n1,2.6\n")) == [1, 2, 3, 4, 5]
+
+
+def test_a_header_in_the_middle_is_skipped(read: Read, points: Points) -> None:
+    run = read("a.csv", "step,loss\n10,3.0\n20,2.5\nstep,loss\n20,2.25\n30,2.0\n")
+
+    assert points(run, "loss") == [(10, 3.0), (20, 2.5), (20, 2.25), (30, 2.0)]
+    assert any("header is repeated" in note for note in run.notes)
+
+
+def test_a_clock_that_begins_again_goes_on(read: Read) -> None:
+    run = read("a.csv", "step,loss,elapsed\n10,3,0\n20,2.5,100\n30,2.2,5\n40,2.1,25\n")
+
+    times = [time for _, time, _ in run.batches()]
+
+    assert times == sorted(times)
+    assert times[-1] == 120.0

@@ -1,0 +1,348 @@
+"""One small file per tool: read without options, the loss found, the steps right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from healthcheck.readers.series import RecordedRun
+
+
+@dataclass(frozen=True)
+class Shape:
+    tool: str
+    name: str
+    text: str
+    reader: str
+    expect: dict[str, list[tuple[int, float | str]]]
+    absent: tuple[str, ...] = field(default=())
+
+
+def rows(*values: dict[str, object]) -> str:
+    return "\n".join(json.dumps(v) for v in values) + "\n"
+
+
+SHAPES = [
+    Shape(
+        "HuggingFace Trainer",
+        "trainer_state.json",
+        '{"best_metric": null, "global_step": 20, "log_history": ['
+        '{"epoch": 0.1, "grad_norm": NaN, "learning_rate": 5e-05, "loss": 2.5, "step": 10},'
+        '{"epoch": 0.2, "grad_norm": Infinity, "learning_rate": 4e-05, "loss": 0.0, "step": 20},'
+        '{"epoch": 0.2, "eval_loss": 2.4, "eval_runtime": 1.0, "step": 20},'
+        '{"epoch": 0.2, "train_loss": 2.2, "train_runtime": 9.0, "step": 20}]}',
+        "trainer_state",
+        {
+            "loss": [(10, 2.5), (20, 0.0)],
+            "grad_norm": [(10, "nan"), (20, "inf")],
+            "lr": [(10, 5e-05), (20, 4e-05)],
+            "eval.loss": [(20, 2.4)],
+        },
+        absent=("train_loss",),
+    ),
+    Shape(
+        "HuggingFace Trainer with several evaluation sets",
+        "trainer_state.json",
+        json.dumps(
+            {
+                "log_history": [
+                    {"loss": 1.0, "step": 10},
+                    {"eval_a_loss": 1.1, "eval_a_runtime": 1.0, "step": 10},
+                    {"eval_b_loss": 1.2, "eval_b_runtime": 1.0, "step": 10},
+                ]
+            }
+        ),
+        "trainer_state",
+        {"eval.loss[dataset=a]": [(10, 1.1)], "eval.loss[dataset=b]": [(10, 1.2)]},
+    ),
+    Shape(
+        "Lightning",
+        "metrics.csv",
+        "epoch,step,train_loss_epoch,train_loss_step,val_loss\n0,49,,0.5,\n0,99,,0.4,\n0,99,,,0.6\n0,99,0.45,,\n",
+        "csv",
+        {"loss": [(49, 0.5), (99, 0.4)], "eval.loss": [(99, 0.6)], "train_loss_epoch": [(99, 0.45)]},
+    ),
+    Shape(
+        "Ultralytics",
+        "results.csv",
+        "  epoch,  time,  train/box_loss,  train/cls_loss,  val/box_loss,  val/cls_loss,  metrics/mAP50(B),  lr/pg0,  lr/pg1\n"
+        "  1,  1.5,  1.25,  1.5,  1.0,  2.0,  0.5,  1e-5,  2e-5\n  2,  3.0,  1.0,  1.25,  0.75,  1.5,  0.6,  1e-5,  2e-5\n",
+        "csv",
+        {
+            "loss": [(1, 2.75), (2, 2.25)],
+            "eval.loss": [(1, 3.0), (2, 2.25)],
+            "loss[part=box]": [(1, 1.25), (2, 1.0)],
+            "lr": [(1, 1e-5), (2, 1e-5)],
+            "lr[group=pg1]": [(1, 2e-5), (2, 2e-5)],
+        },
+    ),
+    Shape(
+        "Keras CSVLogger",
+        "training.log",
+        "epoch,accuracy,loss,val_accuracy,val_loss\n0,0.5,0.9,0.4,1.0\n1,0.6,nan,0.5,nan\n",
+        "csv",
+        {"loss": [(0, 0.9), (1, "nan")], "eval.loss": [(0, 1.0), (1, "nan")], "eval.accuracy": [(0, 0.4), (1, 0.5)]},
+    ),
+    Shape(
+        "Keras History as JSON",
+        "history.json",
+        json.dumps({"loss": [1.0, 0.9], "val_loss": [1.1, 1.0]}),
+        "json",
+        {"loss": [(1, 1.0), (2, 0.9)], "eval.loss": [(1, 1.1), (2, 1.0)]},
+    ),
+    Shape(
+        "fastai",
+        "history.csv",
+        "epoch,train_loss,valid_loss,accuracy,time\n0,3.37,3.36,0.39,23:00\n1,2.89,2.77,0.44,22:44\n",
+        "csv",
+        {"loss": [(0, 3.37), (1, 2.89)], "eval.loss": [(0, 3.36), (1, 2.77)]},
+    ),
+    Shape(
+        "stable-baselines",
+        "progress.csv",
+        "rollout/ep_rew_mean,time/fps,time/iterations,time/time_elapsed,time/total_timesteps,train/loss,train/value_loss,train/approx_kl\n"
+        "20.5,900,1,2,2048,,,\n25.0,950,2,4,4096,10.25,30.0,0.5\n",
+        "csv",
+        {
+            "reward": [(2048, 20.5), (4096, 25.0)],
+            "loss": [(4096, 10.25)],
+            "loss[part=value]": [(4096, 30.0)],
+            "kl": [(4096, 0.5)],
+            "throughput": [(2048, 900.0), (4096, 950.0)],
+        },
+    ),
+    Shape(
+        "an off-policy agent",
+        "progress.csv",
+        "step,actor_loss,critic_loss\n100,-3.0,0.5\n200,-3.5,0.75\n",
+        "csv",
+        {"loss[optimizer=critic]": [(100, 0.5), (200, 0.75)], "loss[part=actor]": [(100, -3.0), (200, -3.5)]},
+        absent=("loss",),
+    ),
+    Shape(
+        "a GAN",
+        "losses.csv",
+        "epoch,d_loss,g_loss\n1,0.5,1.5\n2,0.25,1.75\n",
+        "csv",
+        {"loss[optimizer=discriminator]": [(1, 0.5), (2, 0.25)], "loss[optimizer=generator]": [(1, 1.5), (2, 1.75)]},
+    ),
+    Shape(
+        "Weights & Biases history as CSV",
+        "wandb.csv",
+        "_step,_runtime,iter,train/step_loss,val/loss,_timestamp\n0,1.5,0.0,,4.25,1779702050.5\n1,1.75,0.0,4.5,,1779702050.75\n2,2.5,10.0,3.5,,1779702051.5\n",
+        "csv",
+        {"loss": [(0, 4.5), (10, 3.5)], "eval.loss": [(0, 4.25)]},
+    ),
+    Shape(
+        "Weights & Biases history as JSON",
+        "history.json",
+        json.dumps(
+            [
+                {"_step": 0, "loss": 2.5, "val_loss": None},
+                {"_step": 1, "loss": 2.25, "val_loss": None},
+                {"_step": 2, "loss": None, "val_loss": 2.75},
+                {"_step": 3, "loss": 2.0, "val_loss": None},
+            ]
+        ),
+        "json",
+        {"loss": [(0, 2.5), (1, 2.25), (3, 2.0)], "eval.loss": [(2, 2.75)]},
+    ),
+    Shape(
+        "a chart exported from Weights & Biases",
+        "wandb_export.csv",
+        '"Step","run-1 - train/loss","run-1 - train/loss__MIN","run-1 - train/loss__MAX"\n"0","2.5","2.5","2.5"\n"10","2.25","2.0","2.5"\n',
+        "csv",
+        {"loss": [(0, 2.5), (10, 2.25)]},
+    ),
+    Shape(
+        "a scalar exported from TensorBoard",
+        "run-a-tag-Loss_train.csv",
+        "Wall time,Step,Value\n1654943296.25,0,5.5\n1654943313.5,1,4.5\n",
+        "csv",
+        {"loss": [(0, 5.5), (1, 4.5)]},
+    ),
+    Shape(
+        "TRL",
+        "log.jsonl",
+        rows(
+            {"loss": 0.5, "grad_norm": 0.25, "reward": 0.125, "kl": 0.5, "epoch": 0.01, "step": 1},
+            {"loss": 0.25, "grad_norm": 0.5, "reward": 0.25, "kl": 0.5, "epoch": 0.02, "step": 2},
+        ),
+        "jsonl",
+        {"loss": [(1, 0.5), (2, 0.25)], "reward": [(1, 0.125), (2, 0.25)], "kl": [(1, 0.5), (2, 0.5)]},
+    ),
+    Shape(
+        "mmdet",
+        "20230101.log.json",
+        rows(
+            {"env_info": "linux", "seed": 0},
+            {"mode": "train", "epoch": 1, "iter": 50, "lr": 0.5, "loss_cls": 1.5, "loss": 7.5, "time": 0.75},
+            {"mode": "train", "epoch": 1, "iter": 100, "lr": 0.5, "loss_cls": 1.25, "loss": 6.5, "time": 0.5},
+            {"mode": "val", "epoch": 1, "iter": 20, "lr": 0.5, "loss": 6.25},
+            {"mode": "train", "epoch": 2, "iter": 50, "lr": 0.5, "loss_cls": 1.0, "loss": 5.5, "time": 0.75},
+        ),
+        "jsonl",
+        {
+            "loss": [(50, 7.5), (100, 6.5), (150, 5.5)],
+            "eval.loss": [(100, 6.25)],
+            "loss[part=cls]": [(50, 1.5), (100, 1.25), (150, 1.0)],
+            "time.step": [(50, 0.75), (100, 0.5), (150, 0.75)],
+        },
+    ),
+    Shape(
+        "detectron2",
+        "metrics.json",
+        rows(
+            {"iteration": 19, "total_loss": 3.0, "loss_cls": 1.5, "lr": 0.5, "time": 0.5, "data_time": 0.25},
+            {"iteration": 39, "total_loss": 2.0, "loss_cls": 1.0, "lr": 0.5, "time": 0.75, "data_time": 0.25},
+            {"iteration": 59, "total_loss": 1.0, "loss_cls": 0.5, "lr": 0.5, "time": 0.5, "data_time": 0.25},
+        ),
+        "jsonl",
+        {"loss": [(19, 3.0), (39, 2.0), (59, 1.0)], "time.data": [(19, 0.25), (39, 0.25), (59, 0.25)]},
+    ),
+    Shape(
+        "RLlib",
+        "result.json",
+        rows(
+            *(
+                {
+                    "episode_reward_mean": 10.0 + i,
+                    "timesteps_total": 4000 * i,
+                    "training_iteration": i,
+                    "info": {"learner": {"default_policy": {"learner_stats": {"total_loss": 0.5 * i, "kl": 0.5}}}},
+                    "config": {"lr": 0.5},
+                }
+                for i in (1, 2)
+            )
+        ),
+        "jsonl",
+        {"loss": [(4000, 0.5), (8000, 1.0)], "reward": [(4000, 11.0), (8000, 12.0)], "kl": [(4000, 0.5), (8000, 0.5)]},
+        absent=("lr",),
+    ),
+    Shape(
+        "Comet metrics",
+        "metrics.json",
+        json.dumps(
+            [
+                {"metricName": "train_loss", "metricValue": "2.5", "step": 1, "timestamp": 1600000000000},
+                {"metricName": "train_loss", "metricValue": "2.25", "step": 2, "timestamp": 1600000001000},
+                {"metricName": "val_loss", "metricValue": "2.75", "step": 1, "timestamp": 1600000000500},
+            ]
+        ),
+        "json",
+        {"loss": [(1, 2.5), (2, 2.25)], "eval.loss": [(1, 2.75)]},
+    ),
+    Shape(
+        "a long table",
+        "metrics.csv",
+        "key,value,step,timestamp\nloss,2.5,1,1600000000000\nloss,2.25,2,1600000001000\nlr,0.5,1,1600000000000\nlr,0.25,2,1600000001000\n",
+        "csv",
+        {"loss": [(1, 2.5), (2, 2.25)], "lr": [(1, 0.5), (2, 0.25)]},
+    ),
+    Shape(
+        "an MLflow metric file",
+        "metrics/train_loss",
+        "1600000000000 2.5 1\n1600000001000 nan 2\n",
+        "mlflow",
+        {"loss": [(1, 2.5), (2, "nan")]},
+    ),
+    Shape(
+        "semicolons and decimal commas",
+        "loss.csv",
+        'step;"train loss";lr\n1;2,5;0,001\n2;2,25;0,001\n',
+        "csv",
+        {"loss": [(1, 2.5), (2, 2.25)]},
+    ),
+    Shape(
+        "tabs, an empty cell and NaN",
+        "loss.tsv",
+        "iter\tloss\tgrad norm\n1\t2.5\t1.0\n2\t\t1.5\n3\tNaN\t-Infinity\n",
+        "csv",
+        {"loss": [(1, 2.5), (3, "nan")], "grad_norm": [(1, 1.0), (2, 1.5), (3, "-inf")]},
+    ),
+    Shape(
+        "columns aligned with blanks",
+        "losses.txt",
+        "epoch   loss   val_loss\n1   2.5   2.75\n2   2.25  2.5\n3 2.0 2.25\n",
+        "csv",
+        {"loss": [(1, 2.5), (2, 2.25), (3, 2.0)], "eval.loss": [(1, 2.75), (2, 2.5), (3, 2.25)]},
+    ),
+    Shape(
+        "tensors printed into cells",
+        "loss.csv",
+        "Epoch,Train Loss,Val Loss\n1,\"tensor(0.5, device='cuda:0')\",0.75\n2,tensor(nan),0.75\n",
+        "csv",
+        {"loss": [(1, 0.5), (2, "nan")]},
+    ),
+    Shape(
+        "a model card",
+        "README.md",
+        "# A model\n\n| Training Loss | Epoch | Step | Validation Loss | Wer |\n|:---:|:---:|:---:|:---:|:---:|\n"
+        "| No log | 0.06 | 400 | 0.75 | 0.5 |\n| 2.5 | 0.11 | 800 | nan | 0.25 |\n| 0.5 | 0.2 | 1200 | 0.5 | 0.25 |\n",
+        "model_card",
+        {
+            "loss": [(800, 2.5), (1200, 0.5)],
+            "eval.loss": [(400, 0.75), (800, "nan"), (1200, 0.5)],
+            "eval.wer": [(400, 0.5), (800, 0.25), (1200, 0.25)],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.tool)
+def test_a_recording_is_read_without_options(
+    shape: Shape, read: Callable[..., RecordedRun], points: Callable[[RecordedRun, str], object]
+) -> None:
+    run = read(shape.name, shape.text)
+
+    assert run.reader.name == shape.reader
+    assert {series: points(run, series) for series in shape.expect} == shape.expect
+    assert not set(shape.absent) & set(run.series())
+
+
+def test_evaluation_samples_carry_the_evaluation_phase(read: Callable[..., RecordedRun]) -> None:
+    run = read("a.csv", "step,loss,val_loss\n1,2.0,2.5\n")
+
+    [(step, _, samples)] = run.batches()
+
+    assert step == 1
+    assert [(s.metric, s.phase) for s in samples] == [("loss", "train"), ("eval.loss", "eval")]
+
+
+def test_of_several_losses_the_fullest_wins_and_the_others_keep_their_names(
+    read: Callable[..., RecordedRun], points: Callable[[RecordedRun, str], object]
+) -> None:
+    """nanoGPT logs its estimate on the training set beside the loss of each iteration."""
+    run = read(
+        "log.jsonl",
+        rows(
+            {"iter": 0, "train_loss": 10.5, "val_loss": 10.75},
+            *({"iter": i, "loss": 10.0 - i} for i in range(5)),
+        ),
+    )
+
+    assert points(run, "loss") == [(i, 10.0 - i) for i in range(5)]
+    assert points(run, "train_loss") == [(0, 10.5)]
+
+
+def test_milliseconds_become_seconds(
+    read: Callable[..., RecordedRun], points: Callable[[RecordedRun, str], object]
+) -> None:
+    run = read("a.csv", "step,loss,step_time_ms\n1,2.0,500\n2,2.0,250\n")
+
+    assert points(run, "time.step") == [(1, 0.5), (2, 0.25)]
+
+
+def test_a_clock_counts_from_the_first_row(read: Callable[..., RecordedRun]) -> None:
+    run = read("a.csv", "step,loss,timestamp\n1,2.0,2025-01-01T10:00:00\n2,2.0,2025-01-01T10:00:30\n")
+
+    assert [time for _, time, _ in run.batches()] == [0.0, 30.0]
+
+
+def test_settings_and_text_are_no_metrics(read: Callable[..., RecordedRun]) -> None:
+    run = read("a.csv", "step,loss,seed,optimizer,eta_seconds\n1,2.0,7,adam,10\n2,1.5,7,adam,9\n")
+
+    assert list(run.series()) == ["loss"]

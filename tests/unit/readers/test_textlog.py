@@ -1,0 +1,120 @@
+"""Text logs of public tools, and patterns of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from healthcheck.errors import UsageError
+from healthcheck.readers.series import RecordedRun
+
+Read = Callable[..., RecordedRun]
+Points = Callable[[RecordedRun, str], object]
+
+LOGS = {
+    "nanoGPT": (
+        "batch_size = 12\nlearning_rate = 6e-4 # max\nstep 0: train loss 10.5, val loss 10.75\n"
+        "iter 0: loss 10.25, time 500.00ms, mfu -100.00%\niter 10: loss nan, time 250.00ms, mfu 3.21%\n",
+        {"loss": [(0, 10.25), (10, "nan")], "eval.loss": [(0, 10.75)], "time.step": [(0, 0.5), (10, 0.25)]},
+    ),
+    "Megatron-LM": (
+        " [2024-01-15 10:30:00] iteration      100/  500000 | consumed samples: 3200 | elapsed time per iteration (ms): 500.0 "
+        "| learning rate: 5.000E-01 | lm loss: 9.500000E+00 | loss scale: 131072.0 | grad norm: 2.5 | number of skipped iterations: 0 |\n"
+        " [2024-01-15 10:30:41] iteration      200/  500000 | consumed samples: 6400 | elapsed time per iteration (ms): 250.0 "
+        "| learning rate: 5.000E-01 | lm loss: 8.500000E+00 | loss scale: 131072.0 | grad norm: 1.5 | number of skipped iterations: 1 |\n"
+        " validation loss at iteration 200 | lm loss value: 8.25E+00 | lm loss PPL: 3.3E+03 |\n",
+        {
+            "loss": [(100, 9.5), (200, 8.5)],
+            "grad_norm": [(100, 2.5), (200, 1.5)],
+            "amp.scale": [(100, 131072.0), (200, 131072.0)],
+            "amp.skipped": [(100, 0.0), (200, 1.0)],
+            "time.step": [(100, 0.5), (200, 0.25)],
+            "eval.loss": [(200, 8.25)],
+        },
+    ),
+    "DeepSpeed-Chat": (
+        "epoch: 0|step: 0|ppo_ep: 1|act_loss: 0.25|cri_loss: 0.125|unsuper_loss: 0.0\naverage reward score: 1.5\n"
+        "epoch: 0|step: 1|ppo_ep: 1|act_loss: 0.5|cri_loss: 0.25|unsuper_loss: 0.0\n",
+        {"loss[optimizer=critic]": [(0, 0.125), (1, 0.25)], "loss[part=act]": [(0, 0.25), (1, 0.5)]},
+    ),
+    "mmdet": (
+        "2023-01-01 00:00:00,000 - mmdet - INFO - Epoch [1][50/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.5, loss_cls: 1.5, loss: 2.5\n"
+        "2023-01-01 00:00:30,000 - mmdet - INFO - Epoch [1][100/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.5, loss_cls: 1.0, loss: 2.0\n"
+        "2023-01-01 00:01:00,000 - mmdet - INFO - Epoch(val) [1][20]\tbbox_mAP: 0.25\n"
+        "2023-01-01 00:02:00,000 - mmdet - INFO - Epoch [2][50/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.75, loss_cls: 0.5, loss: 1.5\n",
+        {"loss": [(50, 2.5), (100, 2.0), (150, 1.5)], "eval.bbox_mAP": [(100, 0.25)]},
+    ),
+    "Keras": (
+        "Epoch 1/2\n 50/100 [======>......] - ETA: 2s - loss: 0.9\n100/100 [======] - 5s 50ms/step - loss: 0.5 - val_loss: 0.75\n"
+        "Epoch 2/2\n100/100 [======] - 5s 50ms/step - loss: 0.25 - val_loss: 1.0\n",
+        {"loss": [(1, 0.5), (2, 0.25)], "eval.loss": [(1, 0.75), (2, 1.0)]},
+    ),
+    "HuggingFace console": (
+        "  0%|          | 0/100 [00:00<?, ?it/s]\n{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}\n"
+        "{'loss': 0.25, 'grad_norm': nan, 'learning_rate': 4e-05, 'epoch': 0.2}\n{'eval_loss': 0.5, 'epoch': 0.2}\n",
+        {"loss": [(1, 0.5), (2, 0.25)], "grad_norm": [(1, 1.25), (2, "nan")], "eval.loss": [(3, 0.5)]},
+    ),
+    "the PyTorch examples": (
+        "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.250000\nTrain Epoch: 1 [640/60000 (1%)]\tLoss: 1.250000\n"
+        "\nTest set: Average loss: 0.5, Accuracy: 7500/10000 (75%)\n\nTrain Epoch: 2 [0/60000 (0%)]\tLoss: 0.250000\n",
+        {"loss": [(0, 2.25), (640, 1.25), (60000, 0.25)], "eval.loss": [(640, 0.5)], "eval.accuracy": [(640, 0.75)]},
+    ),
+    "fairseq": (
+        "2021-01-01 10:00:00 | INFO | train_inner | epoch 001:    100 / 5000 loss=12.5, nll_loss=11.5, gnorm=3.5, lr=0.5\n"
+        "2021-01-01 10:01:00 | INFO | train_inner | epoch 001:    200 / 5000 loss=11.5, nll_loss=10.5, gnorm=2.5, lr=0.5\n"
+        "2021-01-01 10:02:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 11.25 | num_updates 200\n",
+        {"loss": [(100, 12.5), (200, 11.5)], "grad_norm": [(100, 3.5), (200, 2.5)], "eval.loss": [(200, 11.25)]},
+    ),
+    "PaddlePaddle": (
+        "[2021/11/01 10:00:00] root INFO: epoch: [1/500], global_step: 10, lr: 0.500000, loss: 3.25, avg_reader_cost: 0.5 s\n"
+        "[2021/11/01 10:00:10] root INFO: epoch: [1/500], global_step: 20, lr: 0.500000, loss: 2.25, avg_reader_cost: 0.5 s\n",
+        {"loss": [(10, 3.25), (20, 2.25)], "lr": [(10, 0.5), (20, 0.5)]},
+    ),
+    "torchtitan": (
+        "[titan] 2024-10-01 10:00:00,123 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss: 12.25  \x1b[34mtps: 1,234  \x1b[35mmfu: 12.5%\n"
+        "[titan] 2024-10-01 10:00:09,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss: 10.25  \x1b[34mtps: 5,234  \x1b[35mmfu: 32.5%\n",
+        {"loss": [(1, 12.25), (10, 10.25)], "throughput": [(1, 1234.0), (10, 5234.0)]},
+    ),
+    "Composer": (
+        "[batch=1/625]:\n\t Train time/batch: 0\n\t Train loss/train/total: 10.5\n"
+        "[batch=2/625]:\n\t Train time/batch: 1\n\t Train loss/train/total: 9.5\n",
+        {"loss": [(0, 10.5), (1, 9.5)]},
+    ),
+    "a home-made script": (
+        "Using device cuda:0\n2025-05-09 19:17:05,018 - Epoch [1/20] | Train Loss: 0.5 Acc: 0.75 | Test Loss: 0.25 Acc: 0.875\n"
+        "2025-05-09 19:17:26,469 - Epoch [2/20] | Train Loss: 0.25 Acc: 0.875 | Test Loss: 0.5 Acc: 0.75\n",
+        {
+            "loss": [(1, 0.5), (2, 0.25)],
+            "eval.loss": [(1, 0.25), (2, 0.5)],
+            "accuracy": [(1, 0.75), (2, 0.875)],
+            "eval.accuracy": [(1, 0.875), (2, 0.75)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", LOGS)
+def test_a_text_log_is_read_without_options(tool: str, read: Read, points: Points) -> None:
+    text, expect = LOGS[tool]
+    run = read("train.log", text)
+
+    assert run.reader.name == "text"
+    assert {series: points(run, series) for series in expect} == expect
+
+
+def test_a_pattern_reads_what_nobody_recognises(read: Read, points: Points) -> None:
+    run = read("odd.txt", "#1 >> 2.5 <<\n#2 >> nan <<\nnoise\n", pattern=r"#(?P<step>\d+) >> (?P<loss>\S+)")
+
+    assert points(run, "loss") == [(1, 2.5), (2, "nan")]
+    assert run.notes == ["2 of 3 lines match the pattern"]
+
+
+def test_a_pattern_without_names_says_how_to_write_one(read: Read) -> None:
+    with pytest.raises(UsageError, match="no named group"):
+        read("odd.txt", "x\n", pattern=r"loss (\d+)")
+
+
+def test_a_broken_pattern_is_a_usage_error(read: Read) -> None:
+    with pytest.raises(UsageError, match="--pattern"):
+        read("odd.txt", "x\n", pattern=r"loss (?P<loss>\d+")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def sessions() -> ModuleType:
+    """The helpers of ``sessions.py``."""
+    spec = importlib.util.spec_from_file_location("reports_sessions", HERE / "sessions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where records of this test go."""
+    for name in [n for n in os.environ if n.startswith("HEALTHCHECK")] + ["RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def process(runs: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``process(series=..., settings=..., env=...)``: one session in a process of its own."""
+
+    def start(env: dict[str, str] | None = None, **spec: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(HERE / "sessions.py"), json.dumps(spec)],
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return start

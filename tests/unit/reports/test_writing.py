@@ -1,0 +1,121 @@
+"""The writer behind the step path: bounded, honest about losses, harmless after a fork."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.reports.samplelines import read_samples
+from healthcheck.reports.writing import BACKLOG, RecordWriter
+
+ROW = [("loss", (), 1, "train", 1.0)]
+
+
+def wait_for(path: Path, seconds: float = 5.0) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and path.stat().st_size:
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written within {seconds} s")
+
+
+def test_lines_reach_the_disk_within_a_second(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path)
+    began = time.monotonic()
+    writer.samples(1, 0.0, ROW)
+    wait_for(tmp_path / "samples.jsonl")
+    assert time.monotonic() - began < 1.0
+    writer.close()
+
+
+def test_without_samples_there_is_no_thread_and_no_file(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path)
+    writer.close()
+    assert writer._thread is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, seconds=3600)
+    for step in range(BACKLOG + 5):
+        writer.samples(step, 0.0, ROW)
+    writer._empty()
+    writer.samples(BACKLOG + 6, 0.0, ROW)
+    writer.close()
+    found = read_samples((tmp_path / "samples.jsonl").read_bytes().splitlines())
+    assert found.gaps == 5
+    assert len(found.batches) == BACKLOG + 1
+
+
+def test_a_record_past_its_limit_is_thinned_and_stays_below_it(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, limit=20_000, seconds=3600)
+    for step in range(1, 3001):
+        writer.samples(step, 0.0, ROW)
+        if step % 100 == 0:
+            writer._empty()
+    writer.close()
+    content = (tmp_path / "samples.jsonl").read_bytes()
+    found = read_samples(content.splitlines())
+    assert len(content) <= 20_000
+    assert not found.complete
+    assert found.batches[-1].at == 3000, "the newest evaluations stay"
+    assert found.bad_lines == 0
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "gone")
+    writer.samples(1, 0.0, ROW)
+    writer.alert(1, json.dumps({"rule": "x"}).encode() + b"\n")
+    writer.close()
+    assert "No such file" in writer.trouble
+    assert str(tmp_path / "gone") in writer.trouble
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_rest_stays_readable(small_disk: Path) -> None:
+    writer = RecordWriter(small_disk, seconds=3600)
+    for step in range(1, 5001):
+        writer.samples(step, 0.0, ROW)
+        if step % 500 == 0:
+            writer._empty()
+    writer.close()
+    assert "No space left" in writer.trouble
+    found = read_samples((small_disk / "samples.jsonl").read_bytes().splitlines())
+    assert found.batches[0].at == 1
+    assert found.bad_lines <= 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_writes_nothing_and_does_not_wait(tmp_path: Path) -> None:
+    """DataLoader workers inherit the writer; its thread does not exist there."""
+    writer = RecordWriter(tmp_path, seconds=3600)
+    writer.samples(1, 0.0, ROW)
+    pid = os.fork()
+    if pid == 0:
+        began = time.monotonic()
+        writer.close()
+        os._exit(0 if time.monotonic() - began < 1 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not (tmp_path / "samples.jsonl").exists()
+    writer.close()
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 1

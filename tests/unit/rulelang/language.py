@@ -1,0 +1,91 @@
+"""What the tests of the rule language share: a registry with every kind of thing in it."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from healthcheck.plugins import PluginHost
+from healthcheck.protocols import Condition
+from healthcheck.registry import Registry
+from healthcheck.rulelang import conditions
+from healthcheck.samples import Metric
+
+
+class FixedProbe:
+    """Declares the metrics that the example files watch; it never samples."""
+
+    name = "fixed"
+    listens_to = ()
+    provides = (
+        *(Metric(name, "") for name in ("loss", "eval.loss", "grad_norm", "lr", "heartbeat", "throughput", "progress")),
+        *(Metric(name, "") for name in ("time.step", "time.data", "clip.applied", "amp.skipped", "amp.scale")),
+        *(Metric(name, "") for name in ("memory.fraction", "memory.allocated", "memory.fragmentation")),
+        *(Metric(name, "") for name in ("memory.epoch_floor", "compile.recompiles", "compile.graph_breaks")),
+        Metric("grad_norm", "", labels=("parameter",)),
+        Metric("update_ratio", "", labels=("parameter",)),
+        Metric("lr", "", labels=("group",)),
+    )
+
+    def sample(self, event: Any, demand: Any) -> Any:
+        return ()
+
+
+class FixedAction:
+    """An action with options of its own, without torch."""
+
+    def __init__(self, name: str, stage: str, **options: Any) -> None:
+        self.name = name
+        self.stage = stage
+        self.options_schema = {"properties": options}
+
+    def run(self, alert: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+
+ACTIONS = (
+    FixedAction("note", "observe"),
+    FixedAction("warn", "observe"),
+    FixedAction("evidence", "observe"),
+    FixedAction("dump_stacks", "observe"),
+    FixedAction("cleanup", "mitigate", gc={"type": "boolean"}, empty_cache={"type": "boolean"}),
+    FixedAction("skip_update", "mitigate"),
+    FixedAction(
+        "stop",
+        "stop",
+        mode={"enum": ["graceful", "abort"]},
+        checkpoint={"type": "boolean"},
+        exit_code={"type": "integer"},
+    ),
+)
+
+
+def registry() -> Registry:
+    """Built-in conditions, the actions and metrics above."""
+    host = PluginHost()
+    host.load_builtins([conditions])
+    add = host.registry.adder("actions", "healthcheck")
+    for action in ACTIONS:
+        add(action)
+    host.registry.adder("probes", "healthcheck")(FixedProbe())
+    return host.registry
+
+
+def condition(name: str, options: Any = True, **rule: Any) -> Condition:
+    """One compiled condition."""
+    return registry().conditions[name].compile(options, rule)
+
+
+def noisy(n: int, *, seed: int = 0, level: float = 2.0, noise: float = 0.05) -> list[float]:
+    """A calm loss curve."""
+    draw = random.Random(seed)
+    return [level + draw.gauss(0.0, noise) for _ in range(n)]
+
+
+def scores(compiled: Condition, values: list[float]) -> list[float | None]:
+    """The score of every value, non-finite ones left out unless the condition judges them."""
+    scorer = compiled.start()
+    return [
+        scorer.update(v, i + 1) if math.isfinite(v) or compiled.judges_nonfinite else None for i, v in enumerate(values)
+    ]

@@ -1,0 +1,213 @@
+"""The watchdog: it sees a hang, and it knows people, stopped clocks and living phases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from healthcheck.clock import LiveClock
+from healthcheck.events import EventKind
+from healthcheck.held import held_by_a_person, no_exit_here
+from healthcheck.watchdog import Watchdog, watch_if_needed
+
+
+class Beat:
+    """What a watchdog sees of a session: its last event, and who asks for a stop."""
+
+    def __init__(self) -> None:
+        self.clock = LiveClock()
+        self.last_event = (EventKind.STEP_END, self.clock.monotonic())
+        self.silences: list[float] = []
+        self.stop_request: Any = None
+        self.stop_after: float | None = None
+        self.notes: list[str] = []
+        self.finished = 0
+        self.engine = SimpleNamespace(needs_watchdog=True)
+
+    def beat(self) -> None:
+        self.last_event = (EventKind.STEP_END, self.clock.monotonic())
+
+    def watchdog_tick(self, silent: float) -> None:
+        self.silences.append(silent)
+        if self.stop_after is not None and silent >= self.stop_after and self.stop_request is None:
+            self.stop_request = SimpleNamespace(mode="abort", exit_code=17, rule="hang")
+
+    def finish(self, ending: object) -> dict[str, Any]:
+        self.finished += 1
+        return {}
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def watchdog(beat: Beat, **options: Any) -> Watchdog:
+    return Watchdog(beat, **{"tick": 0.05, "late": 1.0, **options}).start()  # type: ignore[arg-type]
+
+
+def test_silence_grows_while_nothing_happens_and_ends_with_an_event() -> None:
+    beat = Beat()
+    dog = watchdog(beat)
+    time.sleep(0.5)
+    grown = max(beat.silences)
+    assert grown > 0.3
+    beat.beat()
+    beat.silences.clear()
+    time.sleep(0.12)
+    dog.stop()
+    assert max(beat.silences) < 0.3
+
+
+def test_no_rule_on_silence_means_no_thread() -> None:
+    beat = Beat()
+    beat.engine.needs_watchdog = False
+    before = threading.active_count()
+    assert watch_if_needed(beat) is None  # type: ignore[arg-type]
+    assert threading.active_count() == before
+
+
+def test_a_tick_that_came_far_too_late_restarts_the_budget() -> None:
+    """Ctrl-Z, a sleeping laptop, a paused container: the process stood still, not the training."""
+
+    class Jumping(LiveClock):
+        offset = 0.0
+
+        def monotonic(self) -> float:  # type: ignore[override]
+            return time.monotonic() + self.offset
+
+    beat = Beat()
+    beat.clock = Jumping()
+    beat.beat()
+    dog = watchdog(beat)
+    time.sleep(0.15)
+    beat.clock.offset = 3600.0  # type: ignore[attr-defined]
+    time.sleep(0.3)
+    dog.stop()
+    assert beat.silences
+    assert max(beat.silences) < 1.0
+
+
+def test_stop_ends_the_thread_and_may_be_called_twice() -> None:
+    dog = watchdog(Beat())
+    dog.stop()
+    dog.stop()
+    assert not dog._thread.is_alive()
+
+
+def test_a_failure_of_the_watchdog_is_said_and_breaks_nothing() -> None:
+    beat = Beat()
+
+    def fail(silent: float) -> None:
+        raise RuntimeError("boom")
+
+    beat.watchdog_tick = fail  # type: ignore[method-assign]
+    dog = watchdog(beat)
+    time.sleep(0.2)
+    assert not dog._thread.is_alive()
+    assert beat.notes == ["the watchdog failed and is off: RuntimeError: boom"]
+
+
+# --------------------------------------------------------------------------- ending a hung process
+
+
+def test_abort_writes_the_report_and_leaves_with_the_code_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
+    beat, codes = Beat(), []
+    beat.stop_after = 0.1
+    dog = watchdog(beat, grace=0.2, leave=codes.append)
+    time.sleep(0.8)
+    dog.stop()
+    assert (codes, beat.finished) == ([17], 1)
+
+
+def test_a_process_that_comes_back_within_the_grace_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
+    beat, codes = Beat(), []
+    beat.stop_after = 0.1
+    dog = watchdog(beat, grace=0.4, leave=codes.append)
+    time.sleep(0.25)
+    beat.beat()
+    time.sleep(0.6)
+    dog.stop()
+    assert (codes, beat.finished) == ([], 0)
+
+
+def test_under_pytest_nothing_is_ended() -> None:
+    assert no_exit_here() == "a test run"
+    beat, codes = Beat(), []
+    beat.stop_after = 0.1
+    watchdog(beat, grace=0.1, leave=codes.append)
+    time.sleep(0.5)
+    assert codes == []
+    assert beat.notes == ["the process hangs; it is not ended, because it is a test run"]
+
+
+def test_a_process_that_pytest_started_may_be_ended() -> None:
+    code = "from healthcheck.held import no_exit_here; print(repr(no_exit_here()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "''"
+
+
+# --------------------------------------------------------------------------- people
+
+HOLD = """
+import sys, threading, time
+from healthcheck.held import held_by_a_person
+
+def look():
+    time.sleep(0.7)
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    print("HELD", held_by_a_person(frame), flush=True)
+    import os; os._exit(0)
+
+threading.Thread(target=look, daemon=True).start()
+"""
+
+
+def answer(tmp_path: Path, body: str) -> str:
+    """Run a script whose main thread does ``body`` with an open stdin; what the looking thread said."""
+    script = tmp_path / "script.py"
+    script.write_text(HOLD + body)
+    process = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        return next(line.split("HELD ")[1].strip() for line in process.stdout if "HELD" in line)
+    finally:
+        process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [
+        ("time.sleep(5)", "False"),
+        ("breakpoint()", "True"),
+        ("import pdb; pdb.Pdb(nosigint=True).set_trace(); time.sleep(5)", "True"),
+        ("import code; code.interact()", "True"),
+        ("import code; code.InteractiveConsole().push('import time; time.sleep(5)')", "False"),
+        ("import cmd; cmd.Cmd().cmdloop()", "True"),
+        ("import pdb; pdb.Pdb(nosigint=True, stdin=open('/dev/null')).run('import time; time.sleep(5)')", "True"),
+    ],
+    ids=["working", "breakpoint", "pdb", "interact", "shell-runs-code", "cmd", "under-pdb"],
+)
+def test_a_debugger_or_a_prompt_holds_and_work_does_not(tmp_path: Path, body: str, held: str) -> None:
+    assert answer(tmp_path, body) == held
+
+
+def test_a_coverage_tool_is_no_person(tmp_path: Path) -> None:
+    """A trace function alone says nothing: coverage sets one, too."""
+    body = "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()"
+    assert answer(tmp_path, body) == "False"
+
+
+def test_a_main_thread_without_python_code_is_held_only_in_an_interactive_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not held_by_a_person(None)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert held_by_a_person(None)

@@ -106,7 +106,7 @@ class Dispatch:
     def add_plugin(self, plugin: object, implementations: Iterable[tuple[str, Callable[..., Any]]], owner: str) -> None:
         """Register the loop and judgement implementations of a plugin, in its given order."""
         for name, function in implementations:
-            if name in _ARGUMENTS:
+            if name.removeprefix("healthcheck_") in _ARGUMENTS:
                 self.on(name, function, owner=owner)
 
     def wants(self, hook: str) -> bool:

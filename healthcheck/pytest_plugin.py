@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,6 +66,20 @@ class BadRuleTestFile(Exception):
 
 class RuleTestFailed(Exception):
     """A rule test came out otherwise than expected; the message says how."""
+
+
+class _Block:
+    """Ready text as pytest's terminal and JUnit reports take it, with a first line for the summary."""
+
+    def __init__(self, text: str, headline: str) -> None:
+        self.text = text
+        self.reprcrash = SimpleNamespace(message=headline)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def toterminal(self, tw: Any) -> None:
+        tw.line(self.text)
 
 
 class RuleTestCollector(pytest.File):
@@ -125,7 +140,8 @@ class RuleTestItem(pytest.Item):
             return str(excinfo.value)
         if isinstance(excinfo.value, RuleTestFailed):
             indented = "\n".join(f"  {line}".rstrip() for line in str(excinfo.value).splitlines())
-            return f"FAILED {self.nodeid}   ({_shown(self.path)}:{self.rule_test.line})\n{indented}"
+            head = f"FAILED {self.nodeid}   ({_shown(self.path)}:{self.rule_test.line})"
+            return _Block(f"{head}\n{indented}", str(excinfo.value).splitlines()[0])
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:

@@ -67,6 +67,7 @@ def _options(args: argparse.Namespace) -> list[str]:
         f"-c{os.devnull}",
         "--noconftest",
         "--no-header",
+        "-rN",  # each failure is a block of its own; a list of them below would say it again
         "--continue-on-collection-errors",
         "-pno:cacheprovider",
         "-pno:healthcheck",  # the entry point, if installed: the next line loads the same module

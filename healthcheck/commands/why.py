@@ -9,6 +9,7 @@ from typing import Any
 from healthcheck.commands.why_text import alert_text, silent_text
 from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.plugins import PluginHost
 from healthcheck.reports.runs import Run, find_run
 from healthcheck.reports.strict import strict
 from healthcheck.reports.why import explain_alert
@@ -35,17 +36,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import plugin_host
+
     run, wanted = _parse(list(args.what))
-    rules, problem = _rules(run, args.plugins)
+    host = plugin_host(args.plugins)
+    rules, problem = _rules(run, host)
     alert = _choose(run, wanted, rules)
     if alert is None:
         print(_silent_json(run, wanted) if args.format == "json" else "\n".join(silent_text(run, wanted)))
         return 0
+    units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
     explanation = explain_alert(run, alert, rules, problem)
     if args.format == "json":
         print(json.dumps(strict(explanation.to_json()), indent=1, allow_nan=False))
     else:
-        print("\n".join(alert_text(explanation)))
+        print("\n".join(alert_text(explanation, units)))
     return 0
 
 
@@ -80,14 +85,13 @@ def _rule_ids(run: Run) -> list[str]:
     return list(known | dict.fromkeys((run.report or {}).get("rules", {})))
 
 
-def _rules(run: Run, plugins: list[str]) -> tuple[RuleSet | None, str]:
+def _rules(run: Run, host: PluginHost) -> tuple[RuleSet | None, str]:
     """The rules that judged the run, or None and why they cannot be compiled here."""
-    from healthcheck.assembly import load_rules_for, plugin_host
+    from healthcheck.assembly import load_rules_for
 
     if not run.rules_file.is_file():
         return None, "the record has no rules.yaml"
     try:
-        host = plugin_host(plugins)
         return load_rules_for(rules=[str(run.rules_file)], host=host), ""
     except HealthCheckError as error:
         return None, f"its rules cannot be read here ({str(error).splitlines()[0]}); a plugin may be missing: -p PLUGIN"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthcheck.reports.closing import count_line
@@ -24,8 +24,11 @@ _PAST = {
 }
 
 
-def alert_text(found: Explanation) -> list[str]:
-    """All lines for one alert."""
+def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
+    """All lines for one alert.
+
+    :param units: metric name -> unit.
+    """
     alert = found.alert
     cleared = alert.get("cleared_step")
     until = f", cleared at {step(cleared)}" if cleared is not None else ", still firing at the end"
@@ -38,11 +41,11 @@ def alert_text(found: Explanation) -> list[str]:
     if found.problem:
         lines.append(f"  note    {found.problem}")
     lines += _table(found)
-    lines += [f"  {name.ljust(7)} {text}" for name, text in _facts(found) if text]
+    lines += [f"  {name.ljust(7)} {text}" for name, text in _facts(found, units) if text]
     return lines
 
 
-def _facts(found: Explanation) -> list[tuple[str, str]]:
+def _facts(found: Explanation, units: Mapping[str, str]) -> list[tuple[str, str]]:
     alert = found.alert
     seen = [f"{key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
     if alert.get("count", 1) > 1:
@@ -53,7 +56,7 @@ def _facts(found: Explanation) -> list[tuple[str, str]]:
     evidence = [
         str(o.get("path") or o["text"]) for o in alert.get("actions", ()) if o["action"] == "evidence" and o["done"]
     ]
-    around = [change.text(found.first_step) for change in found.changes]
+    around = [change.text(found.first_step, units.get(change.metric, "")) for change in found.changes]
     around += [f"{name} unchanged" for name in found.steady]
     return [
         ("seen", "; ".join(seen)),
@@ -81,7 +84,7 @@ def _also(found: Explanation) -> list[str]:
 
 
 def _closest(found: Explanation) -> str:
-    if found.closest is None:
+    if found.closest is None or (found.rule is not None and found.rule.condition.judges_nonfinite):
         return ""
     score = found.headings[1]
     text = f"before: {score} {number(found.closest.score)} at step {step(found.closest.step)}"
@@ -101,6 +104,7 @@ def _table(found: Explanation) -> list[str]:
     plain = all(
         row.score is None or row.score == row.value or row.score != row.score for row in rows if row is not None
     )
+    plain = plain or (found.rule is not None and found.rule.condition.judges_nonfinite)
     with_normal = any(row is not None and row.normal is not None for row in rows)
     table = [["step", series] + ([normal_name] if with_normal else []) + ([] if plain else [score_name])]
     states = [""]
@@ -151,7 +155,9 @@ def actions_done(alert: dict[str, Any]) -> str:
     for outcome in alert.get("actions", ()):
         name = str(outcome["action"])
         past = _PAST.get(name, f"ran {name}")
-        if outcome.get("held"):
+        if outcome.get("held") and name in ("warn", "note", "evidence"):
+            texts.append(f"not {past}: {outcome['text']}")
+        elif outcome.get("held"):
             texts.append(f"would have {past} ({str(outcome['text']).removesuffix(' mode')})")
         elif name == "evidence" and outcome["done"]:
             texts.append("kept evidence")

@@ -47,8 +47,11 @@ class TorchDevice:
         """
         kind = self.kind
         if kind == "cpu":
-            found = {"allocated": host.resident_bytes(), "peak": host.peak_resident_bytes()}
-            return {name: value for name, value in found.items() if value is not None}
+            used, peak = host.resident_bytes(), host.peak_resident_bytes()
+            if used is None:
+                return {}
+            # The kernel notes the peak now and then only; it can lag behind what is there now.
+            return {"allocated": used, "peak": max(used, peak or 0)}
         torch = sys.modules["torch"]
         if kind == "mps":
             return {

@@ -147,6 +147,8 @@ def action_text(outcome: ActionOutcome) -> str:
     """One action as a sentence fragment; empty for those whose work is the block itself."""
     past = _PAST.get(outcome.action, f"ran {outcome.action}")
     if outcome.held:
+        if outcome.action in _SILENT:
+            return ""
         reason = "observe" if outcome.text == "observe mode" else outcome.text
         return f"would have {past} ({reason})"
     if outcome.action in _SILENT:

@@ -132,18 +132,22 @@ def _has_gpu() -> bool:
 
 def cannot_fill(rule: Rule, max_steps: int) -> str:
     """Why a rule cannot be judged within so many steps: its warm-up, its window, its streak."""
-    need = max(rule.min_samples, int(getattr(rule.condition, "min_samples", 0) or 0)) * rule.every
+    if rule.condition.absence == "seconds":
+        return ""
+    need = max(rule.min_samples, int(getattr(rule.condition, "min_samples", 0) or 0))
     if rule.condition.absence == "steps":
         need = int(getattr(rule.condition, "after", 0) or 0)
+    elif rule.warmup.unit == "samples":
+        need = max(need, int(rule.warmup.amount))
     if rule.warmup.unit == "steps" and rule.warmup.amount >= max_steps:
         return f"warms up for {rule.warmup}"
-    warm = int(rule.warmup.amount) if rule.warmup.unit in ("steps", "samples") else 0
-    if rule.warmup.unit == "samples":
-        warm *= rule.every
-    least = max(need, warm) + rule.hold.need * rule.every - rule.every
-    if least >= max_steps:
-        return f"needs more than {least:,} steps to judge"
-    return ""
+    if need * rule.every >= max_steps:
+        every = f", one every {rule.every} steps" if rule.every > 1 else ""
+        return f"needs {need:,} samples first{every}"
+    streak = (rule.hold.need - 1) * rule.every
+    warm = int(rule.warmup.amount) if rule.warmup.unit == "steps" else 0
+    earliest = max(need * rule.every if rule.condition.baseline else 0, warm) + rule.every + streak
+    return f"cannot fire before step {earliest:,}" if earliest > max_steps else ""
 
 
 def unjudged_reasons(rules: Sequence[PlannedRule]) -> dict[str, list[str]]:

@@ -29,9 +29,12 @@ class Change:
     value: float
     strength: float
 
-    def text(self, first_step: int) -> str:
+    metric: str
+
+    def text(self, first_step: int, unit: str = "") -> str:
         """``grad_norm 0.9 -> 14.2 one step earlier``."""
-        return f"{self.series} {number(self.usual)} -> {number(self.value)} {_when(self.step - first_step)}"
+        values = f"{number(self.usual, unit)} -> {number(self.value, unit)}"
+        return f"{self.series} {values} {_when(self.step - first_step)}"
 
 
 def _when(offset: int) -> str:
@@ -82,7 +85,8 @@ def _change(name: str, values: list[tuple[int, float]], first_step: int, fired_s
         if not first_step - LOOK_BACK <= at <= fired_step:
             continue
         if not math.isfinite(value):
-            return Change(name, at, usual, value, math.inf)
+            return Change(name, at, usual, value, math.inf, name.partition("[")[0])
         if abs(value - usual) > limit:
-            return Change(name, at, usual, value, abs(value - usual) / max(spread, 0.01 * abs(usual), 1e-12))
+            strength = abs(value - usual) / max(spread, 0.01 * abs(usual), 1e-12)
+            return Change(name, at, usual, value, strength, name.partition("[")[0])
     return None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.series import SeriesState
 from healthcheck.reports.samplelines import Batch
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.samples import Sample
-from healthcheck.verdicts import Alert, State, Transition
+from healthcheck.samples import Labels
+from healthcheck.verdicts import Alert, State
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ def retrace(rules: RuleSet, batches: Iterable[Batch], rule_id: str, *, start_ste
     rows: list[TraceRow] = []
     state = engine.by_id.get(rule_id)
     if state is not None:
-        _listen(state, rows)
+        state.series = _Table(rows)
     previous: float | None = None
     for batch in batches:
         if engine.needs_watchdog and previous is not None:
@@ -63,39 +64,54 @@ def retrace(rules: RuleSet, batches: Iterable[Batch], rule_id: str, *, start_ste
     return Trace(engine, rows)
 
 
-def _listen(state: RuleState, rows: list[TraceRow]) -> None:
-    """Stand between the engine and one rule, so that several samples of one evaluation all show."""
-    judge = state.judge
+class _Heard:
+    """Stands for one series in the engine's table and writes down each of its judgements.
 
-    def judged(sample: Sample, value: float, now: float, transitions: list[Transition] | None) -> None:
-        known = state.series.get(sample.labels)
-        before = known.state if known is not None else State.NO_DATA
-        seen = known.n if known is not None else 0
-        judge(sample, value, now, transitions)
-        series = state.series.get(sample.labels)
-        if series is None or series.n == seen:
-            return
-        fired = series.state is State.FIRING and before is not State.FIRING
-        cleared = before is State.FIRING and series.state is not State.FIRING
+    The engine keeps no history of scores, and the live path must not pay for one: so the replay
+    listens from outside, and several samples of one evaluation all show.
+    """
+
+    __slots__ = ("_inner", "_rows")
+    _inner: SeriesState
+    _rows: list[TraceRow]
+
+    def __init__(self, inner: SeriesState, rows: list[TraceRow]) -> None:
+        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_rows", rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def feed(self, value: float, step: int, now: float) -> int:
+        series = self._inner
+        before, seen = series.state, series.n
+        result: int = series.feed(value, step, now)
+        if series.n == seen:  # not its turn (`every`), or another rule owns this value
+            return result
+        firing = series.state is State.FIRING
         progress = ""
         if series.state is State.PENDING and not series.seconds:
             have = sum(series.recent) if series.recent is not None else series.streak
             progress = f"{have} of {series.need}"
-        rows.append(
-            TraceRow(
-                sample.step,
-                series.name,
-                value,
-                series.scorer.normal,
-                series.score,
-                series.state,
-                progress,
-                fired,
-                cleared,
-            )
-        )
+        fired, cleared = firing and before is not State.FIRING, before is State.FIRING and not firing
+        normal = series.scorer.normal
+        row = TraceRow(step, series.name, value, normal, series.score, series.state, progress, fired, cleared)
+        self._rows.append(row)
+        return result
 
-    state.judge = judged  # type: ignore[method-assign]
+
+class _Table(dict[Labels, Any]):
+    """The series of one rule, each heard."""
+
+    def __init__(self, rows: list[TraceRow]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def __setitem__(self, labels: Labels, series: SeriesState | None) -> None:
+        super().__setitem__(labels, _Heard(series, self._rows) if series is not None else None)
 
 
 def episode_rows(rows: Sequence[TraceRow], series: str, fired_step: int) -> tuple[list[TraceRow], list[TraceRow]]:

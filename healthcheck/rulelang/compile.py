@@ -15,20 +15,19 @@ from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem, RuleFileError
 from healthcheck.registry import Registry
 from healthcheck.rulelang import lint
-from healthcheck.rulelang.arithmetic import Formula, FormulaError, parse_formula
-from healthcheck.rulelang.known import KnownMetrics, rule_hint
-from healthcheck.rulelang.loader import Document, KeyPath
-from healthcheck.rulelang.merge import Draft, Entry, Merged, Merger
+from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.explaining import check_explains
+from healthcheck.rulelang.formulas import check_formulas, compile_formulas
+from healthcheck.rulelang.known import KnownMetrics
+from healthcheck.rulelang.merge import Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
-from healthcheck.rulelang.problems import ordered, schema_problems
+from healthcheck.rulelang.problems import ordered
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.rulelang.rule import Derived, Origin, Rule, RuleSet
+from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
-from healthcheck.rulelang.schema import build_schema
 from healthcheck.rulelang.settings import SettingError, parse_setting
+from healthcheck.rulelang.shape import Shape
 from healthcheck.rulelang.sources import collect
-
-RECOVERY_PASSES = 4
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ def load_all(
 ) -> Loaded:
     """Like :func:`load_rules`, without raising: problems are in the result."""
     documents, problems = collect(sources, registry)
-    shape = _Shape(registry)
+    shape = Shape(registry)
     for document in documents:
         shape.check(document)
     merger = Merger(shape.is_bad)
@@ -110,9 +109,9 @@ def load_all(
     for document in apply_set(set, merged.rules, problems):
         problems += shape.check(document)
     settings, origins = _settings(merged, problems)
-    derived, external = _metrics(merged, problems, registry, known_metrics)
+    derived, external = compile_formulas(merged, problems, registry)
     known = KnownMetrics(registry, known_metrics, merged.metrics, external)
-    _check_formulas(derived, merged, known, problems)
+    check_formulas(derived, merged, known, problems)
     gone = switched_off(merged.rules, off, only, problems)
     rules = _rules(merged, gone, RuleCompiler(registry, known, problems), shape, problems)
     mutes = file_mutes(merged.mutes, merged.rules, force, problems) + flag_mutes(mute, merged.rules, force, problems)
@@ -135,75 +134,6 @@ def load_all(
     problems = ordered(problems)
     ruleset.warnings = [p for p in problems if p.severity != "error"]
     return Loaded(ruleset, problems, merged, documents)
-
-
-class _Shape:
-    """The schema stage: what it refused is not looked at again."""
-
-    def __init__(self, registry: Registry) -> None:
-        from jsonschema import Draft7Validator
-
-        self.validator = Draft7Validator(build_schema(registry))
-        self.problems: list[Problem] = []
-        self._bad: dict[int, list[KeyPath]] = {}
-
-    def check(self, document: Document) -> list[Problem]:
-        found: list[Problem] = []
-        if document.data is None and document.problems:
-            return found
-        if not isinstance(document.data, Mapping):
-            what = "empty" if document.data is None else "not a map of keys"
-            found.append(document.problem((), "bad-value", f"the file is {what}", suggestion="begin with `version: 1`"))
-        elif isinstance(document.data.get("rules"), list):
-            found.append(
-                document.problem(
-                    ("rules",),
-                    "bad-value",
-                    "`rules` is a map from rule id to rule, not a list",
-                    suggestion="write `loss-spike: {metric: ...}` without dashes",
-                )
-            )
-            self._bad[id(document)] = [("rules",)]
-        else:
-            found += self._passes(document)
-        self.problems += found
-        return found
-
-    def _passes(self, document: Document) -> list[Problem]:
-        """Validate; where a key is surely meant as another, report it, rename it and look again.
-
-        So that a file written in another tool's words shows all its mistakes, not only the words.
-        """
-        found: dict[tuple[str, int, int, str], Problem] = {}
-        for _ in range(RECOVERY_PASSES):
-            errors = list(self.validator.iter_errors(document.data))
-            translated = schema_problems(document, errors)
-            for problem, _, _ in translated:
-                found.setdefault((problem.path, problem.line, problem.column, problem.message), problem)
-            renames = [(where, *rename) for _, where, rename in translated if rename is not None]
-            if not renames:
-                break
-            for where, old, new in renames:
-                document.rename(where, old, new)
-        else:
-            errors = list(self.validator.iter_errors(document.data))
-        bad = self._bad.setdefault(id(document), [])
-        for error in errors:
-            path = tuple(error.absolute_path)
-            if error.validator == "additionalProperties":
-                bad.extend((*path, key) for key in error.instance if key not in error.schema.get("properties", {}))
-            elif path or error.validator != "required":
-                bad.append(path)
-        return list(found.values())
-
-    def is_bad(self, document: Document, where: KeyPath) -> bool:
-        """Whether the schema refused this value or something inside it."""
-        return any(bad[: len(where)] == where for bad in self._bad.get(id(document), ()))
-
-    def touches(self, draft: Draft) -> bool:
-        """Whether something of this rule was refused."""
-        places = [(draft.document, draft.where), *((e.document, e.where) for e in draft.touched)]
-        return any(self.is_bad(document, where) for document, where in places)
 
 
 def _default_profile(documents: Iterable[Document]) -> str | None:
@@ -244,84 +174,8 @@ def _settings(merged: Merged, problems: list[Problem]) -> tuple[dict[str, Any], 
     return values, origins
 
 
-def _metrics(
-    merged: Merged, problems: list[Problem], registry: Registry, extra: Iterable[str] | None
-) -> tuple[list[Derived], list[str]]:
-    """Compiled formulas in an order in which each comes after those it uses; external names."""
-    external = [str(entry.value) for entry in merged.external]
-    formulas: dict[str, Formula] = {}
-    for name, entry in merged.metrics.items():
-        if name in registry.metrics:
-            problems.append(
-                entry.document.problem(
-                    entry.where, "metric-exists", f'a probe provides "{name}" already; choose another name', key=True
-                )
-            )
-            continue
-        try:
-            formulas[name] = parse_formula(name, str(entry.value), entry.origin)
-        except FormulaError as error:
-            problems.append(
-                entry.document.problem(
-                    entry.where,
-                    error.slug,
-                    str(error),
-                    offset=error.column,
-                    width=error.width,
-                    suggestion=error.suggestion,
-                )
-            )
-    return _sorted_formulas(formulas, merged.metrics, problems), external
-
-
-def _sorted_formulas(
-    formulas: dict[str, Formula], entries: Mapping[str, Entry], problems: list[Problem]
-) -> list[Derived]:
-    done: dict[str, Formula] = {}
-    state: dict[str, int] = {}
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if state.get(name) == 2 or name not in formulas:
-            return
-        if state.get(name) == 1:
-            ring = " -> ".join([*path[path.index(name) :], name])
-            entry = entries[name]
-            problems.append(
-                entry.document.problem(entry.where, "metric-cycle", f"this formula needs itself: {ring}", key=True)
-            )
-            return
-        state[name] = 1
-        for used in formulas[name].inputs:
-            visit(used, (*path, name))
-        state[name] = 2
-        done[name] = formulas[name]
-
-    if len(formulas) > 500:
-        entry = next(iter(entries.values()))
-        problems.append(
-            entry.document.problem(("metrics",), "too-many-metrics", f"{len(formulas)} formulas; at most 500", key=True)
-        )
-        return []
-    for name in formulas:
-        visit(name, ())
-    return list(done.values())
-
-
-def _check_formulas(derived: Sequence[Derived], merged: Merged, known: KnownMetrics, problems: list[Problem]) -> None:
-    for formula in derived:
-        entry = merged.metrics[formula.name]
-        for use in getattr(formula, "uses", ()):
-            if not known.has(use.name):
-                text, hint = known.unknown(use.name)
-                problems.append(
-                    entry.document.problem(
-                        entry.where, "unknown-metric", text, offset=use.column, width=len(use.name), suggestion=hint
-                    )
-                )
-
-
 def _rules(
-    merged: Merged, gone: Sequence[str], compiler: RuleCompiler, shape: _Shape, problems: list[Problem]
+    merged: Merged, gone: Sequence[str], compiler: RuleCompiler, shape: Shape, problems: list[Problem]
 ) -> list[Rule]:
     """All rules compiled (also those switched off, so that a typo in them is found)."""
     rules: list[Rule] = []
@@ -331,53 +185,8 @@ def _rules(
         rule = compiler.compile(draft)
         if rule is not None and rule.id not in gone:
             rules.append(rule)
-    _check_explains(merged, problems)
+    check_explains(merged, problems)
     return rules
-
-
-def _check_explains(merged: Merged, problems: list[Problem]) -> None:
-    graph: dict[str, list[str]] = {}
-    for draft in merged.rules.values():
-        entry = draft.entries.get("explains")
-        for i, other in enumerate(entry.value if entry is not None else ()):
-            assert entry is not None
-            where = (*entry.where, i)
-            if other == draft.id:
-                problems.append(entry.document.problem(where, "explains-itself", "a rule cannot explain itself"))
-            elif other not in merged.rules:
-                text, hint = f'"{shorten(other)}" is not a rule', rule_hint(other, merged.rules)
-                problems.append(entry.document.problem(where, "unknown-rule", text, suggestion=hint))
-            else:
-                graph.setdefault(draft.id, []).append(other)
-    for ring in _rings(graph):
-        entry = merged.rules[ring[0]].entries["explains"]
-        text = f"rules explain each other in a circle: {' -> '.join([*ring, ring[0]])}"
-        problems.append(entry.document.problem(entry.where, "explains-cycle", text))
-
-
-def _rings(graph: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """One ring per cycle found, by depth-first search without recursion."""
-    rings: list[list[str]] = []
-    done: set[str] = set()
-    for start in graph:
-        path: list[str] = []
-        stack: list[tuple[str, int]] = [(start, 0)]
-        while stack:
-            node, depth = stack.pop()
-            del path[depth:]
-            if node in path:
-                rings.append(path[path.index(node) :])
-                continue
-            if node in done:
-                continue
-            path.append(node)
-            following = graph.get(node, ())
-            if following:
-                stack.extend((other, depth + 1) for other in following)
-        done.update(path)
-        done.add(start)
-    unique = {frozenset(ring): ring for ring in rings}
-    return list(unique.values())
 
 
 def effective_text(merged: Merged, gone: Iterable[str]) -> str:

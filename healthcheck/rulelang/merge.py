@@ -14,7 +14,7 @@ from typing import Any
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
 from healthcheck.rulelang.aliases import rename
-from healthcheck.rulelang.loader import Document, KeyPath
+from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.errors import Problem
+from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.known import rule_hint
-from healthcheck.rulelang.loader import Document, load_text
+from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_steps, shorten
 from healthcheck.rulelang.rule import Mute, Origin

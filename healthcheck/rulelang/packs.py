@@ -14,7 +14,8 @@ from pathlib import Path
 
 from healthcheck.dispatch import suggest
 from healthcheck.registry import BUILTIN, Registry
-from healthcheck.rulelang.loader import Document, load_file
+from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.loader import load_file
 
 _PACK = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*):([A-Za-z0-9][A-Za-z0-9_.-]*)(?:@(\d+))?")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from healthcheck.errors import Problem
 from healthcheck.registry import Registry
-from healthcheck.rulelang.loader import Document, load_file, load_mapping, load_text
+from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.loader import load_file, load_mapping, load_text
 from healthcheck.rulelang.packs import PackError, is_pack_name, load_pack
 
 Source = "str | Path | Mapping[str, Any]"

@@ -9,7 +9,7 @@ from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
 from healthcheck.readers.record import parse_series
 from healthcheck.registry import Registry
-from healthcheck.rulelang.loader import Document, KeyPath
+from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.rule import Rule, RuleSet, Selector
 from healthcheck.ruletests.model import RuleTest, RuleTestFile, Source
 from healthcheck.ruletests.timeline import EVAL_PREFIXES
@@ -22,7 +22,8 @@ def problems_with(file: RuleTestFile, rules: Mapping[str, RuleSet], registry: Re
     """
     found: list[Problem] = []
     for test in file.tests:
-        found += _Checker(file.document, test, rules[test.profile], registry).problems()
+        if test.profile in rules:
+            found += _Checker(file.document, test, rules[test.profile], registry).problems()
     return found
 
 
@@ -109,15 +110,13 @@ class _Checker:
         if self.test.only:
             for index, word in enumerate(self.test.only):
                 named = [rule for rule in self.active if _same(rule.id, word)]
-                if named and not any(self._fed(rule) for rule in named):
+                if named and not any(rule.condition.absence or self._fed(rule) for rule in named):
                     text = f"no series of this test reaches {named[0].id}, which watches {_wants(named[0])}"
                     yield self._problem((*self.test.where, "only", index), "not-fed", text)
         elif self.active and not any(self._fed(rule) for rule in self.active):
             yield self._problem(where, "not-fed", "no rule watches a series of this test", key=True)
 
     def _fed(self, rule: Rule) -> bool:
-        if rule.condition.absence:
-            return True
         metric = rule.selector.metric
         if metric in self.inputs:
             return any(self._given(Selector(name), "any") for name in self._raw(metric))

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from healthcheck.rulelang.loader import KeyPath
+from healthcheck.rulelang.document import KeyPath
 from healthcheck.ruletests.model import Expected, RuleTest
 from healthcheck.ruletests.play import Episode, Played
 

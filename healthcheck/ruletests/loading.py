@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem, RuleFileError
-from healthcheck.rulelang.loader import Document, KeyPath, load_file
+from healthcheck.errors import Problem
+from healthcheck.rulelang.document import Document, KeyPath
+from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.quantities import QuantityError, parse_duration, shorten
 from healthcheck.ruletests.model import (
     DEFAULT_STEP_TIME,
@@ -73,18 +74,13 @@ SYNONYMS = {
 """Words of other tools -> ours."""
 
 
-def load_tests(path: Path, *, shown: str = "") -> RuleTestFile:
-    """Read one file.
+def load_tests(path: Path, *, shown: str = "") -> tuple[RuleTestFile, list[Problem]]:
+    """Read one file: what could be understood, and all mistakes that show without the rules.
 
     :param shown: how messages call it.
-
-    Raises ``RuleFileError`` with all mistakes that can be seen without the rules.
     """
     reader = _Reader(load_file(path, shown=shown), path)
-    found = reader.file()
-    if reader.problems:
-        raise RuleFileError(sorted(reader.problems, key=lambda p: (p.line, p.column)))
-    return found
+    return reader.file(), reader.problems
 
 
 class _Reader:

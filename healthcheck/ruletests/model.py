@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.rulelang.loader import Document, KeyPath
+from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.ruletests.notation import Piece
 
 FORMAT_KEY = "healthcheck_tests"

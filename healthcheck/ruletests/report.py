@@ -53,7 +53,7 @@ def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSe
     if rule is None:
         return
     if difference.kind not in ("fires", "silent", "unexpected", "clears"):
-        if difference.kind in ("then", "severity", "message"):
+        if difference.kind in rule.key_origins:
             yield f"<- {_key(rule, difference.kind, folder)}"
         return
     if difference.happened is None and difference.wanted is not None and difference.wanted > played.last_step:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from healthcheck.errors import RuleFileError
+from healthcheck.errors import Problem, RuleFileError
 from healthcheck.registry import Registry
 from healthcheck.rulelang.rule import Rule, RuleSet, Span
 from healthcheck.ruletests.check import problems_with
@@ -52,16 +52,25 @@ class RuleTestBook:
     """
 
     def __init__(self, path: Path, load: LoadRules, registry: Registry, *, shown: str = "") -> None:
-        self.file: RuleTestFile = load_tests(path, shown=shown)
+        self.file, problems = load_tests(path, shown=shown)
         self._load = load
         self._stages = {name: action.stage for name, action in registry.actions.items()}
         self._base: dict[str, RuleSet] = {}
         self._compiled: dict[tuple[Any, ...], RuleSet] = {}
+        broken = self._load_base() if self.file.rules else []
+        if not broken:
+            problems += problems_with(self.file, self._base, registry)
+        if problems or broken:
+            raise RuleFileError([*sorted(problems, key=lambda p: (p.line, p.column)), *broken])
+
+    def _load_base(self) -> list[Problem]:
+        """The rules under each profile that a test names; returns what is wrong with them."""
         for profile in dict.fromkeys(test.profile for test in self.file.tests):
-            self._base[profile] = load(rules=list(self.file.rules), profile=profile or None)
-        problems = problems_with(self.file, self._base, registry)
-        if problems:
-            raise RuleFileError(sorted(problems, key=lambda p: (p.line, p.column)))
+            try:
+                self._base[profile] = self._load(rules=list(self.file.rules), profile=profile or None)
+            except RuleFileError as error:
+                return list(error.problems)
+        return []
 
     @property
     def tests(self) -> list[RuleTest]:

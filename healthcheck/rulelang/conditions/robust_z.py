@@ -6,11 +6,12 @@ and the MAD are not (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import copysign, exp, inf, log
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType
+from healthcheck.protocols import Condition, ConditionType, Scorer
 from healthcheck.rulelang.comparators import Bound
 from healthcheck.rulelang.conditions.base import (
     Compiled,
@@ -98,75 +99,106 @@ class RobustZ:
 
 
 class RobustZOfLog(RobustZ):
-    """The same on logarithms wherever the whole window and the value are positive.
+    """The same on logarithms, as long as the whole window and the value are positive.
 
-    Also holds the ratio floor: while all is positive, a value nearer to the median than
-    ``min_ratio`` times cannot breach, however quiet the window is; its score is shrunk in
-    proportion, so that the closest approach stays meaningful.
+    Keeps the logarithms sorted; minus infinity stands for a value that has none, and while there
+    is one the plain values are judged, sorted afresh for each sample (slow, rare, exact).
     """
 
-    __slots__ = ("_breaches", "_log", "_logs", "_min_ratio")
+    __slots__ = ("_values",)
 
-    def __init__(
-        self, window: int, min_samples: int, learning: Learning, *, log: bool, min_ratio: float, breaches: Bound
-    ) -> None:
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
         super().__init__(window, min_samples, learning)
-        self._log = log
-        self._min_ratio = min_ratio
-        self._breaches = breaches
-        self._logs = SortedWindow(window)
-        """Logarithms of the window; minus infinity stands for a value that has none."""
+        self._values: deque[float] = deque(maxlen=window)
 
     def update(self, value: float, step: int) -> float | None:
-        score = self._score(value) if len(self._window.ordered) >= self._min_samples else None
+        score = self._score(value) if len(self._values) >= self._min_samples else None
         if self._learning.plain:
             self._push(value)
         else:
             self._learn(value, score)
         return score
 
-    def _positive(self) -> bool:
-        return self._window.ordered[0] > 0.0
-
     def _score(self, value: float) -> float:
-        if value <= 0.0 or not self._positive():
-            return super()._score(value)
-        if self._log:
-            center = self._logs.median()
+        logs = self._window
+        if value > 0.0 and logs.ordered[0] > -inf:
+            center = logs.median()
             self.normal = exp(center)
-            score = (log(value) - center) / self._scale(self._logs, center, FLOOR)
-        else:
-            score = super()._score(value)
-        return self._floored(score, value) if self._min_ratio > 1.0 else score
+            return (log(value) - center) / self._scale(logs, center, FLOOR)
+        plain = self._plain()
+        center = self.normal = plain.median()
+        scale = self._scale(plain, center, FLOOR * abs(center))
+        away = value - center
+        return away / scale if scale > 0.0 else (copysign(inf, away) if away else 0.0)
 
-    def _floored(self, score: float, value: float) -> float:
-        assert self.normal is not None
-        share = abs(log(value) - log(self.normal)) / log(self._min_ratio)
-        if share >= 1.0:
-            return score
-        high, low = self._breaches.high, self._breaches.low
-        if high is not None and high > 0.0 and score > share * high:
-            return share * high
-        if low is not None and low < 0.0 and score < share * low:
-            return share * low
-        return score
+    def _plain(self) -> SortedWindow:
+        window = SortedWindow(self._window.size)
+        window.fill(self._values)
+        return window
 
     def _push(self, value: float) -> None:
-        self._window.push(value)
-        self._logs.push(log(value) if value > 0.0 else -inf)
+        self._values.append(value)
+        self._window.push(log(value) if value > 0.0 else -inf)
 
     def _fill(self, values: list[float]) -> None:
-        self._window.fill(values)
-        self._logs.fill(log(v) if v > 0.0 else -inf for v in values)
+        self._values.clear()
+        self._values.extend(values)
+        self._window.fill(log(v) if v > 0.0 else -inf for v in self._values)
 
     def value_at(self, score: float) -> float:
-        if self._log and self._positive():
-            center = self._logs.median()
+        logs = self._window
+        if logs.ordered[0] > -inf:
+            center = logs.median()
             try:
-                return exp(center + score * self._scale(self._logs, center, FLOOR))
+                return exp(center + score * self._scale(logs, center, FLOOR))
             except OverflowError:
                 return inf
-        return super().value_at(score)
+        plain = self._plain()
+        center = plain.median()
+        return center + score * self._scale(plain, center, FLOOR * abs(center))
+
+    def state(self) -> Any:
+        return {"window": list(self._values), "streak": self._streak[:]}
+
+
+class RatioFloor:
+    """Holds a breach back while the value is within ``min_ratio`` times the median.
+
+    However quiet a window is, a change of a few percent is no spike. The score of such a value is
+    cut to the share of the way to ``min_ratio``, so that it stays below the threshold and the
+    closest approach stays meaningful. Only while value and median are positive: otherwise a ratio
+    means nothing, and the score stands.
+    """
+
+    __slots__ = ("_breaches", "_inner", "_log_ratio")
+
+    def __init__(self, inner: RobustZ, breaches: Bound, min_ratio: float) -> None:
+        self._inner = inner
+        self._breaches = breaches
+        self._log_ratio = log(min_ratio)
+
+    @property
+    def normal(self) -> float | None:
+        return self._inner.normal
+
+    def update(self, value: float, step: int) -> float | None:
+        score = self._inner.update(value, step)
+        if score is None or not self._breaches(score):
+            return score
+        normal = self._inner.normal
+        if normal is None or normal <= 0.0 or value <= 0.0:
+            return score
+        share = abs(log(value / normal)) / self._log_ratio
+        if share >= 1.0:
+            return score
+        limit = self._breaches.high if score > 0.0 else self._breaches.low
+        return share * limit if limit is not None else 0.0
+
+    def state(self) -> Any:
+        return self._inner.state()
+
+    def restore(self, state: Any) -> None:
+        self._inner.restore(state)
 
 
 def compile_robust_z(options: Any, rule: Mapping[str, Any]) -> Condition:
@@ -176,10 +208,9 @@ def compile_robust_z(options: Any, rule: Mapping[str, Any]) -> Condition:
     learning = Learning(rule, breaches, default="include", window=window)
     use_log, min_ratio = bool(options.get("log", False)), float(options.get("min_ratio", 1.0))
 
-    def make() -> RobustZ:
-        if use_log or min_ratio > 1.0:
-            return RobustZOfLog(window, min_samples, learning, log=use_log, min_ratio=min_ratio, breaches=breaches)
-        return RobustZ(window, min_samples, learning)
+    def make() -> Scorer:
+        inner = (RobustZOfLog if use_log else RobustZ)(window, min_samples, learning)
+        return RatioFloor(inner, breaches, min_ratio) if min_ratio > 1.0 else inner
 
     return Compiled(
         "robust_z",

@@ -37,9 +37,13 @@ BLOCKS = 32
 
 
 class Slope:
-    """Least-squares slope of the window, over sample numbers or over steps."""
+    """Least-squares slope of the window, over sample numbers or over steps, in constant time.
 
-    __slots__ = ("_min_samples", "_points", "_relative", "_steps", "normal")
+    Sums are kept relative to a point near the data and taken afresh once per window, so that
+    rounding errors neither cancel nor pile up.
+    """
+
+    __slots__ = ("_count", "_min_samples", "_origin", "_points", "_relative", "_steps", "_sums", "normal")
 
     def __init__(self, over: int, min_samples: int, *, relative: bool, steps: bool) -> None:
         self.normal: float | None = None
@@ -47,30 +51,63 @@ class Slope:
         self._min_samples = min_samples
         self._relative = relative
         self._steps = steps
+        self._count = 0
+        self._origin = (0, 0.0)
+        self._sums = (0.0, 0.0, 0.0, 0.0)
+        """Sums of x, y, x * x and x * y, from the origin."""
 
     def update(self, value: float, step: int) -> float | None:
         points = self._points
-        points.append((step, value))
+        self._count += 1
+        old = points[0] if len(points) == points.maxlen else None
+        new = (step if self._steps else self._count, value)
+        points.append(new)
+        if self._count % (points.maxlen or 1) == 0 or len(points) == 1:
+            self._refresh()
+        else:
+            self._slide(new, old)
         n = len(points)
         if n < self._min_samples:
             return None
-        start = points[0][0]
-        xs: Sequence[float] = [s - start for s, _ in points] if self._steps else range(n)
-        ys = [v for _, v in points]
-        mean_x, mean_y = sum(xs) / n, sum(ys) / n
-        spread = sum((x - mean_x) ** 2 for x in xs)
-        if spread == 0.0:
+        sum_x, sum_y, sum_xx, sum_xy = self._sums
+        spread = sum_xx - sum_x * sum_x / n
+        if spread <= 0.0:
             return None
-        slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
-        self.normal = ys[0]
-        return _relative_to(slope, mean_y) if self._relative else slope
+        self.normal = points[0][1]
+        slope = (sum_xy - sum_x * sum_y / n) / spread
+        return _relative_to(slope, self._origin[1] + sum_y / n) if self._relative else slope
+
+    def _slide(self, new: tuple[int, float], old: tuple[int, float] | None) -> None:
+        at, level = self._origin
+        x, y = new[0] - at, new[1] - level
+        sum_x, sum_y, sum_xx, sum_xy = self._sums
+        sum_x, sum_y, sum_xx, sum_xy = sum_x + x, sum_y + y, sum_xx + x * x, sum_xy + x * y
+        if old is not None:
+            x, y = old[0] - at, old[1] - level
+            sum_x, sum_y, sum_xx, sum_xy = sum_x - x, sum_y - y, sum_xx - x * x, sum_xy - x * y
+        self._sums = (sum_x, sum_y, sum_xx, sum_xy)
+
+    def _refresh(self) -> None:
+        points = self._points
+        at, level = points[-1][0], sum(v for _, v in points) / len(points)
+        self._origin = (at, level)
+        xs, ys = [x - at for x, _ in points], [v - level for _, v in points]
+        self._sums = (
+            float(sum(xs)),
+            sum(ys),
+            float(sum(x * x for x in xs)),
+            sum(x * y for x, y in zip(xs, ys, strict=True)),
+        )
 
     def state(self) -> Any:
-        return [list(p) for p in self._points]
+        return [[list(p) for p in self._points], self._count, list(self._origin), list(self._sums)]
 
     def restore(self, state: Any) -> None:
+        points, self._count, (at, level), sums = state
         self._points.clear()
-        self._points.extend((int(s), float(v)) for s, v in state)
+        self._points.extend((int(x), float(v)) for x, v in points)
+        self._origin = (int(at), float(level))
+        self._sums = (float(sums[0]), float(sums[1]), float(sums[2]), float(sums[3]))
 
 
 class SureSlope:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,17 +37,36 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def process(runs: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``process(series=..., settings=..., env=...)``: one session in a process of its own."""
+@dataclass
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
 
-    def start(env: dict[str, str] | None = None, **spec: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(HERE / "sessions.py"), json.dumps(spec)],
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+
+@pytest.fixture
+def watched(
+    runs: Path, sessions: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """``watched(series=..., settings=..., env=...)``: one session here, with what it printed."""
+
+    def start(env: dict[str, str] | None = None, **spec: Any) -> Ended:
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        capfd.readouterr()
+        report = sessions.run(**spec)
+        out, err = capfd.readouterr()
+        return Ended(report["exit_code"], out, err)
+
+    return start
+
+
+@pytest.fixture
+def process(runs: Path) -> Callable[..., subprocess.Popen[str]]:
+    """``process(series=..., pause=...)``: one session in a process of its own, just started."""
+
+    def start(**spec: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "sessions.py"), json.dumps(spec)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start

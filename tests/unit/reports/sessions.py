@@ -55,7 +55,7 @@ RULES: dict[str, Any] = {
             "when": "nonfinite",
             "severity": "error",
             "explains": ["norm-not-finite"],
-            "then": ["evidence", "stop"],
+            "then": ["stop"],
             "message": "loss is {value}",
             "hint": "look at the batch",
         },

@@ -1,22 +1,21 @@
-"""What a person reads, from real sessions in real processes."""
+"""What a person reads, from real sessions."""
 
 from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Process = Callable[..., "subprocess.CompletedProcess[str]"]
+Watched = Callable[..., Any]
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
 DIES = [*HEALTHY[:50], "nan", *HEALTHY[51:]]
 SPIKES = [20.0 if i in (40, 41) else v for i, v in enumerate(HEALTHY)]
 
 
-def test_a_healthy_run_prints_five_lines_on_stderr_and_none_on_stdout(process: Process) -> None:
-    result = process(series={"loss": HEALTHY, "norm": HEALTHY})
+def test_a_healthy_run_prints_five_lines_on_stderr_and_none_on_stdout(watched: Watched) -> None:
+    result = watched(series={"loss": HEALTHY, "norm": HEALTHY})
     lines = result.stderr.splitlines()
     assert result.stdout == ""
     assert len(lines) == 5, result.stderr
@@ -28,8 +27,8 @@ def test_a_healthy_run_prints_five_lines_on_stderr_and_none_on_stdout(process: P
     assert "record: runs/latest" in lines[4]
 
 
-def test_an_alert_says_what_where_what_is_normal_what_we_did_and_what_to_try(process: Process) -> None:
-    result = process(series={"loss": DIES, "norm": HEALTHY})
+def test_an_alert_says_what_where_what_is_normal_what_we_did_and_what_to_try(watched: Watched) -> None:
+    result = watched(series={"loss": DIES, "norm": HEALTHY})
     assert result.returncode == 1
     block = re.search(r"^ERROR.*?(?=^healthcheck)", result.stderr, re.DOTALL | re.MULTILINE)
     assert block is not None, result.stderr
@@ -42,8 +41,8 @@ def test_an_alert_says_what_where_what_is_normal_what_we_did_and_what_to_try(pro
     assert re.search(r"^healthcheck: STOPPED at step 51 by loss-not-finite +exit 1$", result.stderr, re.MULTILINE)
 
 
-def test_a_warning_names_value_score_normal_and_limit(process: Process) -> None:
-    result = process(series={"loss": SPIKES, "norm": HEALTHY})
+def test_a_warning_names_value_score_normal_and_limit(watched: Watched) -> None:
+    result = watched(series={"loss": SPIKES, "norm": HEALTHY})
     assert result.returncode == 0
     assert re.search(
         r"^WARN loss-spike  step 42   loss jumps \(value 20, normal 2\.0\d?, score [\d,.]+, limit above 8\)$",
@@ -53,14 +52,14 @@ def test_a_warning_names_value_score_normal_and_limit(process: Process) -> None:
     assert "only reported; training goes on" in result.stderr
 
 
-def test_an_explained_alert_has_no_block_but_is_named_at_the_end(process: Process) -> None:
-    result = process(series={"loss": DIES, "norm": DIES})
+def test_an_explained_alert_has_no_block_but_is_named_at_the_end(watched: Watched) -> None:
+    result = watched(series={"loss": DIES, "norm": DIES})
     assert result.stderr.count("\nERROR ") == 1
     assert "also: norm-not-finite at step 51, explained by loss-not-finite" in result.stderr
 
 
-def test_observe_mode_says_what_it_would_have_done_and_exits_0(process: Process) -> None:
-    result = process(series={"loss": DIES, "norm": HEALTHY}, settings={"mode": "observe"})
+def test_observe_mode_says_what_it_would_have_done_and_exits_0(watched: Watched) -> None:
+    result = watched(series={"loss": DIES, "norm": HEALTHY}, settings={"mode": "observe"})
     assert result.returncode == 0
     assert "observe mode: nothing is stopped or changed" in result.stderr
     assert "would have stopped (observe)" in result.stderr
@@ -71,69 +70,69 @@ def flapping(times: int) -> list[float]:
     return [*HEALTHY[:20], *([20.0, 20.0, 2.0, 2.0, 2.0] * times)]
 
 
-def test_a_flapping_rule_gets_three_blocks_and_is_then_counted(process: Process) -> None:
+def test_a_flapping_rule_gets_three_blocks_and_is_then_counted(watched: Watched) -> None:
     rules = {
         "version": 1,
         "external": ["loss"],
         "rules": {"too-high": {"metric": "loss", "when": {"above": 10}, "hint": "look"}},
     }
-    result = process(series={"loss": flapping(7)}, rules=rules)
+    result = watched(series={"loss": flapping(7)}, rules=rules)
     assert result.stderr.count("\nWARN too-high") == 3
     assert "too-high 4 times" in result.stderr
 
 
-def test_then_note_says_nothing_while_training_and_names_the_alert_at_the_end(process: Process) -> None:
+def test_then_note_says_nothing_while_training_and_names_the_alert_at_the_end(watched: Watched) -> None:
     rules = {
         "version": 1,
         "external": ["loss"],
         "rules": {"too-high": {"metric": "loss", "when": {"above": 10}, "severity": "info"}},
     }
-    result = process(series={"loss": flapping(2)}, rules=rules)
+    result = watched(series={"loss": flapping(2)}, rules=rules)
     assert "INFO" not in result.stderr
     assert "noted: too-high at step 21 (2 times)" in result.stderr
 
 
-def test_q_prints_errors_and_the_closing_line(process: Process) -> None:
+def test_q_prints_errors_and_the_closing_line(watched: Watched) -> None:
     both = [*SPIKES[:50], "nan"]
-    result = process(series={"loss": both, "norm": HEALTHY}, settings={"verbosity": -1})
+    result = watched(series={"loss": both, "norm": HEALTHY}, settings={"verbosity": -1})
     assert "WARN" not in result.stderr
     assert result.stderr.startswith("ERROR loss-not-finite")
     assert result.stderr.splitlines()[-1].startswith("healthcheck: STOPPED")
 
 
-def test_qq_prints_nothing(process: Process) -> None:
-    result = process(series={"loss": DIES, "norm": HEALTHY}, settings={"verbosity": -2})
+def test_qq_prints_nothing(watched: Watched) -> None:
+    result = watched(series={"loss": DIES, "norm": HEALTHY}, settings={"verbosity": -2})
     assert (result.stderr, result.returncode) == ("", 1)
 
 
-def test_v_prints_changes_of_state_and_each_rule_that_was_not_judged(process: Process) -> None:
-    result = process(series={"loss": SPIKES, "norm": HEALTHY}, settings={"verbosity": 1})
+def test_v_prints_changes_of_state_and_each_rule_that_was_not_judged(watched: Watched) -> None:
+    result = watched(series={"loss": SPIKES, "norm": HEALTHY}, settings={"verbosity": 1})
     assert re.search(r"step 41  loss-spike  ok -> pending", result.stderr)
     assert re.search(r"^  not judged  other-missing: ", result.stderr, re.MULTILINE)
 
 
-def test_other_ranks_are_quiet(process: Process) -> None:
-    result = process(series={"loss": DIES, "norm": HEALTHY}, env={"RANK": "1", "WORLD_SIZE": "2"})
+def test_other_ranks_are_quiet(watched: Watched) -> None:
+    result = watched(series={"loss": DIES, "norm": HEALTHY}, env={"RANK": "1", "WORLD_SIZE": "2"})
     assert result.stderr == ""
 
 
-def test_a_hint_with_letters_of_any_language_is_plain_ascii(process: Process) -> None:
+def test_a_hint_with_letters_of_any_language_is_plain_ascii(watched: Watched) -> None:
     rules = {"version": 1, "external": ["loss"], "rules": {"zu-hoch": {"metric": "loss", "when": {"above": 10}, "hint": "Größe → prüfen"}}}
-    result = process(series={"loss": flapping(1)}, rules=rules)
+    result = watched(series={"loss": flapping(1)}, rules=rules)
     assert "Gr\\xf6\\xdfe" in result.stderr
     assert result.stderr.isascii()
 
 
-def test_a_run_without_any_judged_rule_says_so_and_exits_5(process: Process) -> None:
+def test_a_run_without_any_judged_rule_says_so_and_exits_5(watched: Watched) -> None:
     rules = {"version": 1, "external": ["other"], "rules": {"r": {"metric": "other", "when": {"above": 1}}}}
-    result = process(series={"loss": HEALTHY}, rules=rules)
+    result = watched(series={"loss": HEALTHY}, rules=rules)
     assert result.returncode == 5
     assert re.search(r"^healthcheck: NOT JUDGED, nothing was judged: no rule had data, .*exit 5$", result.stderr, re.MULTILINE)
 
 
-def test_an_unwritable_runs_folder_is_said_once_and_the_run_is_judged(process: Process, tmp_path: Path) -> None:
+def test_an_unwritable_runs_folder_is_said_once_and_the_run_is_judged(watched: Watched, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = process(series={"loss": HEALTHY, "norm": HEALTHY}, env={"HEALTHCHECK_RUNS": str(tmp_path / "file"), "TMPDIR": str(tmp_path)})
+    result = watched(series={"loss": HEALTHY, "norm": HEALTHY}, env={"HEALTHCHECK_RUNS": str(tmp_path / "file"), "TMPDIR": str(tmp_path)})
     assert result.returncode == 0
     assert result.stderr.count("cannot be written") == 1
 

@@ -1,0 +1,83 @@
+"""The schema stage: the shape of every document, before anybody asks what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from healthcheck.errors import Problem
+from healthcheck.registry import Registry
+from healthcheck.rulelang.document import Document, KeyPath
+from healthcheck.rulelang.merge import Draft
+from healthcheck.rulelang.schema import build_schema
+from healthcheck.rulelang.schemaerrors import schema_problems
+
+RECOVERY_PASSES = 4
+
+
+class Shape:
+    """The schema stage: what it refused is not looked at again."""
+
+    def __init__(self, registry: Registry) -> None:
+        from jsonschema import Draft7Validator
+
+        self.validator = Draft7Validator(build_schema(registry))
+        self.problems: list[Problem] = []
+        self._bad: dict[int, list[KeyPath]] = {}
+
+    def check(self, document: Document) -> list[Problem]:
+        found: list[Problem] = []
+        if document.data is None and document.problems:
+            return found
+        if not isinstance(document.data, Mapping):
+            what = "empty" if document.data is None else "not a map of keys"
+            found.append(document.problem((), "bad-value", f"the file is {what}", suggestion="begin with `version: 1`"))
+        elif isinstance(document.data.get("rules"), list):
+            found.append(
+                document.problem(
+                    ("rules",),
+                    "bad-value",
+                    "`rules` is a map from rule id to rule, not a list",
+                    suggestion="write `loss-spike: {metric: ...}` without dashes",
+                )
+            )
+            self._bad[id(document)] = [("rules",)]
+        else:
+            found += self._passes(document)
+        self.problems += found
+        return found
+
+    def _passes(self, document: Document) -> list[Problem]:
+        """Validate; where a key is surely meant as another, report it, rename it and look again.
+
+        So that a file written in another tool's words shows all its mistakes, not only the words.
+        """
+        found: dict[tuple[str, int, int, str], Problem] = {}
+        for _ in range(RECOVERY_PASSES):
+            errors = list(self.validator.iter_errors(document.data))
+            translated = schema_problems(document, errors)
+            for problem, _, _ in translated:
+                found.setdefault((problem.path, problem.line, problem.column, problem.message), problem)
+            renames = [(where, *rename) for _, where, rename in translated if rename is not None]
+            if not renames:
+                break
+            for where, old, new in renames:
+                document.rename(where, old, new)
+        else:
+            errors = list(self.validator.iter_errors(document.data))
+        bad = self._bad.setdefault(id(document), [])
+        for error in errors:
+            path = tuple(error.absolute_path)
+            if error.validator == "additionalProperties":
+                bad.extend((*path, key) for key in error.instance if key not in error.schema.get("properties", {}))
+            elif path or error.validator != "required":
+                bad.append(path)
+        return list(found.values())
+
+    def is_bad(self, document: Document, where: KeyPath) -> bool:
+        """Whether the schema refused this value or something inside it."""
+        return any(bad[: len(where)] == where for bad in self._bad.get(id(document), ()))
+
+    def touches(self, draft: Draft) -> bool:
+        """Whether something of this rule was refused."""
+        places = [(draft.document, draft.where), *((e.document, e.where) for e in draft.touched)]
+        return any(self.is_bad(document, where) for document, where in places)

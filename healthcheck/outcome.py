@@ -92,6 +92,7 @@ def build_report(session: Session, ending: Ending) -> dict[str, Any]:
         "world_size": session.info.world_size,
         "rank": session.info.rank,
         "mode": "observe" if session.observing else "act",
+        "fail_on": _fail_on(session),
         "resumed_from": session.info.resumed_from,
         "rules_source": session.rules.source,
         "profile": session.rules.profile or None,

@@ -266,8 +266,8 @@ class Reader(Protocol):
     ``recognises`` looks at the first 64 KiB (unpacked if gzip; empty for a folder) and answers how
     sure it is, 0.0 to 1.0; the surest reader is asked to read. ``read`` streams rows in the order of
     the file and appends to ``notes`` what a reader of the result should know (damaged lines, what was
-    left out). A reader may have ``canonical = True``: its columns are series names already and are not
-    renamed.
+    left out). A reader of a format that holds whole evaluations under our own names may also have
+    ``batches(path, notes)``, which yields ``(step, seconds, samples)`` and is then used instead.
     """
 
     name: str

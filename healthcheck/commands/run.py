@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         raise UsageError(f"healthcheck run: nothing to run; usage: {_USAGE}")
     target, rest = str(args.target), list(args.rest)
     if args.module:
+        _need_module(target)
         return target, rest
     path = Path(target)
     if not path.exists():
@@ -104,6 +106,16 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
     if path.is_file() and not os.access(path, os.R_OK):
         raise UsageError(f"healthcheck run: {target} cannot be read; check its permissions")
     return target, rest
+
+
+def _need_module(name: str) -> None:
+    """Say that a module does not exist before anything is opened; imports nothing."""
+    top = name.partition(".")[0]
+    known = top in sys.builtin_module_names or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top)
+    path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
+    if not top or not (known or PathFinder.find_spec(top, path)):
+        hint = f"; did you mean: healthcheck run {name}" if Path(name).is_file() else f" in {os.getcwd()} or installed"
+        raise UsageError(f"healthcheck run: there is no module {top or name}{hint}")
 
 
 def _no_such_file(target: str, rest: Sequence[str]) -> str:

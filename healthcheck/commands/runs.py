@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.errors import UsageError
-from healthcheck.reports.rundir import RUN_FILE, runs_folder
-from healthcheck.reports.runs import Run, all_runs
+from healthcheck.reports.rundir import RUN_FILE
+from healthcheck.reports.runs import Run, all_runs, reading_folder
 from healthcheck.reports.text import columns, duration, plural, step
 
 NAME = "runs"
@@ -39,8 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    folder = Path(args.folder) if args.folder else runs_folder()
-    runs = [run for run in all_runs(folder) if _age(run) <= parse_since(args.since)]
+    folder = Path(args.folder) if args.folder else reading_folder()
+    oldest = parse_since(args.since)
+    runs = [run for run in all_runs(folder) if _age(run) <= oldest]
     runs = runs[-args.n :] if args.n > 0 else runs
     made: Any
     table: Callable[[Any, list[Run]], list[str]]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 NAME = "test"
 HELP = "run rule tests (*.hctest.yaml)"
 GROUP = "Write rules"
+
+AUTOLOAD = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 
 OK, FAILED, BAD_FILES, NOTHING = 0, 1, 4, 5
 
@@ -33,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("list", "strict"),
         help="list rules without a firing or without a silent test; strict: exit 1 if there are any",
     )
+    parser.add_argument("-n", dest="workers", metavar="N", help="run in N processes (needs pytest-xdist)")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML")
     parser.add_argument(
         "-p", dest="plugins", action="append", default=[], metavar="FILE_OR_MODULE", help="load a local plugin"
@@ -47,10 +53,13 @@ def main(args: argparse.Namespace) -> int:
         if Path(path).is_file() and not path.endswith(".hctest.yaml"):
             hint = f"; to check it: healthcheck check {path}" if path.endswith((".yaml", ".yml")) else ""
             return _usage(f"{path} is not a rule test (*.hctest.yaml){hint}")
+    if args.workers and importlib.util.find_spec("xdist") is None:
+        return _usage("-n needs pytest-xdist: pip install pytest-xdist")
     import pytest
 
     watcher = _Watcher()
-    code = int(pytest.main(_options(args), plugins=[watcher]))
+    with _without_autoload():
+        code = int(pytest.main(_options(args), plugins=[watcher]))
     if watcher.bad_files:
         return BAD_FILES
     if code == NOTHING:
@@ -68,6 +77,7 @@ def _options(args: argparse.Namespace) -> list[str]:
         "--noconftest",
         "--no-header",
         "-rN",  # each failure is a block of its own; a list of them below would say it again
+        "--assert=plain",
         "--continue-on-collection-errors",
         "-pno:cacheprovider",
         "-pno:healthcheck",  # the entry point, if installed: the next line loads the same module
@@ -80,11 +90,27 @@ def _options(args: argparse.Namespace) -> list[str]:
     for wanted, option in ((args.first, "-x"), (args.quiet, "-q"), (args.verbose, "-v")):
         if wanted:
             options.append(option)
+    if args.workers:
+        options += ["-pxdist", f"-n{args.workers}"]
     if args.coverage:
         options.append("--healthcheck-coverage")
     if args.junit:
         options.append(f"--junitxml={args.junit}")
     return options + [str(path) for path in (args.paths or ["."])]
+
+
+@contextlib.contextmanager
+def _without_autoload() -> Iterator[None]:
+    """Rule tests need none of the pytest plugins that are installed; some take seconds to import."""
+    before = os.environ.get(AUTOLOAD)
+    os.environ[AUTOLOAD] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(AUTOLOAD, None)
+        else:
+            os.environ[AUTOLOAD] = before
 
 
 class _Watcher:

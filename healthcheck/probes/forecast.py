@@ -18,6 +18,9 @@ POINTS = 64
 """Points kept. When they are full every second one goes, so that the trend spans the whole run."""
 PARTS = 8
 """Stretches that must all lie above the one before them: a staircase of evaluations does not."""
+MIN_GROWTH = 0.05
+"""Growth from the first stretch to the last, as a part of the first, below which it is no trend:
+caches and records of the process itself creep too."""
 NO_END = 3.15e8
 """Ten years: what is said while memory does not grow. Finite, so that a rule can recover."""
 
@@ -26,8 +29,8 @@ class MemoryForecastProbe:
     """Seconds until memory is full, if it goes on growing as it does.
 
     The trend is the median slope between the stretches of the run (Theil-Sen over their medians),
-    and counts only if every stretch lies above the one before it. Otherwise the answer is
-    :data:`NO_END`.
+    and counts only if every stretch lies above the one before it and the whole rise is worth
+    mentioning. Otherwise the answer is :data:`NO_END`.
     """
 
     name = "memory-forecast"
@@ -80,6 +83,8 @@ class MemoryForecastProbe:
         parts = [self._points[int(i * size) : int((i + 1) * size)] for i in range(PARTS)]
         levels = [statistics.median(p[2] for p in part) for part in parts]
         if any(after <= before for before, after in itertools.pairwise(levels)):
+            return None
+        if levels[-1] - levels[0] < MIN_GROWTH * levels[0]:
             return None
         per_second = _median_slope([statistics.median(p[0] for p in part) for part in parts], levels)
         per_step = _median_slope([statistics.median(p[1] for p in part) for part in parts], levels)

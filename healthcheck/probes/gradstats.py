@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.probes.values import on_host
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -57,32 +59,33 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
     """
     import torch
 
-    parts: list[Any] = [None] * len(tensors)
-    groups: dict[tuple[Any, Any], list[int]] = {}
+    groups: dict[tuple[Any, Any, Any], list[int]] = {}
     plain: list[Any] = []
-    shards: dict[int, Any] = {}
     for index, tensor in enumerate(tensors):
         local, sharded = plain_values(tensor)
-        if sharded is not None:
-            shards[index] = sharded
         plain.append(local)
-        groups.setdefault((local.device, local.dtype), []).append(index)
-    for (device, dtype), members in groups.items():
-        wide = _accumulator(torch, device, dtype)
-        some = [plain[i] for i in members]
-        found = list(torch._foreach_norm(some, 2, dtype=wide))
-        if device.type == "cpu" and wide is not torch.float64 and not bool(torch.stack(found).isfinite().all()):
-            found = [
-                n if bool(n.isfinite()) else torch.linalg.vector_norm(t, 2, dtype=torch.float64)
-                for n, t in zip(found, some, strict=True)
-            ]
-        for index, norm in zip(members, found, strict=True):
-            parts[index] = norm
-    for index, sharded in shards.items():
-        parts[index] = _reduce_shards(parts[index], sharded)
+        groups.setdefault((local.device, local.dtype, _sharding(sharded)), []).append(index)
     home = plain[0].device
     kind = torch.float32 if home.type == "mps" else torch.float64
-    return torch.stack([part.to(device=home, dtype=kind, non_blocking=True) for part in parts])
+    vectors, order = [], []
+    for (device, dtype, sharding), members in groups.items():
+        wide = _accumulator(torch, device, dtype)
+        some = [plain[i] for i in members]
+        norms = torch.stack(torch._foreach_norm(some, 2, dtype=wide))
+        if on_host(norms):
+            norms = norms.double()
+            if wide is not torch.float64 and not bool(norms.isfinite().all()):
+                for k in (~norms.isfinite()).nonzero().flatten().tolist():
+                    norms[k] = torch.linalg.vector_norm(some[k], 2, dtype=torch.float64)
+        if sharding is not None:
+            norms = _over_shards(norms, sharding)
+        vectors.append(norms.to(device=home, dtype=kind, non_blocking=True))
+        order += members
+    if len(vectors) == 1:
+        return vectors[0]
+    together = torch.empty(len(tensors), dtype=kind, device=home)
+    together[torch.tensor(order).to(home, non_blocking=True)] = torch.cat(vectors)
+    return together
 
 
 def nonfinite_count(tensors: Sequence[Any]) -> Tensor | None:
@@ -136,16 +139,21 @@ def _norm_of(norms: Tensor) -> Tensor:
     return torch.linalg.vector_norm(norms / safe, 2) * safe
 
 
-def _reduce_shards(norm: Any, sharded: Any) -> Any:
-    """The norm of the whole from the norm of this rank's shard: a collective, on all ranks.
+def _sharding(sharded: Any) -> Any:
+    """What tensors must share to be reduced together: mesh and placements; None if not sharded."""
+    return None if sharded is None else (sharded.device_mesh, tuple(sharded.placements))
+
+
+def _over_shards(norms: Tensor, sharding: Any) -> Tensor:
+    """Norms of the whole tensors from those of this rank's shards: a collective, on all ranks.
 
     Only ranks along sharded dimensions of the mesh hold different parts; replicas count once.
     """
     import torch.distributed as dist
 
-    squared = norm.square()
-    for dimension, placement in enumerate(sharded.placements):
-        if placement.is_replicate():
-            continue
-        dist.all_reduce(squared, group=sharded.device_mesh.get_group(dimension))
+    mesh, placements = sharding
+    squared = norms.square()
+    for dimension, placement in enumerate(placements):
+        if not placement.is_replicate():
+            dist.all_reduce(squared, group=mesh.get_group(dimension))
     return squared.sqrt()

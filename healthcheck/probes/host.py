@@ -36,6 +36,14 @@ def peak_resident_bytes() -> int | None:
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
+def open_files() -> int | None:
+    """File descriptors of this process; None where the system does not list them."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+    except OSError:
+        return None
+
+
 def physical_bytes() -> int | None:
     """Memory of the machine."""
     try:

@@ -65,7 +65,8 @@ class LeftoverProbe:
                 self._look(kept)
             return ()
         if event.kind is EventKind.AFTER_UPDATE:
-            self._remember(event)
+            if demand.due("grads.leftover", event.step + 1):  # judged there
+                self._remember(event)
             return ()
         if event.kind is EventKind.STEP_END:
             if event.skipped:  # nobody may clear after an update that never was
@@ -101,7 +102,7 @@ class LeftoverProbe:
             left.cleared = True
             left.still = [flags & False for flags in left.still]
             return
-        for k, (old, now) in enumerate(zip(left.fingerprint, left.sampler.gradients(), strict=True)):
+        for k, (old, now) in enumerate(zip(left.fingerprint, left.sampler.gradients("now"), strict=True)):
             held = (now.values == old.values).all(1) if first else (now.values != 0).any(1)
             left.still[k] = left.still[k] & held
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +14,9 @@ from healthcheck.probes.seen import SeenModules
 from healthcheck.probes.values import is_tensor, on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
+
+BEFORE, AFTER = 50, 20
+"""Losses before and after a resume that are compared; only those read on the host."""
 
 
 class LossProbe:
@@ -33,6 +38,10 @@ class LossProbe:
         Metric("loss", "Training loss of the step, over its micro-batches.", cost=Cost.DEVICE),
         Metric("loss.best", "Lowest finite loss so far.", cost=Cost.DEVICE),
         Metric(
+            "loss.resumed",
+            f"Once after a resume: median of the first {AFTER} losses divided by that of the last {BEFORE} before.",
+        ),
+        Metric(
             "loss.chance",
             "Loss divided by ln(classes) of the last linear layer: 1 is what guessing costs a classifier.",
             cost=Cost.DEVICE,
@@ -43,6 +52,9 @@ class LossProbe:
         self._open: dict[int, tuple[Any, float, bool]] = {}
         self._given: dict[int, int] = {}
         self._best: dict[int, Any] = {}
+        self._recent: deque[float] = deque(maxlen=BEFORE)
+        self._saved: float | None = None
+        """Median before the resume, until it was compared."""
         self._modules = SeenModules()
         self._chance: float | None = None
 
@@ -87,6 +99,12 @@ class LossProbe:
             best = self._better(event.optimizer_index, value)
             if best is not None:
                 yield Sample("loss.best", step, best, labels)
+        if event.optimizer_index == 0 and on_host(value) and math.isfinite(value):
+            self._recent.append(value)
+            if self._saved is not None and len(self._recent) >= AFTER:
+                before, self._saved = self._saved, None
+                if before > 0:
+                    yield Sample("loss.resumed", step, statistics.median(self._recent) / before, labels)
         if demand.wants("loss.chance"):
             chance = self._chance_level(event)
             if chance is not None:
@@ -120,7 +138,10 @@ class LossProbe:
         return self._chance
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": {str(k): scalar(v) for k, v in self._best.items() if on_host(v)}}
+        best = {str(k): scalar(v) for k, v in self._best.items() if on_host(v)}
+        return {"best": best, "median": statistics.median(self._recent) if self._recent else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best = {int(k): v for k, v in state.get("best", {}).items()}
+        self._saved = state.get("median")
+        self._recent.clear()

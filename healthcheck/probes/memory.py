@@ -87,6 +87,7 @@ class HostMemoryProbe:
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("memory.host", "Resident memory of this process, without its children.", "bytes", Cost.HOST),
+        Metric("host.open_files", "File descriptors that this process holds open.", cost=Cost.HOST, needs=("linux",)),
         Metric("memory.host_fraction", "The same as a part of the cgroup limit or the machine.", "fraction", Cost.HOST),
     )
 
@@ -108,6 +109,10 @@ class HostMemoryProbe:
                 self._limit, self._asked = self._ask_limit(), True
             if self._limit:
                 samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
+        if demand.due("host.open_files", event.step):
+            count = host.open_files()
+            if count is not None:
+                samples.append(Sample("host.open_files", event.step, float(count)))
         return samples
 
 

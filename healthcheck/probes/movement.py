@@ -85,7 +85,7 @@ class MovementProbe:
     def _look_before(self, event: Event, demand: Demand) -> None:
         seen = self._watch(event)
         seen.rates = _rates(event.optimizer, seen.sampler.params)
-        seen.before = seen.sampler.weights()
+        seen.before = seen.sampler.weights("before")
         seen.gradients = None
         if demand.wants("params.unmoved") or (demand.wants("updates.lost") and any(seen.low)):
             seen.gradients = seen.sampler.gradients()
@@ -109,7 +109,7 @@ class MovementProbe:
         import torch
 
         labels, step = optimizer_labels(event.optimizer_index), event.step
-        after = seen.sampler.weights()
+        after = seen.sampler.weights("after")
         moved = [(new.indices, new.values - old.values, old.values) for new, old in zip(after, before, strict=True)]
         if demand.due("update_ratio", step) or demand.due("update_ratio[]", step):
             yield from self._ratios(torch, seen, moved, labels, step, demand)

@@ -43,31 +43,44 @@ class ElementSampler:
                 by_kind.setdefault((local.device, local.element_size() > 4), []).append(index)
         self.groups = list(by_kind.values())
         self._views: dict[int, tuple[int, Any]] = {}
+        self._buffers: dict[tuple[str, int], tuple[Any, list[Any]]] = {}
 
-    def weights(self) -> list[SampledRows]:
-        """Present values of all parameters."""
-        return [SampledRows(group, self._gather(group, [self._weight(i) for i in group])) for group in self.groups]
+    def weights(self, role: str = "weights") -> list[SampledRows]:
+        """Present values of all parameters. Overwrites what was read before in the same role."""
+        return [self._gather(role, n, [self._weight(i) for i in group]) for n, group in enumerate(self.groups)]
 
-    def gradients(self) -> list[SampledRows]:
+    def gradients(self, role: str = "gradients") -> list[SampledRows]:
         """Present gradients at the same elements; zero where there is none, or a sparse one."""
-        return [SampledRows(group, self._gather(group, [self._gradient(i) for i in group])) for group in self.groups]
+        return [self._gather(role, n, [self._gradient(i) for i in group]) for n, group in enumerate(self.groups)]
 
     def sizes(self, group: Sequence[int]) -> list[float]:
         """How many elements each sampled one of a tensor stands for."""
         counts = [local_part(self.params[i]).numel() for i in group]
         return [count / min(count, self.per_tensor) for count in counts]
 
-    def _gather(self, group: list[int], views: list[Any]) -> Any:
+    def _gather(self, role: str, number: int, sources: list[Any]) -> SampledRows:
         import torch
 
-        local = local_part(self.params[group[0]])
-        wide = torch.float64 if local.element_size() > 4 else torch.float32
-        rows = torch.zeros(len(group), self.per_tensor, dtype=wide, device=local.device)
-        filled = [(rows[k, : v.numel()], v) for k, v in enumerate(views) if v is not None]
-        if filled:
-            with torch.no_grad():
-                torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
-        return rows
+        group = self.groups[number]
+        known = self._buffers.get((role, number))
+        if known is None:
+            local = local_part(self.params[group[0]])
+            wide = torch.float64 if local.element_size() > 4 else torch.float32
+            rows = torch.zeros(len(group), self.per_tensor, dtype=wide, device=local.device)
+            targets = [row[: self._count(index)] for row, index in zip(rows, group, strict=True)]
+            known = self._buffers[role, number] = (rows, targets)
+        rows, targets = known
+        there = [k for k, source in enumerate(sources) if source is not None]
+        with torch.no_grad():
+            if len(there) < len(sources):
+                rows.zero_()
+            if there:
+                torch._foreach_copy_([targets[k] for k in there], [sources[k] for k in there])
+        return SampledRows(group, rows)
+
+    def _count(self, index: int) -> int:
+        local = local_part(self.params[index])
+        return min(self.per_tensor, int(local.numel()) * (2 if local.is_complex() else 1))
 
     def _weight(self, index: int) -> Any:
         local = local_part(self.params[index])

@@ -48,6 +48,7 @@ BOOKKEEPING = frozenset(
 """Numbers about the run, not of it. Never samples."""
 
 # "environment": d3rlpy's own name for the return of an evaluation; no other tool writes it.
+# "norm": what llm.c prints for the gradient norm.
 # "mean_100_episode_reward": OpenAI Baselines' loggers and what descends from them.
 NAMES: dict[str, tuple[str, ...]] = {
     "lr": ("lr", "learning_rate", "learningrate", "cur_lr", "current_lr", "base_lr", "last_lr", "optimizer_lr", "actor_lr"),
@@ -69,14 +70,14 @@ NAMES: dict[str, tuple[str, ...]] = {
         "ms_per_step", "ms_per_iter",
     ),
     "time.data": ("data_time", "data_loading_time", "dataload_time", "data_wait", "time_data", "loader_time"),
-    "amp.scale": ("loss_scale", "grad_scale", "scaler_scale", "amp_scale", "scale", "loss_scaler", "scaler"),
+    "amp.scale": ("loss_scale", "grad_scale", "scaler_scale", "amp_scale", "loss_scaler", "scaler"),
     "amp.skipped": ("skipped", "amp_skipped", "number_of_skipped_iterations", "skipped_iterations", "is_skipped"),
     "reward": (
         "reward", "rewards", "mean_reward", "reward_mean", "ep_rew_mean", "rollout_ep_rew_mean", "episode_reward",
         "episode_reward_mean", "mean_episode_reward", "episode_return", "episode_return_mean", "mean_return", "return",
         "returns", "avg_reward", "average_reward", "ep_reward", "ep_ret", "averageepret", "eprewmean", "rewards_mean",
         "critic_rewards_mean", "critic_score_mean", "average_return", "mean_100_episode_reward", "environment", "charts_episodic_return",
-        "episodic_return", "env_runners_episode_return_mean", "objective_scores", "eplenrewmean", "env_return", "score",
+        "episodic_return", "env_runners_episode_return_mean", "objective_scores", "eplenrewmean", "env_return",
     ),
     "kl": ("kl", "approx_kl", "objective_kl", "mean_kl", "kl_mean", "actor_ppo_kl", "ppo_mean_non_score_reward_kl", "kl_div", "approxkl"),
     "entropy": ("entropy", "policy_entropy", "objective_entropy", "actor_entropy", "mean_entropy", "policy_entropy_mean"),
@@ -111,14 +112,16 @@ QUALIFIERS = {
 """Words beside "loss" that do not make it another loss, with what they cost in rank."""
 KINDS = frozenset(
     {"ce", "xent", "crossentropy", "nll", "mlm", "clm", "dpo", "sft", "ppo", "grpo", "orpo", "kto", "ipo", "simpo", "cpo", "mse", "bce",
-     "mae", "l1", "l2", "ctc", "diffusion", "denoising", "lang", "ntp", "causal", "language", "text", "elbo", "huber", "regression"}
+     "ctc", "diffusion", "denoising", "lang", "ntp", "causal", "language", "elbo", "huber"}
 )  # fmt: skip
 """Kinds of loss: the loss of the run if no column is called plainly so, else a part of it."""
+NET_ERRORS = {"errd": "discriminator", "err_d": "discriminator", "errg": "generator", "err_g": "generator"}
+"""What the DCGAN example and its many copies call their losses."""
 NETS = {
     "critic": "critic", "cri": "critic", "q": "critic", "qf": "critic", "qf1": "critic1", "qf2": "critic2", "q1": "critic1",
     "q2": "critic2", "critic1": "critic1", "critic2": "critic2", "td": "critic", "qvalue": "critic", "vf": "value", "value": "value", "v": "value",
     "discriminator": "discriminator", "disc": "discriminator", "d": "discriminator", "loss_d": "discriminator", "dis": "discriminator",
-    "generator": "generator", "gen": "generator", "g": "generator",
+    "generator": "generator", "gen": "generator", "g": "generator", "netd": "discriminator", "netg": "generator",
 }  # fmt: skip
 """Networks with an optimizer of their own. The actor is missing on purpose: its loss is minus the expected
 return, and up is not worse; it stays a part (``loss[part=actor]``)."""

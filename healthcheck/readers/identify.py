@@ -12,6 +12,7 @@ from healthcheck.readers.aliases import (
     EVAL_WORDS,
     KINDS,
     LOSS_WORDS,
+    NET_ERRORS,
     NETS,
     NO_LOSS,
     QUALIFIERS,
@@ -129,7 +130,16 @@ def _without_unit(rest: list[str]) -> tuple[list[str], float]:
 
 
 def _part(rest: list[str]) -> str:
-    return "_".join(w for w in rest if w not in LOSS_WORDS and (w not in QUALIFIERS or rest[0] == w == "value"))
+    return "_".join(_telling(rest))
+
+
+def _telling(rest: list[str]) -> list[str]:
+    """The words of a loss that say which one: ``total``, ``avg`` and their like are dropped.
+
+    ``loss/value`` at the end only says that this is a value; elsewhere it is the value network.
+    """
+    value_is_idle = rest[-2:] == ["loss", "value"]
+    return [w for w in rest if w not in LOSS_WORDS and (w not in QUALIFIERS or (w == "value" and not value_is_idle))]
 
 
 def _take_phase(rest: list[str]) -> tuple[str, bool, bool]:
@@ -155,6 +165,11 @@ def _meaning(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
     found = BY_NAME.get(whole)
     if found is not None:
         return found[0], found[1], True, {}
+    if whole in NET_ERRORS:
+        return "loss", 12, True, {"optimizer": NET_ERRORS[whole]}
+    inner = BY_NAME.get("_".join(rest[1:]))
+    if inner is not None and inner[0] == "grad_norm" and (rest[0] in NETS or rest[0] in ("actor", "policy")):
+        return "grad_norm", inner[1], True, {"optimizer": NETS.get(rest[0], rest[0])}
     if "vs" in rest:  # Megatron: the same numbers against samples seen
         return "", 99, False, {}
     if rest[0] == "lr" or rest[:2] == ["learning", "rate"]:
@@ -164,9 +179,7 @@ def _meaning(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
         return "lr", 30, True, {"group": whole}
     loss = next((w for w in ("loss", "losses", "cost", "nll", "objective") if w in rest), None)
     if loss is not None and not NO_LOSS & set(rest):
-        others = list(rest)
-        others.remove(loss)
-        metric, rank, known, labels = _loss(others, rest)
+        metric, rank, known, labels = _loss(rest)
         if labels and loss in ("cost", "objective"):
             return "", 50, False, {}  # reader_cost, objective/entropy
         return metric, rank + (0 if loss == "loss" else 15), known, labels
@@ -177,15 +190,15 @@ def _meaning(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
     return (metric, 5, True, {}) if metric else ("", 50, False, {})
 
 
-def _loss(others: list[str], rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
-    left = [w for w in others if w not in QUALIFIERS or (w == "value" and len(others) == 1 and rest[0] == "value")]
-    cost = sum(QUALIFIERS.get(w, 0) for w in others if w not in left)
+def _loss(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
+    left = _telling(rest)
+    cost = sum(QUALIFIERS.get(w, 0) for w in rest if w not in left)
     if not left:
         return "loss", cost, True, {}
     if all(
         w in KINDS or w in ("cross", "entropy", "modeling", "likelihood", "log", "negative") for w in left
     ) and left != ["entropy"]:
         return "loss", 20 + cost, True, {"part": "_".join(left)}
-    if len(left) == 1 and left[0] in NETS:
+    if all(w in NETS for w in left):
         return "loss", 10 + cost, True, {"optimizer": NETS[left[0]]}
     return "loss", 40 + cost, True, {"part": "_".join(left)}

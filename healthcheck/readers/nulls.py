@@ -36,6 +36,8 @@ class Nulls:
                 if name not in special and to_number(value) is not None:
                     where.setdefault(name, []).append(index)
         self.numeric = set(where)
+        self.text = {n for row in peek for n, v in row.items() if isinstance(v, str)} - self.numeric
+        """Columns of words: nobody looks at their values again."""
         self.sparse = {
             n
             for n, at in where.items()

@@ -1,22 +1,21 @@
 """Our own run record: a run folder with ``samples.jsonl``, or that file.
 
-One line per evaluation: ``{"step": 12, "t": 3.5, "p": "train", "m": {"loss": 2.3}}``. Names are
-series names already; nothing is renamed, so that a replay sees what the live run saw.
+The lines are described in :mod:`healthcheck.reports.samplelines`. They are evaluations already: names,
+steps, times and batches are taken as they are, so that a replay sees what the live run saw.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, open_text
-from healthcheck.samples import NO_LABELS, Labels
+from healthcheck.readers.base import Position, head_text, open_text
+from healthcheck.reports.samplelines import parse_series
+from healthcheck.samples import Labels, Sample, decode_number
 
 FILE = "samples.jsonl"
-_SERIES = re.compile(r"^([^\[]+)\[(.*)\]$")
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -25,40 +24,65 @@ class RecordReader:
 
     name = "record"
     help = "our own run record: a run folder, or its samples.jsonl"
-    canonical = True
 
     def recognises(self, path: Path, head: bytes) -> float:
         if path.is_dir():
             return 1.0 if (path / FILE).is_file() else 0.0
-        line = head.split(b"\n", 1)[0]
-        try:
-            first = json.loads(line)
-        except ValueError:
-            return 0.0
-        return 1.0 if isinstance(first, dict) and "step" in first and isinstance(first.get("m"), dict) else 0.0
+        for line in head_text(head).split("\n")[:50]:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                return 0.0
+            if not isinstance(entry, dict):
+                return 0.0
+            if isinstance(entry.get("m"), dict):
+                return 1.0 if "step" in entry and "t" in entry else 0.0
+            if not {"series", "gap", "thinned"} & set(entry):
+                return 0.0
+        return 0.0
 
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
+        for _, time, samples in self.batches(path, notes):
+            for sample in samples:
+                yield Position(sample.step, time, sample.phase), {sample.metric: sample.value}
+
+    def batches(self, path: Path, notes: list[str]) -> Iterator[tuple[int, float, list[Sample]]]:
+        """Yield each evaluation as ``(step during which it was judged, seconds, samples)``."""
         file = path / FILE if path.is_dir() else path
-        bad = total = 0
+        names: dict[str, tuple[str, Labels]] = {}
+        bad = gaps = thinned_to = 0
+        at, now = 0, 0.0
+        samples: list[Sample] | None = None
         with open_text(file) as lines:
             for line in lines:
-                total += 1
                 try:
-                    row = _decode(line)[0]
-                    yield Position(row["step"], row["t"], row.get("p", "train")), row["m"]
-                except (ValueError, KeyError, TypeError):
+                    entry = _decode(line)[0]
+                    values = entry.get("m")
+                    if values is None:
+                        for name, (metric, labels) in entry.get("series", {}).items():
+                            names[name] = (metric, tuple((str(k), str(v)) for k, v in labels))
+                        gaps += int(entry.get("gap", 0))
+                        thinned_to = int(entry.get("to", thinned_to))
+                        continue
+                    step, phase = entry["step"], entry.get("p", "train")
+                    if samples is None or "cont" not in entry:
+                        if samples is not None:
+                            yield at, now, samples
+                        at, now, samples = entry.get("at", step), entry["t"], []
+                except (ValueError, KeyError, TypeError, AttributeError):
                     bad += bool(line.strip())
+                    continue
+                for name, value in values.items():
+                    series = names.get(name)
+                    if series is None:
+                        series = names[name] = parse_series(name)
+                    number = value if value.__class__ is float else decode_number(value)
+                    samples.append(Sample(series[0], step, number, series[1], phase, now))
+        if samples is not None:
+            yield at, now, samples
         if bad:
-            notes.append(f"{bad} of {total} lines of {file.name} are damaged; skipped")
-
-
-def parse_series(name: str) -> tuple[str, Labels]:
-    """The inverse of :func:`healthcheck.samples.series_name`: ``lr[group=1]`` -> metric and labels."""
-    match = _SERIES.match(name)
-    if match is None:
-        return name, NO_LABELS
-    labels = []
-    for part in match.group(2).split(","):
-        key, equals, value = part.partition("=")
-        labels.append((key, value) if equals else ("parameter", part))
-    return match.group(1), tuple(sorted(labels))
+            notes.append(f"{bad} lines of {file.name} are damaged; skipped")
+        if gaps:
+            notes.append(f"{gaps} evaluations are missing: they could not be written in time")
+        if thinned_to:
+            notes.append(f"up to step {thinned_to:,} only a part of the evaluations was kept")

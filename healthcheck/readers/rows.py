@@ -70,7 +70,7 @@ class RowReader:
         self.nulls = nulls
         self.notes = notes
         self.resumed = resumed
-        self.text = {n for n in columns.targets if n not in nulls.numeric}
+        self.text = nulls.text
         self.plans: dict[Any, _Plan] = {}
         self.null_columns: dict[str, int] = {}
         self.repeated = 0

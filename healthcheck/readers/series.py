@@ -24,10 +24,9 @@ from healthcheck.readers.base import PEEK_ROWS, Position
 from healthcheck.readers.columns import Columns, show
 from healthcheck.readers.normalise import decide
 from healthcheck.readers.nulls import Nulls, filled_with_nan
-from healthcheck.readers.record import parse_series
 from healthcheck.readers.rows import RowReader
 from healthcheck.readers.values import to_number
-from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, series_name
+from healthcheck.samples import NO_LABELS, Labels, Sample, series_name
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Reader
@@ -70,7 +69,6 @@ class RecordedRun:
         self.resumes: list[Resume] = []
         """Filled while the batches are read: each entry is there before its first batch is."""
         self._columns: Columns | None = None
-        self.canonical = bool(getattr(reader, "canonical", False))
 
     # -- what is in it ----------------------------------------------------------------
 
@@ -84,7 +82,7 @@ class RecordedRun:
 
     def show_columns(self) -> str:
         """Text for ``--show-columns``: which column became which metric."""
-        if self.canonical:
+        if hasattr(self.reader, "batches"):
             return "our own record: names as they were recorded"
         return show(self.columns)
 
@@ -106,7 +104,8 @@ class RecordedRun:
         """
         self.notes = []
         self.resumes = []
-        yield from self._recorded() if self.canonical else self._normalised()
+        whole = getattr(self.reader, "batches", None)
+        yield from self._recorded(whole(self.path, self.notes)) if whole is not None else self._normalised()
 
     def series(self) -> dict[str, Column]:
         """Everything at once, by series name: compact arrays for plots and benches."""
@@ -123,8 +122,6 @@ class RecordedRun:
 
     def _items(self, notes: list[str]) -> Iterator[Item]:
         items = cast("Iterator[Item]", iter(self.reader.read(self.path, notes)))
-        if self.canonical:
-            return items
         peek = list(islice(items, PEEK_ROWS))
         items = chain(peek, items)
         long = longform.name_and_value(peek)
@@ -173,30 +170,13 @@ class RecordedRun:
             empty = {n for n, (every, first) in filled.items() if (index - first) % every and row.get(n) != row.get(n)}
             yield position, {k: v for k, v in row.items() if k not in empty} if empty else row
 
-    def _recorded(self) -> Iterator[Batch]:
-        """Our own record: lines of one step and time belong to one evaluation."""
-        names: dict[str, tuple[str, Labels]] = {}
-        open_step: int | None = None
-        open_time = 0.0
-        samples: list[Sample] = []
-        for position, row in self._items(self.notes):
-            assert position is not None
-            step, time, phase = position
-            assert step is not None and time is not None and phase is not None
-            if step != open_step or time != open_time:
-                if samples and open_step is not None:
-                    yield open_step, open_time, samples
-                    if step < open_step:
-                        self._resumed(open_step, step)
-                open_step, open_time, samples = step, time, []
-            for name, value in row.items():
-                series = names.get(name)
-                if series is None:
-                    series = names[name] = parse_series(name)
-                number = value if value.__class__ is float else decode_number(value)
-                samples.append(Sample(series[0], step, number, series[1], phase, time))
-        if samples and open_step is not None:
-            yield open_step, open_time, samples
+    def _recorded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        last: int | None = None
+        for batch in batches:
+            if last is not None and batch[0] < last:
+                self._resumed(last, batch[0])
+            last = batch[0]
+            yield batch
 
 
 def _card_columns(columns: Columns, peek: Sequence[Item]) -> tuple[str, str] | None:

@@ -104,7 +104,6 @@ class PatternReader:
 
     name = "pattern"
     help = "text logs by --pattern"
-    canonical = False
 
     def __init__(self, pattern: str | Sequence[str]) -> None:
         given = [pattern] if isinstance(pattern, str) else list(pattern)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class JsonReport:
-    """Writes the content of ``report.json`` to the path of the setting ``report: {json: PATH}``."""
+    """Writes the content of ``report.json`` to the path of the setting ``report: [json=PATH]``."""
 
     name = "json"
 
@@ -23,8 +23,7 @@ class JsonReport:
 
     def start(self, session: Session) -> None:
         self._session = session
-        wanted = session.settings.get("report")
-        named = wanted.get("json") if isinstance(wanted, Mapping) else None
+        named = wanted_path(session.settings.get("report"), "json")
         if named and session.info.rank == 0:
             self._path = Path(str(named)).expanduser().absolute()  # the script may change directory
 
@@ -36,3 +35,14 @@ class JsonReport:
             write_atomically(self._path, report)
         except OSError as error:
             self._session.note(f"--report json={self._path} could not be written: {error.strerror}")
+
+
+def wanted_path(setting: Any, kind: str) -> str:
+    """The path of one kind of report in the setting ``report``: ``[json=hc.json, ...]`` or a mapping."""
+    if isinstance(setting, Mapping):
+        return str(setting.get(kind) or "")
+    for entry in (setting,) if isinstance(setting, str) else setting or ():
+        name, _, path = str(entry).partition("=")
+        if name.strip() == kind:
+            return path.strip()
+    return ""

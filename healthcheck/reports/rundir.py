@@ -26,10 +26,10 @@ LATEST_FILE = "latest.txt"
 RUN_FILE = "run.json"
 
 
-def runs_folder() -> Path:
-    """Where records go by default; need not exist yet."""
-    named = os.environ.get(RUNS_VARIABLE)
-    return Path(named).expanduser() if named else Path(RUNS_FOLDER)
+def runs_folder(settings: Mapping[str, Any] | None = None) -> Path:
+    """Where records go; need not exist yet: ``HEALTHCHECK_RUNS``, else the setting ``runs``, else here."""
+    named = os.environ.get(RUNS_VARIABLE) or (settings or {}).get("runs")
+    return Path(str(named)).expanduser() if named else Path(RUNS_FOLDER)
 
 
 def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | None = None) -> Path | None:
@@ -42,7 +42,8 @@ def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | No
     :param notes: a sentence is added here when the record lies elsewhere than expected.
     """
     notes = notes if notes is not None else []
-    wanted = runs_folder().absolute()  # the script may change its directory
+    named = runs_folder(settings)
+    wanted = named.absolute()  # the script may change its directory
     rank = launch.rank()
     if rank:
         found = launch.folder_of_rank_zero(wanted, rank)
@@ -54,11 +55,9 @@ def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | No
             wanted = Path(tempfile.mkdtemp(prefix="healthcheck-runs-"))
             made = _make(wanted, target)
         except OSError:
-            notes.append(
-                f"no record: nothing can be written to {runs_folder()} or a temporary folder ({error.strerror})"
-            )
+            notes.append(f"no record: nothing can be written to {named} or a temporary folder ({error.strerror})")
             return None
-        notes.append(f"record in {made}, because {runs_folder()} cannot be written ({error.strerror})")
+        notes.append(f"record in {made}, because {named} cannot be written ({error.strerror})")
     _point_latest(wanted, made.name)
     launch.announce(wanted, made.name)
     keep = settings.get("keep")

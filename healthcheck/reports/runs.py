@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.dispatch import suggest
-from healthcheck.errors import UsageError
-from healthcheck.reports.rundir import LATEST, RUN_FILE, latest_name, list_runs, runs_folder
+from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.reports.rundir import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
 from healthcheck.reports.samplelines import RecordedSamples, read_samples
 
 
@@ -92,7 +92,7 @@ def find_run(named: str | None = None) -> Run:
 
     Raises ``UsageError`` that says where it looked and suggests a name.
     """
-    folder = runs_folder()
+    folder = reading_folder()
     if named is None or named == LATEST:
         name = latest_name(folder)
         if name is None:
@@ -126,9 +126,31 @@ def find_run(named: str | None = None) -> Run:
     raise UsageError(f'no run "{named}" in {folder}; {hint}')
 
 
+def reading_folder() -> Path:
+    """Where the runs of this project are: ``HEALTHCHECK_RUNS``, else the setting ``runs`` of the file found here.
+
+    A broken rule file must not keep anybody from reading runs: then the default holds.
+    """
+    if os.environ.get(RUNS_VARIABLE):
+        return runs_folder()
+    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.loader import load_file
+
+    try:
+        found = discover()
+    except HealthCheckError:
+        return runs_folder()
+    settings: dict[str, Any] = dict(found.settings)
+    if found.path is not None and found.path.suffix in (".yaml", ".yml"):
+        data = load_file(found.path).data
+        written = data.get("settings") if isinstance(data, dict) else None
+        settings.update(written if isinstance(written, dict) else {})
+    return runs_folder({"runs": settings.get("runs")})
+
+
 def all_runs(folder: Path | None = None) -> list[Run]:
     """Every run of a folder (default: where records go), oldest first."""
-    return [_load(path) for path in list_runs(folder if folder is not None else runs_folder())]
+    return [_load(path) for path in list_runs(folder if folder is not None else reading_folder())]
 
 
 def _load(folder: Path) -> Run:

@@ -131,7 +131,7 @@ def load_all(
         problems += lint.warnings(ruleset, merged)
         if not merged.rules and documents:
             problems.append(documents[-1].problem((), "no-rules", "there are no rules in it", severity="warning"))
-    problems = ordered(problems)
+    problems = ordered(problems, (document.path for document in documents))
     ruleset.warnings = [p for p in problems if p.severity != "error"]
     return Loaded(ruleset, problems, merged, documents)
 

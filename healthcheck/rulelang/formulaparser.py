@@ -187,7 +187,7 @@ class Parser:
 
     def _lookup(self, name: str, column: int, opening: int) -> Node:
         kind, metric, where = self._next("a metric")
-        if kind != "name" or self._peek() == "(":
+        if kind != "name" or self._peek() not in (",", ")"):
             raise FormulaError(
                 f"{name}() looks up a plain metric, not a formula; give the formula a name of its own", where
             )

@@ -11,10 +11,10 @@ SHOWN = 20
 """Problems that the text form prints in full; the rest is counted."""
 
 
-def ordered(problems: Iterable[Problem]) -> list[Problem]:
-    """By file (in order of appearance), line and column."""
+def ordered(problems: Iterable[Problem], paths: Iterable[str] = ()) -> list[Problem]:
+    """By file (those in ``paths`` first, then in order of appearance), line and column."""
     listed = list(problems)
-    files = {path: i for i, path in enumerate(dict.fromkeys(p.path for p in listed))}
+    files = {path: i for i, path in enumerate(dict.fromkeys([*paths, *(p.path for p in listed)]))}
     return sorted(listed, key=lambda p: (files[p.path], p.line, p.column))
 
 

@@ -113,6 +113,8 @@ def _render(name: str, spec: str, value: Any) -> str:
     try:
         if spec[-1] == "d":
             return format(round(value), spec)
+        if isinstance(value, int) and "." not in spec and not spec[-1].isalpha() and spec[-1] != "%":
+            return format(value, spec)
         return format(float(value), spec)
     except (ValueError, OverflowError, TypeError):
         return number(value)

@@ -115,7 +115,9 @@ class _Reader:
             newer = isinstance(version, int) and version > FORMAT_VERSION
             text = "this file needs a newer healthcheck" if newer else f"`{FORMAT_KEY}` must be {FORMAT_VERSION}"
             self.bad((FORMAT_KEY,), text, slug="version")
-        made.rules = tuple(self.rules(data))
+        before = len(self.problems)
+        rules = tuple(self.rules(data))
+        made.rules = rules if len(self.problems) == before else ()  # half of the rules would only raise more errors
         step_time = self.duration((), data, "step_time", DEFAULT_STEP_TIME)
         profile = str(self.value((), data, "profile", str, "a profile name", ""))
         warmup = self.whole((), data, "warmup", None)

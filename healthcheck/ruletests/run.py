@@ -15,7 +15,7 @@ from healthcheck.rulelang.rule import Rule, RuleSet, Span
 from healthcheck.ruletests.check import problems_with
 from healthcheck.ruletests.compare import Difference, compare
 from healthcheck.ruletests.loading import load_tests
-from healthcheck.ruletests.model import RuleTest, RuleTestFile
+from healthcheck.ruletests.model import RuleTest
 from healthcheck.ruletests.play import Played, play
 from healthcheck.ruletests.report import failure_text
 from healthcheck.ruletests.timeline import RecordError

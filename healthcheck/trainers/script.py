@@ -23,6 +23,7 @@ from healthcheck.trainers.signals import TerminationReport
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch, caused_by_stop
 from healthcheck.trainers.tracebacks import show
+from healthcheck.watchdog import Watchdog, watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -45,6 +46,7 @@ class ScriptTrainer:
         self._imports = AfterImport(session._internal)
         self._hooks = TorchHooks(self._steps, self._patches, self._imports)
         self._children = Children(self._patches, self._imports)
+        self._watchdog: Watchdog | None = None
         session.bind(self._controls)
 
     def run(self, target: str, argv: list[str], as_module: bool = False, *, restore: bool = True) -> int:
@@ -73,9 +75,12 @@ class ScriptTrainer:
         self._patches.replace(threading, "excepthook", _quiet_stop)
         self._hooks.install()
         self._children.install()
+        self._watchdog = watch_if_needed(self.session)
         LoggedMetrics(self._steps.phases.logged, self.session, self._patches, self._imports).install()
 
     def _detach(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
         self._imports.remove()
         self._patches.restore()
         current.leave(self.session)

@@ -25,6 +25,9 @@ class TorchHooks:
     def __init__(self, steps: TrainingSteps, patches: Patches, imports: AfterImport) -> None:
         self.steps = steps
         self.patches = patches
+        self.traced = Patches()
+        """Those that a compiled region may call."""
+        patches.on_restore(self.traced.restore)
         self.imports = imports
         self.torch_seen = False
         self._pid = os.getpid()
@@ -41,16 +44,23 @@ class TorchHooks:
     def _torch_is_there(self, torch: ModuleType) -> None:
         self.torch_seen = True
         patches = self.patches
-        patches.replace(torch.autograd, "backward", self._backward)
+        self.traced.replace(torch.autograd, "backward", self._backward)
+        self.traced.replace(torch.amp.GradScaler, "scale", self._scale)
+        self.traced.replace(torch.amp.GradScaler, "step", self._scaler_step)
         patches.replace(torch, "save", self._save)
         patches.replace(torch.nn.Module, "eval", self._eval)
-        patches.replace(torch.amp.GradScaler, "scale", self._scale)
-        patches.replace(torch.amp.GradScaler, "step", self._scaler_step)
         self.patch_clipping(torch)
         self._register_step_hooks(torch)
-        # Compiled regions trace ordinary hooks away. Torch imports its compiler when the first optimizer
-        # is made, if not before; from then on the hooks are marked as not to be traced.
-        self.imports.when("torch._dynamo", lambda dynamo: self._register_step_hooks(torch, dynamo.disable))
+        self.imports.when("torch._dynamo", lambda dynamo: self._keep_from_compiler(torch, dynamo.disable))
+        self.imports.when("transformers.modeling_utils", lambda m: patches.replace(m.PreTrainedModel, "eval", self._eval))
+
+    def _keep_from_compiler(self, torch: ModuleType, untraced: Callable[..., Any]) -> None:
+        """Compiled regions trace ordinary hooks away and wrappers through; mark ours as not to be traced.
+
+        Torch imports its compiler when the first optimizer is made, if not before.
+        """
+        self._register_step_hooks(torch, untraced)
+        self.traced.wrap_again(untraced)
 
     def patch_clipping(self, torch: ModuleType) -> None:
         """The inner functions, which also those reach who imported the outer ones long ago."""
@@ -59,13 +69,13 @@ class TorchHooks:
             (clip, "_get_total_norm", "_clip_grads_with_norm_"),
             (torch.nn.utils, "get_total_norm", "clip_grads_with_norm_"),
         ):
-            self.patches.replace(owner, total, self._total_norm)
-            self.patches.replace(owner, scale, self._clip_with_norm)
+            self.traced.replace(owner, total, self._total_norm)
+            self.traced.replace(owner, scale, self._clip_with_norm)
         if not hasattr(clip, "_clip_grads_with_norm_"):  # torch before 2.6
             for owner in (clip, torch.nn.utils):
-                self.patches.replace(owner, "clip_grad_norm_", self._clip_norm)
+                self.traced.replace(owner, "clip_grad_norm_", self._clip_norm)
         for owner in (clip, torch.nn.utils):
-            self.patches.replace(owner, "clip_grad_value_", self._clip_value)
+            self.traced.replace(owner, "clip_grad_value_", self._clip_value)
 
     def _register_step_hooks(self, torch: ModuleType, untraced: Callable[..., Any] | None = None) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -73,6 +83,16 @@ class TorchHooks:
         self._remove_handles()
         before, after = (self._pre, self._post) if untraced is None else (untraced(self._pre), untraced(self._post))
         self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def watch_optimizer(self, optimizer: Any) -> None:
+        """Listen to one optimizer only. Torch has imported its compiler when it made the optimizer."""
+        from torch.compiler import disable
+
+        for handle in (
+            optimizer.register_step_pre_hook(disable(self._pre)),
+            optimizer.register_step_post_hook(disable(self._post)),
+        ):
+            self.patches.on_restore(handle.remove)
 
     def _remove_handles(self) -> None:
         while self._handles:

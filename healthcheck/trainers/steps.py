@@ -6,6 +6,7 @@ The script trainer and the loop trainer both feed this; it patches nothing itsel
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class TrainingSteps:
         self._living = 1
         self._inside_backward: weakref.ref[Any] | None = None
         self._batch: Any = None
+        self._saved: tuple[int, str] | None = None
         self._clear_update()
 
     def _clear_update(self) -> None:
@@ -282,8 +284,11 @@ class TrainingSteps:
             session.controls.request_stop(reason, rule="", step=self._begun, mode="graceful", exit_code=0)
 
     def checkpoint_saved(self, path: str) -> None:
-        if self.started and self.session.wants(EventKind.CHECKPOINT_SAVED):
-            step = max(self.last_attempt, self._first_step)
+        """A file was written. The files of one step in one folder are one checkpoint."""
+        step = max(self.last_attempt, self._first_step)
+        place = (step, os.path.dirname(os.path.abspath(path)))
+        if self.started and place != self._saved and self.session.wants(EventKind.CHECKPOINT_SAVED):
+            self._saved = place
             self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 
     def finish(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from types import TracebackType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 def trimmed(error: BaseException) -> BaseException:
@@ -35,9 +36,12 @@ def show(error: BaseException) -> None:
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    kept = []
+    kept: list[TracebackType] = []
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(_OURS):
+        if tb.tb_frame.f_code.co_filename.startswith(_OURS):
+            while kept and kept[-1].tb_frame.f_code.co_filename.endswith(_COMPILER):
+                kept.pop()  # the frame that keeps the compiler out of ours
+        else:
             kept.append(tb)
         tb = tb.tb_next
     for here, following in zip(kept, [*kept[1:], None], strict=False):

@@ -170,22 +170,19 @@ class RatioFloor:
     means nothing, and the score stands.
     """
 
-    __slots__ = ("_breaches", "_inner", "_log_ratio")
+    __slots__ = ("_breaches", "_inner", "_log_ratio", "normal")
 
     def __init__(self, inner: RobustZ, breaches: Bound, min_ratio: float) -> None:
         self._inner = inner
         self._breaches = breaches
         self._log_ratio = log(min_ratio)
-
-    @property
-    def normal(self) -> float | None:
-        return self._inner.normal
+        self.normal: float | None = None
 
     def update(self, value: float, step: int) -> float | None:
         score = self._inner.update(value, step)
+        normal = self.normal = self._inner.normal
         if score is None or not self._breaches(score):
             return score
-        normal = self._inner.normal
         if normal is None or normal <= 0.0 or value <= 0.0:
             return score
         share = abs(log(value / normal)) / self._log_ratio

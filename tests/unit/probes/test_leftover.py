@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driver import Loop, View, Watched
+from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
@@ -87,3 +87,11 @@ def test_gradients_that_are_all_zero_prove_nothing() -> None:
     loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.1), zero=False)
     loop.run(3, lambda: model(torch.randn(8, 4)).mean() * 0)
     assert watched.samples == []
+
+
+def test_looking_now_and_then_judges_at_the_steps_that_are_due() -> None:
+    model = small()
+    watched = Watched([LeftoverProbe()], Everything(every=5))
+    loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01), zero=False)
+    loop.run(12, lambda: model(torch.randn(8, 4)).pow(2).mean())
+    assert watched.of("grads.leftover") == [(5, 1.0), (10, 1.0)]

@@ -126,3 +126,17 @@ def test_a_bad_loss_names_the_gradients_and_tells_whether_the_weights_are_safe()
     assert facts["first"] == "weight, 8 of 8 values"
     assert facts["tensors"] == "1 of 2 gradients not finite"
     assert facts["weights"].startswith("1 of 2 tensors not finite") or facts["weights"] == "finite"
+
+
+@pytest.mark.parametrize(("after", "ratio"), [(0.02, 1.0), (2.0, 100.0)], ids=["goes on", "starts anew"])
+def test_the_loss_after_a_resume_is_compared_with_the_one_before(after: float, ratio: float) -> None:
+    first, second = LossProbe(), LossProbe()
+    before = Watched([first])
+    for step in range(1, 61):
+        before.emit(EventKind.STEP_END, step, loss=0.02)
+    assert "loss.resumed" not in before.names()
+    second.load_state_dict(first.state_dict())
+    resumed = Watched([second])
+    for step in range(61, 121):
+        resumed.emit(EventKind.STEP_END, step, loss=after)
+    assert resumed.of("loss.resumed") == [(80, pytest.approx(ratio))]

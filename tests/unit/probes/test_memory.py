@@ -150,9 +150,22 @@ def test_steady_growth_has_an_end() -> None:
         [100 * MIB] * 200,
         [100 * MIB + (step % 7) * MIB for step in range(200)],
         [min(step, 40) * MIB for step in range(1, 301)],
+        [300 * MIB + step * 8192 for step in range(1, 301)],
     ],
-    ids=["flat", "varying lengths", "warm-up only"],
+    ids=["flat", "varying lengths", "warm-up only", "creeping caches"],
 )
 def test_what_does_not_grow_has_no_end(levels: list[int]) -> None:
     watched = forecast(levels, capacity=1000 * MIB)
     assert watched.last("memory.time_left") == NO_END
+
+
+@pytest.mark.skipif(host.open_files() is None, reason="the system does not list open files")
+def test_open_files_are_counted(tmp_path: Path) -> None:
+    watched = Watched([HostMemoryProbe()])
+    watched.emit(EventKind.STEP_END, 1)
+    kept = [(tmp_path / str(n)).open("w") for n in range(10)]
+    watched.emit(EventKind.STEP_END, 2)
+    for file in kept:
+        file.close()
+    before, after = watched.values("host.open_files")
+    assert after - before == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -135,27 +136,42 @@ def test_a_binary_file_is_refused_with_the_formats_that_exist(tmp_path: Path) ->
 def test_our_record_is_read_as_it_was_judged(read: Read) -> None:
     """Same values, times, phases and batches: a replay must see what the live run saw."""
     text = (
-        '{"step": 1, "t": 0.5, "p": "train", "m": {"loss": 2.0, "lr[group=1]": 0.001, "grad_norm[enc.weight]": "inf"}}\n'
-        '{"step": 2, "t": 1.0, "p": "train", "m": {"loss": "nan"}}\n'
-        '{"step": 2, "t": 1.0, "p": "eval", "m": {"eval.loss": 1.5}}\n'
-        '{"step": 2, "t": 1.25, "p": "train", "m": {"train_loss": 1.5}}\n'
+        '{"series":{"odd":["loss",[["dataset","a,b"]]]}}\n'
+        '{"step": 1, "t": 0.5, "p": "train", "m": {"loss": 2.0, "grad_norm[enc.weight]": "inf"}}\n'
+        '{"step": 2, "t": 1.0, "p": "train", "at": 3, "m": {"loss": "nan"}}\n'
+        '{"cont": true, "step": 2, "t": 1.0, "p": "eval", "at": 3, "m": {"odd": 1.5}}\n'
+        '{"gap": 2}\n'
+        '{"step": 4, "t": 1.25, "p": "train", "m": {"train_loss": 1}}\n'
     )
     run = read("samples.jsonl", text)
 
-    batches = [(s, t, [(x.metric, x.labels, repr(x.value), x.phase) for x in xs]) for s, t, xs in run.batches()]
+    batches = [(s, t, [(x.metric, x.labels, x.step, repr(x.value), x.phase) for x in xs]) for s, t, xs in run.batches()]
 
     assert batches == [
-        (
-            1,
-            0.5,
-            [
-                ("loss", (), "2.0", "train"),
-                ("lr", (("group", "1"),), "0.001", "train"),
-                ("grad_norm", (("parameter", "enc.weight"),), "inf", "train"),
-            ],
-        ),
-        (2, 1.0, [("loss", (), "nan", "train"), ("eval.loss", (), "1.5", "eval")]),
-        (2, 1.25, [("train_loss", (), "1.5", "train")]),
+        (1, 0.5, [("loss", (), 1, "2.0", "train"), ("grad_norm", (("parameter", "enc.weight"),), 1, "inf", "train")]),
+        (3, 1.0, [("loss", (), 2, "nan", "train"), ("loss", (("dataset", "a,b"),), 2, "1.5", "eval")]),
+        (4, 1.25, [("train_loss", (), 4, "1.0", "train")]),
+    ]
+    assert run.notes == ["2 evaluations are missing: they could not be written in time"]
+
+
+def test_our_record_reads_back_what_its_writer_wrote(tmp_path: Path) -> None:
+    from healthcheck.reports.samplelines import SampleEncoder
+
+    rows = [
+        ("loss", (), 7, "train", math.inf),
+        ("lr", (("group", "1"),), 7, "train", 0.5),
+        ("eval.loss", (("dataset", "a"),), 6, "eval", math.nan),
+        ("loss", (("odd", "a]b,c"),), 7, "train", 1.0),
+    ]
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"".join(SampleEncoder().lines(8, 2.5, rows)))
+
+    [(step, seconds, samples)] = read_run(path).batches()
+
+    assert (step, seconds) == (8, 2.5)
+    assert [(s.metric, s.labels, s.step, s.phase, repr(s.value)) for s in samples] == [
+        (metric, labels, at, phase, repr(value)) for metric, labels, at, phase, value in rows
     ]
 
 

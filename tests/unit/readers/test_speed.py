@@ -29,9 +29,9 @@ def write_log(path: Path, count: int) -> Path:
 
 @pytest.mark.slow
 def test_reading_a_log_takes_at_most_three_times_its_json(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "log.jsonl", 100_000)
+    path = write_log(tmp_path / "log.jsonl", 40_000)
     ratios = []
-    for _ in range(5):
+    for _ in range(3):
         start = time.process_time()
         with path.open() as file:
             for line in file:
@@ -41,16 +41,18 @@ def test_reading_a_log_takes_at_most_three_times_its_json(tmp_path: Path) -> Non
         count = sum(len(samples) for _, _, samples in read_run(path).batches())
         ratios.append((time.process_time() - start) / parsed)
 
-    assert count == 500_000
+    assert count == 200_000
     assert min(ratios) <= 3.0
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "log.jsonl", 20_000)
-    tracemalloc.start()
-    for _ in read_run(path).batches():
-        pass
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peaks = []
+    for count in (2_000, 8_000):
+        path = write_log(tmp_path / f"{count}.jsonl", count)
+        tracemalloc.start()
+        for _ in read_run(path).batches():
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
 
-    assert peak < 2_000_000 < path.stat().st_size
+    assert peaks[1] < 1.2 * peaks[0]

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,12 @@ def sessions() -> ModuleType:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where records of this test go."""
-    for name in [n for n in os.environ if n.startswith("HEALTHCHECK")] + ["RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR"]:
+    for name in [n for n in os.environ if n.startswith("HEALTHCHECK")] + [
+        "RANK",
+        "WORLD_SIZE",
+        "NO_COLOR",
+        "FORCE_COLOR",
+    ]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
@@ -62,11 +67,17 @@ def watched(
 
 
 @pytest.fixture
-def process(runs: Path) -> Callable[..., subprocess.Popen[str]]:
+def process(runs: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """``process(series=..., pause=...)``: one session in a process of its own, just started."""
 
-    def start(**spec: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, str(HERE / "sessions.py"), json.dumps(spec)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started: list[subprocess.Popen[bytes]] = []
 
-    return start
+    def start(**spec: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(HERE / "sessions.py"), json.dumps(spec)]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()

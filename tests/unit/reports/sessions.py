@@ -21,7 +21,7 @@ from healthcheck.session import Session
 class NumbersOnly:
     """Controls of a loop that has no model: it can stop and skip."""
 
-    class device:  # noqa: N801
+    class device:
         kind = "cpu"
 
         @staticmethod
@@ -34,7 +34,9 @@ class NumbersOnly:
         def release_cached() -> None:
             return None
 
-    capabilities = Capabilities("loop", frozenset(EventKind), frozenset({"stop", "skip_update"}), {"memory.fraction": "no GPU"})
+    capabilities = Capabilities(
+        "loop", frozenset(EventKind), frozenset({"stop", "skip_update"}), {"memory.fraction": "no GPU"}
+    )
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str, exit_code: int) -> None:
         return None
@@ -88,7 +90,9 @@ def play(session: Session, series: Mapping[str, Sequence[float | None]], *, paus
             time.sleep(pause)
 
 
-def run(series: Mapping[str, Sequence[Any]], *, rules: Any = None, pause: float = 0.0, **options: Any) -> dict[str, Any]:
+def run(
+    series: Mapping[str, Sequence[Any]], *, rules: Any = None, pause: float = 0.0, **options: Any
+) -> dict[str, Any]:
     """One whole session; returns its report."""
     columns = {name: [None if v is None else float(v) for v in column] for name, column in series.items()}
     session = open_session(target=options.pop("target", "train.py"), rules=rules or RULES, **options)

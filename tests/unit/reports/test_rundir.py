@@ -11,7 +11,15 @@ import pytest
 
 from healthcheck.reports import launch, rundir
 
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_ID",
+    "SLURM_NTASKS",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_PORT",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +38,13 @@ def make(target: str = "train.py") -> Path:
 
 @pytest.mark.parametrize(
     ("target", "end"),
-    [("train.py", "-train"), ("/a/b c/my train.py", "-train"), ("-m pkg.train", "-train"), ("x:y?.py", "-x-y"), ("", "-run")],
+    [
+        ("train.py", "-train"),
+        ("/a/b c/my train.py", "-train"),
+        ("-m pkg.train", "-train"),
+        ("x:y?.py", "-x-y"),
+        ("", "-run"),
+    ],
 )
 def test_a_name_says_when_and_what_and_suits_every_file_system(target: str, end: str) -> None:
     made = make(target)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthcheck.reports.samplelines import Row, SampleEncoder, parse_series, read_samples, thin
 from healthcheck.samples import series_name
 
 words = st.text(alphabet="abz.=,[]'_0", min_size=1, max_size=5)
-labels = st.lists(st.tuples(st.sampled_from(["parameter", "group", "rank"]), words), max_size=2, unique_by=lambda p: p[0])
+labels = st.lists(
+    st.tuples(st.sampled_from(["parameter", "group", "rank"]), words), max_size=2, unique_by=lambda p: p[0]
+)
 rows = st.lists(
     st.tuples(
         st.sampled_from(["loss", "grad_norm", "x.y"]),
@@ -35,6 +37,7 @@ def same(a: list[Row], b: list[Row]) -> bool:
     )
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), rows), max_size=5))
 def test_any_evaluations_come_back_in_the_same_order(evaluations: list[tuple[int, list[Row]]]) -> None:
     """Late values, two phases, repeated series, odd label values: a replay must see all of it."""
@@ -77,7 +80,9 @@ def test_thinning_halves_the_record_but_keeps_the_steps_around_alerts() -> None:
     encoder = SampleEncoder()
     odd = (("parameter", "a=b"),)
     lines = [
-        line for step in range(1, 1001) for line in encoder.lines(step, 0.0, [("loss", odd, step, "train", 1.0), ("lr", (), 1, "train", 1.0)])
+        line
+        for step in range(1, 1001)
+        for line in encoder.lines(step, 0.0, [("loss", odd, step, "train", 1.0), ("lr", (), 1, "train", 1.0)])
     ]
 
     smaller = thin(b"".join(lines), 1, around=[500], keep_steps=20)
@@ -93,7 +98,9 @@ def test_thinning_halves_the_record_but_keeps_the_steps_around_alerts() -> None:
 
 def test_a_second_thinning_replaces_the_marker() -> None:
     encoder = SampleEncoder()
-    content = b"".join(line for step in range(1, 101) for line in encoder.lines(step, 0.0, [("loss", (), step, "train", 1.0)]))
+    content = b"".join(
+        line for step in range(1, 101) for line in encoder.lines(step, 0.0, [("loss", (), step, "train", 1.0)])
+    )
     twice = thin(thin(content, 1, []), 2, [])
     assert twice.count(b'"thinned"') == 1
     assert len(read_samples(twice.splitlines()).batches) == 25

@@ -32,7 +32,9 @@ def test_what_the_script_wrote_before_comes_first() -> None:
 
 
 def test_a_code_page_without_our_letters_is_no_error() -> None:
-    result = python(WRITE + "out.write(['Gr\\u00f6\\u00dfe \\u2192 1'])", env={"PYTHONIOENCODING": "cp1252"}, capture_output=True)
+    result = python(
+        WRITE + "out.write(['Gr\\u00f6\\u00dfe \\u2192 1'])", env={"PYTHONIOENCODING": "cp1252"}, capture_output=True
+    )
     assert result.returncode == 0
     assert result.stderr == b"Gr\\xf6\\xdfe \\u2192 1\n"
 
@@ -75,7 +77,9 @@ def on_a_terminal(code: str, **env: str) -> bytes:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # bars hide in a window of size 0
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=terminal, stdout=subprocess.DEVNULL, env={**clean, "TERM": "xterm", **env})
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=terminal, stdout=subprocess.DEVNULL, env={**clean, "TERM": "xterm", **env}
+    )
     os.close(terminal)
     seen = b""
     while True:
@@ -99,7 +103,8 @@ def test_a_terminal_gets_colour_and_the_word_stays() -> None:
 def test_a_line_never_lands_in_the_middle_of_a_tqdm_bar() -> None:
     pytest.importorskip("tqdm")
     seen = on_a_terminal(
-        WRITE + "from tqdm import tqdm\nbar = tqdm(total=10, mininterval=0)\nbar.update(5)\nout.write(['ALERT'])\nbar.update(1)\nbar.close()"
+        WRITE
+        + "from tqdm import tqdm\nbar = tqdm(total=10, mininterval=0)\nbar.update(5)\nout.write(['ALERT'])\nbar.update(1)\nbar.close()"
     )
     before, _, after = seen.partition(b"ALERT\r\n")
     assert after, seen

@@ -65,7 +65,9 @@ def test_text_outside_ascii_is_spelled_out() -> None:
 
 
 def test_the_exit_code_stands_at_the_same_column() -> None:
-    assert text.with_exit("healthcheck: OK", 0).index("exit 0") == text.with_exit("healthcheck: FAILED", 1).index("exit 1")
+    assert text.with_exit("healthcheck: OK", 0).index("exit 0") == text.with_exit("healthcheck: FAILED", 1).index(
+        "exit 1"
+    )
 
 
 def test_a_long_closing_line_keeps_its_exit_code() -> None:

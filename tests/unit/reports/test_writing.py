@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.reports import writing
 from healthcheck.reports.samplelines import read_samples
-from healthcheck.reports.writing import BACKLOG, RecordWriter
+from healthcheck.reports.writing import RecordWriter
 
+BACKLOG = 100
 ROW = [("loss", (), 1, "train", 1.0)]
 
 
@@ -42,7 +44,8 @@ def test_without_samples_there_is_no_thread_and_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(tmp_path: Path) -> None:
+def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BACKLOG", BACKLOG)
     writer = RecordWriter(tmp_path, seconds=3600)
     for step in range(BACKLOG + 5):
         writer.samples(step, 0.0, ROW)

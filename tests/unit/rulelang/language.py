@@ -74,7 +74,7 @@ def registry() -> Registry:
 
 def condition(name: str, options: Any = True, **rule: Any) -> Condition:
     """One compiled condition."""
-    return registry().conditions[name].compile(options, rule)
+    return next(kind for kind in conditions.CONDITIONS if kind.name == name).compile(options, rule)
 
 
 def noisy(n: int, *, seed: int = 0, level: float = 2.0, noise: float = 0.05) -> list[float]:

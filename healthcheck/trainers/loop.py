@@ -1,0 +1,318 @@
+"""Your own loop, in a script or a notebook: ``with healthcheck.watch(model, optimizer) as health:``.
+
+Three lines in the loop are enough::
+
+    with healthcheck.watch(model, optimizer, rules="team.yaml") as health:
+        for batch in data:
+            ...
+            optimizer.step()
+            health.step(loss=loss)
+            if health.should_stop:
+                break
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import StopTraining, UsageError
+from healthcheck.outcome import Ending, exit_code
+from healthcheck.trainers import current
+from healthcheck.trainers.controls import TorchControls, capabilities_of
+from healthcheck.trainers.loopsteps import LoopSteps, PatientStop
+from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.steps import guarded
+from healthcheck.trainers.stopping import caused_by_stop
+from healthcheck.watchdog import Watchdog, watch_if_needed
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+    from healthcheck.verdicts import Alert, Verdict
+
+_open: list[weakref.ref[Loop]] = []
+
+
+def watch(
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    rules: Any = None,
+    profile: str | None = None,
+    observe: bool | None = None,
+    fail_on: str | None = None,
+    max_steps: int | None = None,
+    off: Sequence[str] = (),
+    only: Sequence[str] = (),
+    set: Sequence[str] = (),
+    mute: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    reports: Mapping[str, str] | None = None,
+    name: str = "",
+    console: bool = True,
+    record: bool = True,
+) -> Loop:
+    """Watch a loop of your own. Use it in a ``with`` statement, or call ``close()`` at the end.
+
+    :param model: module, or a list of modules: gives parameters their names.
+    :param optimizer: torch optimizer, or a list: gradients are then judged before each update, and a
+        bad update can be kept from happening. Without it only what ``step`` is told is judged.
+    :param rules: path, pack name, dict of rules, YAML text, or a list of these; None finds the
+        nearest ``healthcheck.yaml``, else the recommended pack.
+    :param observe: judge and report, never act.
+    :param name: what reports call this run; the script's name by default.
+    :param console: False keeps stderr quiet. ``record=False`` writes no run folder.
+
+    A second ``watch`` of the same model or optimizer replaces the first. Under ``healthcheck run``
+    it joins the run that watches already. With ``HEALTHCHECK=off`` it does nothing.
+
+    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
+    """
+    modules, optimizers = _listed(model), [_unwrapped(o) for o in _listed(optimizer)]
+    if os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no"):
+        return Loop(None)
+    running = current.current()
+    for loop in [ref() for ref in _open]:
+        if loop is not None and loop.watches(modules, optimizers):
+            loop.close()
+            running = current.current()
+    if running is not None and not _is_loop(running):
+        if rules is not None:
+            running.note("watch() joined the run that healthcheck watches already; its own rules are not used")
+        return Loop(running, joined=True)
+    given = {"mode": "observe" if observe else "act"} if observe is not None else {}
+    given |= {k: v for k, v in (("fail_on", fail_on), ("max_steps", max_steps)) if v is not None}
+    import healthcheck  # the lazy package: trainers know nothing of the composition root
+
+    session = healthcheck.open_session(
+        target=name or os.path.basename(sys.argv[0] or "") or "notebook",
+        rules=rules,
+        profile=profile,
+        off=off,
+        only=only,
+        set=set,
+        mute=mute,
+        settings={**given, **(settings or {})},
+        plugins=plugins,
+        reports=reports,
+        argv=sys.argv,
+        console=console,
+        record=record,
+    )
+    return Loop(session, modules, optimizers)
+
+
+class Loop:
+    """A watched loop; made by :func:`watch`."""
+
+    def __init__(
+        self,
+        session: Session | None,
+        modules: Iterable[Any] = (),
+        optimizers: Iterable[Any] = (),
+        *,
+        joined: bool = False,
+    ) -> None:
+        self.session = session
+        self.joined = joined
+        self._told = False
+        self._steps: LoopSteps | None = None
+        self._patches = Patches()
+        self._watchdog: Watchdog | None = None
+        self._adapters: list[Any] = []
+        if session is not None and not joined:
+            self._begin(session, list(modules), list(optimizers))
+
+    def _begin(self, session: Session, modules: list[Any], optimizers: list[Any]) -> None:
+        view = FoundModel(modules)
+        self._stop = PatientStop()
+        gaps = {} if optimizers else dict.fromkeys(("before_update", "after_update", "backward_end", "skip_update"), _BLIND)
+        controls = TorchControls(session, view, self._stop, capabilities_of("loop", gaps))
+        session.bind(controls)
+        steps = self._steps = LoopSteps(session, view, controls, only=optimizers)
+        if session.watching:
+            hooks = TorchHooks(steps, self._patches, AfterImport(session._internal))
+            for optimizer in optimizers:
+                hooks.watch_optimizer(optimizer)
+            if optimizers:
+                hooks.patch_clipping(sys.modules["torch"])
+            self._watchdog = watch_if_needed(session)
+        current.enter(session)
+        _open.append(weakref.ref(self))
+        atexit.register(self.close)
+
+    # -- in the loop ------------------------------------------------------------------
+
+    def step(
+        self,
+        *,
+        loss: Any = None,
+        losses: Mapping[str, Any] | None = None,
+        tokens: int | None = None,
+        samples: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say that one update is over. Once per update, after ``optimizer.step()``.
+
+        :param loss: of the whole step, not divided by anything; scalar tensor or number. A device
+            tensor is taken without a wait.
+        :param tokens: tokens in the step; ``samples`` likewise.
+        :param metrics: values of your own, judged by rules under their names.
+
+        Raises ``StopTraining`` if a stop was asked for and the loop has gone on for another step.
+        """
+        if self.session is None or os.getpid() != self.session.pid:
+            return
+        if self._steps is None:
+            if metrics and self.joined:
+                self.session.log(metrics)
+            return
+        if self._told:
+            self._stop.insist()
+        if self.session.watching:
+            self._guard(loss=loss, losses=losses, tokens=tokens, samples=samples, metrics=metrics)
+        self._told = self._stop.pending
+
+    def _guard(self, **facts: Any) -> None:
+        assert self.session is not None and self._steps is not None
+        steps = self._steps
+        guarded(self.session, lambda: steps.loop_step(**facts))
+
+    @property
+    def should_stop(self) -> bool:
+        """True once a rule (or ``max_steps``) asked for the end of the loop. Break out of it then."""
+        return self.session is not None and self.session.stop_request is not None
+
+    def log(self, **metrics: Any) -> None:
+        """Feed metrics of your own to this loop's session."""
+        if self.session is not None:
+            self.session.log(metrics)
+
+    def muted(self, rule: str, *, reason: str) -> AbstractContextManager[None]:
+        """Inside this block a rule (or glob) is judged and recorded, but nothing is done about it."""
+        return nullcontext() if self.session is None else self.session.muted(rule, reason=reason)
+
+    def on(self, event: str, function: Callable[..., Any]) -> Callable[[], None]:
+        """Call a function at every such event; returns its remover."""
+        return (lambda: None) if self.session is None else self.session.on(event, function)
+
+    def attach(self, target: Any) -> Any:
+        """Attach to the trainer of a framework (an ``Accelerator``, ...). Returns its adapter.
+
+        Raises ``UsageError`` for an object that no loaded plugin knows.
+        """
+        if self.session is None:
+            return None
+        for attach in self.session.host.registry.trainers.values():
+            adapter = attach(self.session, target)
+            if adapter is not None:
+                self._adapters.append(adapter)
+                return adapter
+        known = ", ".join(self.session.host.registry.trainers) or "none"
+        raise UsageError(f"nothing here can attach to a {type(target).__name__}; trainers that are known: {known}")
+
+    # -- results ----------------------------------------------------------------------
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Alerts so far, oldest first."""
+        return [] if self.session is None else list(self.session.alerts)
+
+    def history(self, series: str, n: int = 200) -> list[tuple[int, float]]:
+        """The last ``n`` values of a series as ``(step, value)``: ``history("loss")``."""
+        return [] if self.session is None else self.session.history(series, n)
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        """Content of ``report.json``, once the loop is closed."""
+        return None if self.session is None else self.session.report
+
+    @property
+    def exit_code(self) -> int:
+        """What ``healthcheck run`` would exit with, as things stand; for ``sys.exit`` at your script's end."""
+        if self.session is None:
+            return 0
+        if self.session.report is not None:
+            return int(self.session.report["exit_code"])
+        return exit_code(self.session, Ending(), self._verdicts())[0]
+
+    def _verdicts(self) -> list[Verdict]:
+        from healthcheck.engine.summary import verdicts
+
+        assert self.session is not None
+        return verdicts(self.session.engine, self.session.reason_without_data)
+
+    # -- end --------------------------------------------------------------------------
+
+    def watches(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        """Whether this loop is about one of these objects."""
+        if self._steps is None:
+            return False
+        mine = {id(root) for root in self._steps.view.roots()} | {id(o) for o in self._steps.only or ()}
+        return any(id(thing) in mine for thing in (*modules, *optimizers))
+
+    def close(self, ending: Ending | None = None) -> None:
+        """Detach everything and write the report. Safe to call twice."""
+        if self.session is None or self._steps is None or self.session.report is not None:
+            return
+        atexit.unregister(self.close)
+        self._steps.finish()
+        self._patches.restore()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        for adapter in self._adapters:
+            guarded(self.session, adapter.close)
+        current.leave(self.session)
+        _open[:] = [ref for ref in _open if ref() not in (None, self)]
+        self.session.finish(ending or Ending())
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or caused_by_stop(error):
+            self.close()
+        elif isinstance(error, KeyboardInterrupt):
+            self.close(Ending(interrupted=True))
+        elif isinstance(error, SystemExit):
+            self.close(Ending(script_exit_code=error.code if isinstance(error.code, int) else int(error.code is not None)))
+        else:
+            self.close(Ending(exception=error))
+        # The end that the user asked for by max_steps is no error.
+        return isinstance(error, StopTraining) and not error.rule
+
+
+_BLIND = "watch() was given no optimizer"
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The torch optimizer inside a framework's wrapper."""
+    for _ in range(4):
+        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
+        if inner is None or not hasattr(inner, "param_groups"):
+            break
+        optimizer = inner
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise UsageError(f"watch() takes a torch optimizer, not a {type(optimizer).__name__}")
+    return optimizer
+
+
+def _is_loop(session: Session) -> bool:
+    return any(loop is not None and loop.session is session for loop in (ref() for ref in _open))

@@ -1,0 +1,348 @@
+"""What each condition finds, and what it must not be fooled by."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language import condition, noisy, registry, scores
+
+from healthcheck.rulelang.conditions import CONDITIONS
+from healthcheck.rulelang.conditions.base import OptionError
+
+EXAMPLES = {
+    "above": 5,
+    "below": 5,
+    "at_least": 5,
+    "at_most": 5,
+    "equals": 5,
+    "outside": [1, 5],
+    "nonfinite": {"count": 2, "window": 5},
+    "zscore": {"above": 5, "window": 20},
+    "robust_z": {"above": 5, "window": 20, "log": True, "min_ratio": 1.2},
+    "ratio": {"above": 2, "window": 20},
+    "mean": {"above": 5, "window": 20},
+    "min": {"above": 5, "window": 20},
+    "max": {"above": 5, "window": 20},
+    "percentile": {"above": 5, "p": 90, "window": 20},
+    "delta": {"above": 1, "over": 5},
+    "increase": {"above": 1, "window": 20},
+    "slope": {"above": 0, "over": 20},
+    "drift": {"above": 10, "window": 20},
+    "no_improvement": {"over": 10, "min_rel": 0.01, "smooth": 3},
+    "unchanged": {"over": 3},
+    "stale": {"after": "300s", "times": 3},
+    "missing": 100,
+    "outlier": {"above": 1.3, "across": "rank"},
+}
+VARIANTS = [
+    *EXAMPLES.items(),
+    ("nonfinite", True),
+    ("robust_z", {"above": 5, "window": 20}),
+    *(("ratio", {"above": 2, "window": 20, "to": to}) for to in ("mean", "ewma", "best", "first")),
+    ("ratio", {"below": 0.5, "to": "best"}),
+    ("slope", {"above": 0, "over": 40, "confidence": 0.9}),
+    ("slope", {"above": 0, "over": 20, "per": "step", "relative": True}),
+    ("no_improvement", {"over": 10}),
+]
+
+
+def test_every_built_in_condition_has_an_example_here() -> None:
+    """`all` and `any` have no memory of their own: the engine keeps their parts'."""
+    assert {kind.name for kind in CONDITIONS} == {*EXAMPLES, "all", "any"}
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("policy", [{}, {"outliers": "exclude"}, {"outliers": "clip", "reseed": 4}], ids=str)
+def test_saved_state_goes_on_as_if_nothing_had_happened(name, options, policy) -> None:
+    """Resume at any step must give the scores of an unbroken run, through JSON and bit for bit."""
+    draw = random.Random(3)
+    values = [2 + draw.gauss(0, 0.1) + (5 if i % 37 == 36 else 0) + (3 if i > 90 else 0) for i in range(150)]
+    values[40:44] = [2.0] * 4
+    compiled = condition(name, options, **policy)
+    unbroken = compiled.start()
+    expected = [unbroken.update(v, i + 1) for i, v in enumerate(values)]
+
+    for cut in (0, 1, 5, 21, 40, 97):
+        first = compiled.start()
+        for i, v in enumerate(values[:cut]):
+            first.update(v, i + 1)
+        second = compiled.start()
+        second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
+        resumed = [second.update(v, cut + i + 1) for i, v in enumerate(values[cut:])]
+        assert resumed == expected[cut:], f"differs when cut at {cut}"
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "")
+@given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=60))
+@settings(max_examples=20, deadline=None)
+def test_no_finite_series_makes_a_condition_raise(name, options, values) -> None:
+    scorer = condition(name, options).start()
+    for i, value in enumerate(values):
+        score = scorer.update(value, i + 1)
+        assert score is None or isinstance(score, float)
+    json.dumps(scorer.state(), allow_nan=False)
+
+
+# --------------------------------------------------------------------------- spikes
+
+
+@pytest.mark.parametrize("name", ["robust_z", "zscore"])
+def test_a_sample_is_scored_against_the_window_before_it(name) -> None:
+    values = [*noisy(300), 20.0]
+    compiled = condition(name, {"above": 8, "window": 200})
+    found = scores(compiled, values)
+    assert compiled.breaches(found[-1])
+    assert not any(s is not None and compiled.breaches(s) for s in found[:-1])
+
+
+def test_a_nan_does_not_blind_the_spike_rule() -> None:
+    """One NaN at step 150 must not hide a 10x spike at step 200 (the usual code misses it)."""
+    values = noisy(200)
+    values[149] = math.nan
+    values[199] = 20.0
+    for name in ("robust_z", "zscore", "ratio"):
+        compiled = condition(name, {"above": 3 if name == "ratio" else 8, "window": 100})
+        assert compiled.breaches(scores(compiled, values)[199]), name
+
+
+def test_a_smaller_spike_after_a_larger_one_is_found() -> None:
+    values = noisy(400)
+    values[300], values[320] = 20.0, 6.0
+    for name in ("robust_z", "zscore"):
+        compiled = condition(name, {"above": 8, "window": 200})
+        assert compiled.breaches(scores(compiled, values)[320]), name
+
+
+def test_a_burst_does_not_mask_itself() -> None:
+    values = [*noisy(300), *[9.0] * 5]
+    for name in ("robust_z", "zscore"):
+        compiled = condition(name, {"above": 6, "window": 200})
+        assert all(compiled.breaches(s) for s in scores(compiled, values)[-5:]), name
+
+
+def test_a_new_level_is_accepted_in_time_by_clip_but_not_by_exclude() -> None:
+    values = [*noisy(300), *noisy(400, seed=1, level=3.0)]
+    alarms = {}
+    for policy in ("clip", "exclude"):
+        compiled = condition("zscore", {"above": 6, "window": 200}, outliers=policy)
+        alarms[policy] = sum(s is not None and compiled.breaches(s) for s in scores(compiled, values))
+    assert alarms["exclude"] == 400
+    assert 0 < alarms["clip"] < 100
+
+
+def test_reseed_accepts_the_new_level_after_n_breaches_in_a_row() -> None:
+    values = [*noisy(300), *noisy(200, seed=1, level=3.0)]
+    compiled = condition("zscore", {"above": 6, "window": 200}, outliers="exclude", reseed=30)
+    breached = [s is not None and compiled.breaches(s) for s in scores(compiled, values)]
+    assert sum(breached) == 30
+    assert not any(breached[335:])
+
+
+def test_a_constant_series_divides_by_a_tenth_of_a_percent() -> None:
+    compiled = condition("robust_z", {"above": 8, "window": 200})
+    found = scores(compiled, [2.0] * 100 + [2.001, 2.1])
+    assert found[-2] == pytest.approx(0.5, rel=0.1)
+    assert compiled.breaches(found[-1])
+
+
+def test_a_window_of_zeros_knows_no_scale_and_anything_else_is_infinitely_far() -> None:
+    for name in ("robust_z", "zscore"):
+        found = scores(condition(name, {"above": 8, "window": 50}), [0.0] * 30 + [1.0])
+        assert found[-2] == 0.0
+        assert found[-1] == math.inf
+
+
+def test_mostly_equal_values_fall_back_to_the_mean_deviation() -> None:
+    """More than half zeros make the MAD zero; a value seen before is then no spike."""
+    values = ([0.0, 0.0, 1.0] * 40)[:100]
+    compiled = condition("robust_z", {"above": 8, "window": 100})
+    assert not any(s is not None and compiled.breaches(s) for s in scores(compiled, values)[20:])
+
+
+def test_on_logarithms_factors_count_and_not_distances() -> None:
+    """Noise that multiplies (a loss of small batches) is skewed: plain z-scores alarm on its tail."""
+    draw = random.Random(1)
+    values = [math.exp(draw.gauss(0, 0.5)) for _ in range(2000)]
+    log = condition("robust_z", {"above": 5, "window": 128, "log": True})
+    plain = condition("robust_z", {"above": 5, "window": 128})
+    false = {c: sum(s is not None and c.breaches(s) for s in scores(c, values)) for c in (log, plain)}
+    assert false[plain] >= 5
+    assert false[log] == 0
+    assert log.breaches(scores(log, [*values, 40.0])[-1])
+
+
+def test_the_ratio_floor_keeps_a_quiet_window_from_crying_wolf() -> None:
+    values = [*noisy(200, noise=0.0005), 2.2, 3.0]
+    without = condition("robust_z", {"above": 8, "window": 200})
+    with_floor = condition("robust_z", {"above": 8, "window": 200, "min_ratio": 1.25})
+    assert without.breaches(scores(without, values)[-2])
+    found = scores(with_floor, values)
+    assert not with_floor.breaches(found[-2])
+    assert 0 < found[-2] < 8, "the closest approach says how near it came"
+    assert with_floor.breaches(found[-1])
+
+
+def test_the_logarithm_and_the_ratio_floor_stand_aside_when_something_is_not_positive() -> None:
+    values = [*noisy(100, level=0.0, noise=0.5), 30.0]
+    compiled = condition("robust_z", {"above": 8, "window": 64, "log": True, "min_ratio": 1.25})
+    assert compiled.breaches(scores(compiled, values)[-1])
+
+
+@pytest.mark.parametrize("name", ["robust_z", "zscore"])
+def test_few_samples_do_not_make_a_rule_cry_wolf(name) -> None:
+    """Thresholds are wider while the window is short: pure noise, judged from the 8th sample on."""
+    alarms = 0
+    for seed in range(400):
+        compiled = condition(name, {"outside": [-8, 8], "window": 200})
+        found = scores(compiled, noisy(32, seed=seed))
+        assert found[7] is None
+        assert found[8] is not None
+        alarms += any(s is not None and compiled.breaches(s) for s in found)
+    assert alarms <= 4
+
+
+def test_a_clear_spike_is_still_found_with_few_samples() -> None:
+    compiled = condition("robust_z", {"above": 8, "window": 200})
+    hits = sum(compiled.breaches(scores(compiled, [*noisy(12, seed=s), 10.0])[-1]) for s in range(50))
+    assert hits >= 45
+
+
+# --------------------------------------------------------------------------- the others
+
+
+def test_ratio_is_not_judged_while_the_baseline_is_not_positive() -> None:
+    assert scores(condition("ratio", {"above": 2, "window": 20}), [-1.0] * 30 + [5.0])[-1] is None
+
+
+def test_ratio_to_best_takes_the_largest_for_below_and_the_smallest_for_above() -> None:
+    assert scores(condition("ratio", {"below": 0.75, "to": "best"}), [1, 4, 2])[-1] == 0.5
+    assert scores(condition("ratio", {"above": 1.5, "to": "best"}), [4, 1, 2])[-1] == 2.0
+
+
+def test_increase_tolerates_a_reset() -> None:
+    values = [0, 1, 2, 3, 0, 1]
+    assert scores(condition("increase", {"above": 0, "window": 10}), [float(v) for v in values])[-1] == 4.0
+
+
+def test_increase_of_a_counter_leaves_the_window() -> None:
+    values = [0.0, 1.0] + [1.0] * 10
+    found = scores(condition("increase", {"above": 0, "window": 5}), values)
+    assert found[1] == 1.0
+    assert found[-1] == 0.0
+
+
+def test_slope_of_a_line_is_exact_over_samples_and_over_steps() -> None:
+    line = [3.0 + 0.5 * i for i in range(50)]
+    assert scores(condition("slope", {"above": 0, "over": 20}), line)[-1] == pytest.approx(0.5)
+    scorer = condition("slope", {"above": 0, "over": 20, "per": "step"}).start()
+    found = [scorer.update(v, 50 * (i + 1)) for i, v in enumerate(line)]
+    assert found[-1] == pytest.approx(0.01)
+
+
+def test_slope_stays_exact_far_from_zero() -> None:
+    """Running sums must not cancel: steps of a million, a level of a billion."""
+    scorer = condition("slope", {"above": 0, "over": 50, "per": "step"}).start()
+    found = [scorer.update(1e9 + 0.25 * i, 1_000_000 + i) for i in range(5000)]
+    assert found[-1] == pytest.approx(0.25, rel=1e-6)
+
+
+def test_a_sure_slope_does_not_call_noise_a_trend() -> None:
+    false = 0
+    for seed in range(60):
+        compiled = condition("slope", {"above": 0, "over": 200, "confidence": 0.99})
+        false += compiled.breaches(scores(compiled, noisy(200, seed=seed))[-1])
+    assert false <= 3
+
+
+def test_a_sure_slope_finds_a_rise_that_is_hidden_in_noise() -> None:
+    draw = random.Random(5)
+    compiled = condition("slope", {"above": 0, "over": 200, "confidence": 0.95})
+    rise = [2 + 0.002 * i + draw.gauss(0, 0.1) for i in range(200)]
+    assert compiled.breaches(scores(compiled, rise)[-1])
+
+
+def test_drift_finds_a_slow_divergence_within_its_bound_and_not_a_single_spike() -> None:
+    """O2: a 200-step ramp to three times the level is found in at most 25 steps."""
+    compiled = condition("drift", {"above": 25, "window": 100})
+    calm = noisy(400)
+    spiked = [*calm[:300], 50.0, *calm[301:]]
+    assert not any(s is not None and compiled.breaches(s) for s in scores(compiled, spiked))
+    ramp = [*noisy(300), *(2 + 4 * i / 200 + random.Random(i).gauss(0, 0.05) for i in range(200))]
+    first = next(i for i, s in enumerate(scores(compiled, ramp)) if s is not None and compiled.breaches(s))
+    assert 300 < first <= 325
+
+
+def test_drift_clears_after_the_level_is_normal_again() -> None:
+    compiled = condition("drift", {"above": 25, "window": 50})
+    found = scores(compiled, [*noisy(200), *[3.0] * 30, *noisy(300, seed=2)])
+    assert compiled.breaches(found[225])
+    assert not compiled.breaches(found[-1])
+
+
+def test_no_improvement_counts_samples_since_the_best() -> None:
+    found = scores(condition("no_improvement", {"over": 3, "min_rel": 0.1}), [10, 9.5, 8, 8, 8, 7.9])
+    assert found == [None, 1.0, 0.0, 1.0, 2.0, 3.0]
+
+
+def test_unchanged_means_bit_equal() -> None:
+    assert scores(condition("unchanged", {"over": 2}), [1.0, 1.0, 1.0 + 1e-15, 1.0]) == [None, 1.0, 0.0, 0.0]
+
+
+def test_nonfinite_counts_in_a_window() -> None:
+    compiled = condition("nonfinite", {"count": 2, "window": 3})
+    found = scores(compiled, [math.nan, 1.0, math.inf, 1.0, 1.0, 1.0])
+    assert [compiled.breaches(s) for s in found] == [False, False, True, False, False, False]
+
+
+def test_stale_has_its_own_budget_for_the_start() -> None:
+    short, long = condition("stale", "300s"), condition("stale", {"after": "300s", "first": "2h"})
+    assert (short.absence, short.after, short.first) == ("seconds", 300.0, 1200.0)
+    assert long.first == 7200.0
+    assert condition("stale", "2h").first == 7200.0, "never less than the budget itself"
+
+
+def test_stale_learns_what_is_usual_where_it_may() -> None:
+    compiled = condition("stale", {"after": "60s", "times": 5})
+    scorer = compiled.start()
+    assert compiled.breaches(scorer.update(61.0, 0))
+    scorer.arrived(100.0)
+    assert not compiled.breaches(scorer.update(499.0, 0))
+    assert compiled.breaches(scorer.update(501.0, 0))
+
+
+def test_parts_may_watch_other_metrics_and_bring_their_own_conditions() -> None:
+    from healthcheck.rulelang.compile import load_rules
+
+    rule = load_rules(
+        ["version: 1\nrules:\n  a: {metric: loss, when: {all: [{above: 5}, {metric: 'lr[group=*]', equals: 0}]}}"],
+        registry=registry(),
+    )["a"]
+    (first, one), (second, two) = rule.condition.parts
+    assert first is None
+    assert str(second) == "lr[group=*]"
+    assert (one.name, two.name) == ("above", "equals")
+    assert rule.condition.breaches(2.0)
+    assert not rule.condition.breaches(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rule"),
+    [
+        ("robust_z", {"window": 20}, {}),
+        ("robust_z", {"above": 8, "window": 20}, {"min_samples": 21}),
+        ("zscore", {"above": 8, "window": 20}, {"reseed": 21}),
+        ("drift", {"below": 8}, {}),
+        ("ratio", {"equals": 1, "to": "best"}, {}),
+        ("missing", "30s", {}),
+        ("stale", "soon", {}),
+        ("nonfinite", {"count": 3, "window": 2}, {}),
+    ],
+)
+def test_options_that_cannot_work_are_refused(name, options, rule) -> None:
+    with pytest.raises(OptionError):
+        condition(name, options, **rule)

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
-from healthcheck.protocols import Action, ActionContext, Controls
+from healthcheck.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.verdicts import ActionOutcome, Alert
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Capabilities, Device
 
 _STAGES = {"observe": 0, "mitigate": 1, "stop": 2}
+_PER_UPDATE = ("skip_update", "scale_lr")
+"""Actions that make ranks differ if only some of them take them."""
+_SAME_ON_ALL_RANKS = ("grad", "amp.", "lr")
 
 
 @dataclass(slots=True)
@@ -33,11 +36,18 @@ class StopRequest:
 
 
 class LatchingControls:
-    """The trainer's controls, with the stop latch of the session in front."""
+    """The trainer's controls, with the stop latch of the session in front.
+
+    With several ranks a rule's stop is only proposed here; :meth:`agreed` latches it once all
+    ranks have decided.
+    """
 
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
         self.stop: StopRequest | None = None
+        self.agreement: Agreement | None = None
+        self.order: Mapping[str, tuple[int, int]] = {}
+        """Rule id -> (severity, place in the file): which of several proposals is the cause."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -52,7 +62,17 @@ class LatchingControls:
             if rule and rule != self.stop.rule:
                 self.stop.also = [*(self.stop.also or []), rule]
             return
-        self.stop = StopRequest(rule, step, reason, mode, exit_code)
+        if rule and self.agreement is not None:
+            severity, place = self.order.get(rule, (0, 0))
+            request = {"rule": rule, "step": step, "reason": reason, "mode": mode, "exit_code": exit_code}
+            self.agreement.propose({**request, "severity": severity, "order": place})
+            return
+        self.agreed(StopRequest(rule, step, reason, mode, exit_code))
+
+    def agreed(self, request: StopRequest) -> None:
+        """Latch a stop and ask the trainer for it."""
+        self.stop = request
+        rule, step, reason, mode, exit_code = request.rule, request.step, request.reason, request.mode, request.exit_code
         self._controls.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
 
     def skip_update(self) -> bool:
@@ -99,7 +119,7 @@ class Actor:
         )
         for item in ordered:
             action = self.actions[item.spec.name]
-            why = item.held or self._held(item, action)
+            why = item.held or self._held(item, action, controls.agreement)
             if why:
                 item.alert.actions.append(ActionOutcome(action.name, False, why, step, held=True))
                 continue
@@ -113,13 +133,18 @@ class Actor:
     def _stage(self, item: PlannedAction) -> int:
         return _STAGES[self.actions[item.spec.name].stage]
 
-    def _held(self, item: PlannedAction, action: Action) -> str:
+    def _held(self, item: PlannedAction, action: Action, agreement: Agreement | None) -> str:
         if action.stage == "observe":
             return ""
         if self.observe or item.rule.mode == "observe":
             return "observe mode"
-        if action.stage == "stop" and self.world_size > 1:
-            return f"{self.world_size} ranks: stopping needs an agreement of all ranks, which this version does not have"
+        if self.world_size < 2:
+            return ""
+        if action.stage == "stop" and (agreement is None or not agreement.ready):
+            why = agreement.broken if agreement is not None else "no process group was seen"
+            return f"{self.world_size} ranks cannot agree: {why}"
+        if action.name in _PER_UPDATE and not item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS):
+            return f"{self.world_size} ranks: only a rule on gradients, which are the same everywhere, may do this"
         return ""
 
     def _run_one(
@@ -146,6 +171,8 @@ class Actor:
             alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))
             return
         outcome.step = step
+        if action.stage == "stop" and outcome.done and controls.agreement is not None:
+            outcome.text += "; proposed to all ranks"
         if action.stage != "observe" and outcome.done:
             alert.acted_step = step
         alert.actions.append(outcome)

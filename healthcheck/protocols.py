@@ -54,7 +54,8 @@ class Capabilities:
 class Device(Protocol):
     """The accelerator (or the CPU) as actions see it."""
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def allocated_bytes(self) -> int: ...
     def reserved_bytes(self) -> int: ...
@@ -90,6 +91,27 @@ class Controls(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Send metrics to the trainer's own logger; does nothing without one."""
+
+
+class Agreement(Protocol):
+    """How the ranks of one job decide together. The core calls it; plugins only see its outcome."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a proposal made now will be decided by all ranks."""
+
+    @property
+    def broken(self) -> str:
+        """Why the ranks cannot agree; empty while they can."""
+
+    def propose(self, request: Mapping[str, Any]) -> None:
+        """Ask all ranks for something at the next sync point."""
+
+    def exchange(self, step: int) -> Mapping[str, Any] | None:
+        """At the end of every step on every rank: what all ranks do now, or None."""
+
+    def close(self) -> None:
+        """This rank is done; the others must not wait for it."""
 
 
 # --------------------------------------------------------------------------- probes

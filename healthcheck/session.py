@@ -26,7 +26,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.outcome import Ending, build_report, why_no_data
 from healthcheck.plugins import PluginHost, implementations_of
 from healthcheck.probing import History, ProbeBoard
-from healthcheck.protocols import Controls, Mailbox, Report
+from healthcheck.protocols import Agreement, Controls, Mailbox, Report
 from healthcheck.rulelang.rule import Mute, RuleSet
 from healthcheck.samples import NO_LABELS, Sample
 from healthcheck.verdicts import Alert
@@ -159,6 +159,12 @@ class Session:
         """The stop that a rule (or ``--max-steps``) asked for, or None."""
         return self.controls.stop if self.controls is not None else None
 
+    def agree_through(self, agreement: Agreement) -> None:
+        """Let the ranks of this job decide together. Adapters call it once they know how."""
+        if self.controls is not None:
+            self.controls.agreement = agreement
+            self.controls.order = {r.id: (int(r.severity), i) for i, r in enumerate(self.rules.rules)}
+
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None, phase: str | None = None) -> None:
         """Feed metrics of your own. Device scalars are taken as they are, without a wait."""
         if self._ended or os.getpid() != self.pid:
@@ -249,6 +255,8 @@ class Session:
         self._ended = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self.controls is not None and self.controls.agreement is not None:
+            self.controls.agreement.close()
         self.probing.close(self._guard)
         self.report = build_report(self, ending)
         self.dispatch.call("report_section", self.step, self, self.report)
@@ -268,6 +276,26 @@ class Session:
                     self.dispatch.call("samples", event.step, self, event.step, ready)
                     self._tell("samples", event.step, ready)
                 self._handle(self.engine.evaluate(event.step, ready, self.active()), event)
+            if event.kind is EventKind.STEP_END:
+                self._exchange(event.step)
+
+    def _exchange(self, step: int) -> None:
+        """Sync point of several ranks: act on what they have all agreed on."""
+        controls = self.controls
+        if controls is None or controls.agreement is None or controls.stop is not None:
+            return
+        decided = controls.agreement.exchange(step)
+        if decided is None:
+            return
+        first, ranks = int(decided["step"]), decided["ranks"]
+        where = f"rank {ranks[0]} only" if len(ranks) == 1 else f"{len(ranks)} of {self.info.world_size} ranks"
+        self.note(f"all ranks stop at step {step:,}: {decided['rule']} on {where}, first seen at step {first:,}")
+        for alert in self.alerts:
+            if alert.rule == decided["rule"] and alert.acted_step is not None:
+                alert.acted_step = step
+        controls.agreed(
+            StopRequest(decided["rule"], step, decided["reason"], decided["mode"], int(decided["exit_code"]))
+        )
 
     def _handle(self, result: Evaluation, event: Event | None) -> None:
         if not result:

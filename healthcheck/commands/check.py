@@ -130,7 +130,8 @@ def _rule_files(folder: Path) -> Iterator[Path]:
             yield path
             continue
         try:
-            head = path.open(encoding="utf-8", errors="replace").read(65536)
+            with path.open(encoding="utf-8", errors="replace") as stream:
+                head = stream.read(65536)
         except OSError:
             continue
         lines = head.splitlines()

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from healthcheck.commands.loading import loaded_host
 from healthcheck.reports.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
 from healthcheck.reports.strict import strict
@@ -27,9 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import plugin_host
-
-    host = plugin_host(args.plugins)
+    host = loaded_host(args.plugins)
     if args.run is None:
         metrics, owners = host.registry.metrics, host.registry.owners
         if args.format == "json":

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import UsageError
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
 from healthcheck.reports.text import columns, plural, shorten
@@ -41,11 +42,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import load_rules_for, plugin_host
+    from healthcheck.assembly import load_rules_for
 
     if args.script is not None and not args.script.startswith("-") and not Path(args.script).exists():
         raise UsageError(f"no such script: {args.script}")
-    host = plugin_host(args.plugins)
+    host = loaded_host(args.plugins)
     rules = load_rules_for(
         host=host,
         rules=args.rules,

@@ -110,12 +110,13 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _need_module(name: str) -> None:
     """Say that a module does not exist before anything is opened; imports nothing."""
+    if Path(name).is_file():
+        raise UsageError(f"healthcheck run: {name} is a file, no module; leave -m out: healthcheck run {name}")
     top = name.partition(".")[0]
     known = top in sys.builtin_module_names or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top)
     path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
     if not top or not (known or PathFinder.find_spec(top, path)):
-        hint = f"; did you mean: healthcheck run {name}" if Path(name).is_file() else f" in {os.getcwd()} or installed"
-        raise UsageError(f"healthcheck run: there is no module {top or name}{hint}")
+        raise UsageError(f"healthcheck run: there is no module {top or name} in {os.getcwd()} or installed")
 
 
 def _no_such_file(target: str, rest: Sequence[str]) -> str:

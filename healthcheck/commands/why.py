@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from healthcheck.commands.loading import loaded_host
 from healthcheck.commands.why_text import alert_text, silent_text
 from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, UsageError
@@ -36,10 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import plugin_host
-
     run, wanted = _parse(list(args.what))
-    host = plugin_host(args.plugins)
+    host = loaded_host(args.plugins)
     rules, problem = _rules(run, host)
     alert = _choose(run, wanted, rules)
     if alert is None:

@@ -7,7 +7,7 @@ file or the time of day: the step and the clock come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,10 @@ class Engine:
     :param rank: rules with ``ranks: zero`` are judged on rank 0 only.
     :param start_step: the step after which this run begins (after a resume), for ``warmup``.
     :param recorded: True when a record is replayed: a guard whose metric the record does not
-        know caps its rule at warning instead of counting as satisfied.
+        know caps its rule at warning instead of counting as satisfied, and the absence of a metric
+        that the record never had is not judged.
+    :param known: metrics that the record would hold if they had existed (what the live run was
+        asked to collect).
     :param watch_transitions: collect every change of state, not only alerts.
     """
 
@@ -58,10 +61,12 @@ class Engine:
         rank: int = 0,
         start_step: int = 0,
         recorded: bool = False,
+        known: Collection[str] = (),
         watch_transitions: bool = False,
     ) -> None:
         self.rank = rank
         self.recorded = recorded
+        self.known = frozenset(known)
         self.watch_transitions = watch_transitions
         self.mutes: list[Mute] = list(rules.mutes)
         self.mute_hits: dict[int, int] = {}
@@ -134,6 +139,8 @@ class Engine:
         if self._grouped:
             self._judge_groups(samples, now, transitions, touched)
         for state in self._absent_steps:
+            if self.recorded and self._never_had(state):
+                continue
             state.judge_absence(None, step, now, transitions)
             if state.touched:
                 touched.append(state)
@@ -167,6 +174,8 @@ class Engine:
         touched = []
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         for state in self._absent_seconds:
+            if self.recorded and self._never_had(state):
+                continue
             state.judge_absence(silent_seconds, self.step, now, transitions)
             if state.touched:
                 touched.append(state)
@@ -175,6 +184,19 @@ class Engine:
     @property
     def needs_watchdog(self) -> bool:
         return bool(self._absent_seconds)
+
+    def _never_had(self, state: RuleState) -> bool:
+        """Whether a record cannot tell if this metric was absent: it never had it, and was not asked to."""
+        return not state.samples and state.rule.selector.key not in self.known
+
+    def rewind(self, step: int) -> None:
+        """The run goes on at an earlier step (a resume inside a record): counters of steps start there again.
+
+        Windows and open episodes stay: what was seen before the restart was real.
+        """
+        for state in self.states:
+            state.rewind(step)
+        self.step = step
 
     def _feed_sides(self, sample: Sample) -> None:
         for state in self._sides.get(sample.metric, ()):
@@ -261,9 +283,12 @@ class Engine:
         return result
 
     def _cap(self, state: RuleState, alert: Alert) -> None:
-        if self.recorded and any(guard.metric not in self.last for guard in state.rule.only_if):
+        if not self.recorded:
+            return
+        unsaid = [g.metric for g in state.rule.only_if if g.metric not in self.last and g.metric not in self.known]
+        if unsaid:
             alert.severity = min(alert.severity, Severity.WARNING)
-            alert.facts.setdefault("capped", "the record does not say " + ", ".join(g.metric for g in state.rule.only_if))
+            alert.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
 
     def _due_again(self, state: RuleState, step: int) -> bool:
         cooldown = state.rule.cooldown

@@ -170,6 +170,15 @@ class RuleState:
             if result:
                 self.mark(result, series, None, transitions)
 
+    def rewind(self, step: int) -> None:
+        """The run goes on at an earlier step: ``every``, ``cooldown`` and absence count from there."""
+        if self.last_action_step is not None:
+            self.last_action_step = min(self.last_action_step, step)
+        for series in self.series.values():
+            if series is not None:
+                series.bucket = min(series.bucket, step // series.every - 1)
+                series.last_step = min(series.last_step, step)
+
     def present(self, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
         """A sample of a metric whose absence is watched has come."""
         series = self.state_of(sample.labels)

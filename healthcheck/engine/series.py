@@ -119,7 +119,7 @@ class SeriesState:
         """Judge one sample. Returns NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
         if self.every != 1:
             bucket = step // self.every
-            if bucket == self.bucket:
+            if bucket <= self.bucket:  # a value that comes late belongs to a bucket that was judged
                 return NOTHING
             self.bucket = bucket
         if x - x == 0.0 or self.nonfinite_ok:

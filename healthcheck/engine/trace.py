@@ -106,8 +106,9 @@ def trace(
     before: int = 2,
     after: int = 2,
     *,
-    rank: int = 0,
     series: str = "",
+    start_step: int = 0,
+    rank: int = 0,
     recorded: bool = False,
 ) -> list[TraceRow]:
     """One series of one rule at the steps ``around - before`` to ``around + after``.
@@ -118,7 +119,14 @@ def trace(
     """
     seen: dict[str, list[TraceRow]] = {}
     found = judgements(
-        rules, rule_id, batches, first=around - before, last=around + after, rank=rank, recorded=recorded
+        rules,
+        rule_id,
+        batches,
+        first=around - before,
+        last=around + after,
+        start_step=start_step,
+        rank=rank,
+        recorded=recorded,
     )
     for row in found:
         rows = seen.setdefault(row.series, [])

@@ -31,7 +31,12 @@ class BatchProbe:
     """
 
     name = "batches"
-    listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.BATCH_READY,
+        EventKind.LOSS,
+        EventKind.BEFORE_UPDATE,
+        EventKind.STEP_END,
+    )
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.targets",
@@ -53,16 +58,21 @@ class BatchProbe:
     def __init__(self) -> None:
         self._convention: set[str] = set()
         self._hashes: deque[int] = deque(maxlen=REMEMBERED)
+        self._last: Any = None
         self._targets: Any = None
         self._bad: Any = None
         self._where: list[str] = []
         self._repeats: int | None = None
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.kind is EventKind.BATCH_READY:
-            if event.phase == "train" and event.batch is not None:
+        if event.kind in (EventKind.BATCH_READY, EventKind.LOSS):
+            # Some trainers show the batch only with its loss, and several losses may share one.
+            if event.phase == "train" and event.batch is not None and event.batch is not self._last:
+                self._last = event.batch
                 self._take(event, demand)
             return ()
+        if event.kind is EventKind.STEP_END:
+            self._last = None
         samples = []
         where = list(dict.fromkeys(self._where))
         for name, value in (("targets", self._targets), ("nonfinite", self._bad), ("hash_repeat", self._repeats)):

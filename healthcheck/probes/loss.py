@@ -63,13 +63,17 @@ class LossProbe:
         if event.kind is EventKind.LOSS:
             self._take(event)
             return ()
+        if event.kind is not EventKind.BEFORE_UPDATE and self._given.get(index) == event.step:
+            # What is open now belongs to the next step: with optimizers that take turns, a step is
+            # known to be over only when the next loss is there.
+            return ()
         # Losses are seen before anybody knows which optimizer will use them: they belong to the
         # optimizer that steps next.
         total = self._open.pop(index, None) or self._open.pop(0, None)
         if total is not None:
             summed, count, averaged = total
             value = summed / count if averaged else summed
-        elif event.kind is EventKind.STEP_END and self._given.get(index) != event.step and event.loss is not None:
+        elif event.kind is EventKind.STEP_END and event.loss is not None:
             value = scalar(event.loss)
             if value is None:
                 return ()

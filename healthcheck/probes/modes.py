@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,11 @@ class ModeProbe:
             return ()
         if self._hit is None or self._given == event.step:
             return ()
+        if event.model is not None and self._modules.changed(event.model.named_modules()):
+            # Another model trains by now; what was seen at the loss was its predecessor.
+            self._rebuild(event.model.named_modules())
+            self._hit = None
+            return ()
         hit, self._hit, self._given = self._hit, None, event.step
         total = len(self._parts)
 
@@ -67,10 +72,7 @@ class ModeProbe:
         assert event.model is not None
         modules = event.model.named_modules()
         if self._modules.changed(modules):
-            before = {id(p.module) for p in self._parts if p.trained}
-            self._parts = list(_sensitive(modules))
-            for part in self._parts:
-                part.trained = id(part.module) in before
+            self._rebuild(modules)
         hit = []
         for part in self._parts:
             if part.module.training:
@@ -78,6 +80,12 @@ class ModeProbe:
             elif part.trained and (part.parent is None or not part.parent.training) and _trains(part):
                 hit.append(part)
         self._hit = hit
+
+    def _rebuild(self, modules: Sequence[tuple[str, Any]]) -> None:
+        before = [p.module for p in self._parts if p.trained]
+        self._parts = list(_sensitive(modules))
+        for part in self._parts:
+            part.trained = any(part.module is module for module in before)
 
 
 def _sensitive(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:

@@ -30,7 +30,7 @@ class WeightProbe:
         asked = event.kind is EventKind.CHECKPOINT_SAVED or demand.due("params.nonfinite", event.step)
         if not asked or event.model is None:
             return ()
-        named = [(name, p) for name, p in event.model.named_parameters() if p.numel() and p.device.type != "meta"]
+        named = [(name, p) for name, p in event.model.named_parameters() if _can_be_bad(p)]
         if not named:
             return ()
         # A float64 norm of finite float32 weights cannot overflow: non-finite means non-finite.
@@ -81,6 +81,11 @@ class TiedWeightProbe:
             return {"which": first_few(lost)}
 
         return (Sample("params.tied_lost", event.step, float(len(lost)), detail=facts),)
+
+
+def _can_be_bad(parameter: Any) -> bool:
+    real = parameter.is_floating_point() or parameter.is_complex()  # quantised integers are always finite
+    return bool(real and parameter.numel() and parameter.device.type != "meta")
 
 
 def _held(modules: Iterable[tuple[str, Any]]) -> dict[str, Any]:

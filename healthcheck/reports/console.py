@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BLOCKS_PER_RULE = 3
 """After so many blocks of one rule its further episodes are only counted."""
+_HARMLESS = {"note", "warn", "evidence", "stop"}
+"""Actions that change nothing in the run, and the one that has its own words."""
 _COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
@@ -102,13 +104,8 @@ class ConsoleReport:
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
             return f"observe mode: nothing is stopped or changed{held}"
-        acting = any(
-            a.name not in ("note", "warn", "evidence")
-            for r in session.rules.rules
-            for a in r.actions
-            if a.name != "stop"
-        )
-        rest = "everything else only warns" if not acting else "see healthcheck plan for other actions"
+        other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
+        rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
             return f"no rule may stop the run; {rest}"
         return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"

@@ -50,8 +50,21 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _row(alert: Mapping[str, Any]) -> str:
-    note = next((f" ({word}: {alert[key]})" for key, word in (("muted", "muted"), ("accepted", "accepted"), ("explained_by", "explained by")) if alert.get(key)), "")
-    cells = (str(alert["severity"]), str(alert["rule"]), f"{alert['fired_step']:,}", str(alert.get("message", "")) + note, str(alert.get("hint", "")))
+    note = next(
+        (
+            f" ({word}: {alert[key]})"
+            for key, word in (("muted", "muted"), ("accepted", "accepted"), ("explained_by", "explained by"))
+            if alert.get(key)
+        ),
+        "",
+    )
+    cells = (
+        str(alert["severity"]),
+        str(alert["rule"]),
+        f"{alert['fired_step']:,}",
+        str(alert.get("message", "")) + note,
+        str(alert.get("hint", "")),
+    )
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 

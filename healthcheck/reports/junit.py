@@ -36,7 +36,10 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
     level = _level(report)
     counts = {"failure": 0, "error": 0, "skipped": 0}
     cases = [_case(name, rule, entry, _alerts_of(report, rule), level) for rule, entry in report["rules"].items()]
-    cases += [_broken(name, f"action {e['action']}", f"{e['rule']}, step {e['step']}: {e['error']}") for e in report["action_errors"]]
+    cases += [
+        _broken(name, f"action {e['action']}", f"{e['rule']}, step {e['step']}: {e['error']}")
+        for e in report["action_errors"]
+    ]
     cases += [_broken(name, f"plugin {e['plugin']}", f"{e['hook']}: {e['error']}") for e in report["plugin_errors"]]
     cases += [_broken(name, "healthcheck", e["error"]) for e in report.get("internal_errors", ())]
     if report["exit_reason"] in ("script_error", "interrupted", "nothing_judged"):
@@ -53,7 +56,9 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
     return suite
 
 
-def _case(suite: str, rule: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float) -> ET.Element:
+def _case(
+    suite: str, rule: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float
+) -> ET.Element:
     case = ET.Element("testcase", classname=suite, name=_text(rule), time="0")
     file, line = place(entry.get("origin", ""))
     if file:
@@ -64,10 +69,14 @@ def _case(suite: str, rule: str, entry: Mapping[str, Any], alerts: Sequence[Mapp
     failing = [a for a in counted if Severity.parse(a["severity"]) >= level]
     without = entry["verdict"] == "not judged"
     if failing:
-        failure = ET.SubElement(case, "failure", message=_text(headline(failing[0])), type=_text(str(failing[0]["severity"])))
+        failure = ET.SubElement(
+            case, "failure", message=_text(headline(failing[0])), type=_text(str(failing[0]["severity"]))
+        )
         failure.text = _text("\n".join(map(story, failing)))
     elif without and entry.get("required"):
-        ET.SubElement(case, "failure", message=_text(f"required but not judged: {entry.get('reason', '')}"), type="error")
+        ET.SubElement(
+            case, "failure", message=_text(f"required but not judged: {entry.get('reason', '')}"), type="error"
+        )
     elif without:
         ET.SubElement(case, "skipped", message=_text(str(entry.get("reason", "not judged"))))
     rest = [a for a in alerts if a not in failing]

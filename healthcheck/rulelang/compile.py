@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from healthcheck.dispatch import suggest
@@ -46,7 +47,7 @@ class Loaded:
 
 
 def load_rules(
-    sources: Sequence[Any],
+    sources: Any,
     *,
     registry: Registry,
     profile: str | None = None,
@@ -59,6 +60,7 @@ def load_rules(
 ) -> RuleSet:
     """Compile rules from paths, pack names, YAML texts and dicts, later ones over earlier ones.
 
+    :param sources: one source or a list of them.
     :param registry: conditions, actions, probes and packs that exist (``plugin_host().registry``).
     :param profile: profile to apply; None for the one that ``settings: {profile: ...}`` names.
     :param off: ids (or globs) of rules not to judge; ``only``: to judge no others.
@@ -85,7 +87,7 @@ def load_rules(
 
 
 def load_all(
-    sources: Sequence[Any],
+    sources: Any,
     *,
     registry: Registry,
     profile: str | None = None,
@@ -97,6 +99,8 @@ def load_all(
     force: bool = False,
 ) -> Loaded:
     """Like :func:`load_rules`, without raising: problems are in the result."""
+    if isinstance(sources, (str, Path, Mapping)):
+        sources = [sources]
     documents, problems = collect(sources, registry)
     shape = Shape(registry)
     for document in documents:

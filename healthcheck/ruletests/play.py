@@ -39,6 +39,8 @@ class Played:
     """What a test run brought."""
 
     rules: RuleSet
+    start_step: int = 0
+    """The step before the first one."""
     episodes: list[Episode] = field(default_factory=list)
     batches: dict[int, list[Batch]] = field(default_factory=dict)
     """Rank -> all that its engine was given: the trace runs over it again."""
@@ -55,6 +57,8 @@ class Player:
 
     :param stages: action name -> stage, since only actions of stage ``observe`` run for rules in
         observe mode.
+
+    Raises ``RecordError`` for a record without the series.
     """
 
     def __init__(self, test: RuleTest, rules_for: RulesFor, stages: Mapping[str, str]) -> None:
@@ -63,18 +67,21 @@ class Player:
         self.stages = stages
         self.clock = VirtualClock()
         self.last_sample = 0.0
+        self.moments = list(timeline(test))
         first = rules_for(test)
-        self.played = Played(first)
+        # A record may begin at step 101: a run that was resumed there, for warm-ups and `missing`.
+        self.played = Played(first, start_step=self.moments[0].step - 1 if self.moments else 0)
+        self.played.last_step = self.played.start_step
         self.open: dict[tuple[int, str], Episode] = {}
         for index, rank in enumerate(test.ranks):
             rules = first if index == 0 else rules_for(test)
-            self.played.engines[rank] = Engine(rules, rank=rank)
+            self.played.engines[rank] = Engine(rules, rank=rank, start_step=self.played.start_step)
             self.played.batches[rank] = []
 
     def play(self) -> Played:
-        """Run to the end, or to a stop. Raises ``RecordError`` for a record without the series."""
+        """Run to the end, or to a stop."""
         played = self.played
-        for moment in timeline(self.test):
+        for moment in self.moments:
             self._pass_time(moment.pause)
             if not self._stopped() and moment.step > played.last_step:
                 self._step(moment)

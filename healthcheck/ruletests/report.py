@@ -78,7 +78,17 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
         steps.append(min(played.last_step, steps[0] + 2))
     first, last = min(steps), max(steps)
     before = last - first + (2 if difference.kind in ("unexpected", "silent") else 1)
-    return trace(fresh(), difference.rule, batches, last, before, 0, rank=difference.rank, series=difference.series)
+    return trace(
+        fresh(),
+        difference.rule,
+        batches,
+        last,
+        before,
+        0,
+        rank=difference.rank,
+        series=difference.series,
+        start_step=played.start_step,
+    )
 
 
 def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:

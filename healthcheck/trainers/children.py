@@ -6,6 +6,7 @@ stepped an optimizer. Loader workers are not touched. Works for fork, spawn and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -34,17 +35,15 @@ class ChildTarget:
         return self.target(*args, **kwargs)
 
     def _listen(self, module: ModuleType) -> None:
-        handle: list[Any] = []
+        told: list[int] = []
 
         def stepped(*given: Any) -> None:
-            while handle:
-                handle.pop().remove()
-                try:
+            if not told:
+                told.append(os.getpid())
+                with contextlib.suppress(OSError):  # the parent may be gone
                     Path(self.folder, str(os.getpid())).write_text(_name_of(self.target))
-                except OSError:
-                    pass  # the parent is gone
 
-        handle.append(module.register_optimizer_step_pre_hook(stepped))
+        module.register_optimizer_step_pre_hook(stepped)  # type: ignore[attr-defined]
 
 
 class Children:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.trainers.agreement import agreement_of
 from healthcheck.trainers.batches import batch_counts
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.lossmath import LossMath
@@ -248,6 +249,9 @@ class TrainingSteps:
         optimizers = living_optimizers() if self.only is None else list(self.only)
         self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
         self.view.scan(optimizers)
+        agreement = guarded(self.session, agreement_of, self.session)
+        if agreement is not None:
+            self.session.agree_through(agreement)
         if self.session.wants(EventKind.TRAIN_START):
             self.session.emit(Event(EventKind.TRAIN_START, max(self._begun, self._first_step + 1), model=self.view))
 

@@ -59,6 +59,8 @@ class NonFiniteCount:
 
 
 def compile_nonfinite(options: Any, rule: Mapping[str, Any]) -> Condition:
+    if options is False:
+        raise OptionError("`nonfinite: false` asks nothing; to switch the rule off write `rule-id: off`")
     if not isinstance(options, Mapping) or not options:
         return Compiled(
             "nonfinite", count_reached(1, "non-finite"), NonFinite, "{series} is {value}", judges_nonfinite=True

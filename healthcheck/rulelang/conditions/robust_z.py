@@ -191,6 +191,13 @@ class RatioFloor:
         limit = self._breaches.high if score > 0.0 else self._breaches.low
         return share * limit if limit is not None else 0.0
 
+    def value_at(self, score: float) -> float:
+        """The value from which on this score counts as a breach."""
+        value, normal = self._inner.value_at(score), self._inner.normal
+        if normal is None or normal <= 0.0 or value <= 0.0:
+            return value
+        return max(value, normal * exp(self._log_ratio)) if score > 0.0 else min(value, normal * exp(-self._log_ratio))
+
     def state(self) -> Any:
         return self._inner.state()
 

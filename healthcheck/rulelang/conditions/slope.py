@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import NormalDist, median
 from typing import Any
 
@@ -153,6 +153,8 @@ class SureSlope:
             slope = high
         else:  # outside: nothing is certain while the interval holds zero
             slope = low if low > 0.0 else (high if high < 0.0 else 0.0)
+        if not isfinite(slope):
+            return None  # too few blocks for this confidence
         return _relative_to(slope, sum(ys) / len(ys)) if self._relative else slope
 
     def state(self) -> Any:

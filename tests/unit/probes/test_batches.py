@@ -71,3 +71,13 @@ def test_evaluation_batches_are_not_training_batches() -> None:
 def test_tensors_are_found_in_nested_batches() -> None:
     batch = {"a": [torch.ones(1), {"b": torch.ones(1)}], "c": "text", "d": 3}
     assert [name for name, _ in named_tensors(batch)] == ["a.0", "a.1.b"]
+
+
+def test_a_batch_that_is_shown_only_with_its_losses_counts_once_a_step() -> None:
+    """Two losses may share a batch; the same batch in the next step is a repetition."""
+    watched, batch = Watched([BatchProbe()]), torch.arange(4)
+    for step in (1, 2):
+        for _ in range(2):
+            watched.emit(EventKind.LOSS, step, batch=batch)
+        watched.emit(EventKind.STEP_END, step)
+    assert watched.values("batch.hash_repeat") == [0.0, 1.0]

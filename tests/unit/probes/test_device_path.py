@@ -7,7 +7,6 @@ happens all the same (``.item()``, ``float()``, ``bool()``) is an error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ class NoReads(TorchDispatchMode):
 
 
 @pytest.fixture
-def as_if_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_if_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def scalar(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.detach().reshape(()) if value.numel() == 1 else None
@@ -45,7 +44,12 @@ def as_if_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 monkeypatch.setattr(module, "on_host", lambda v: not isinstance(v, torch.Tensor))
             if hasattr(module, "scalar"):
                 monkeypatch.setattr(module, "scalar", scalar)
-    yield
+
+
+@pytest.mark.parametrize("read", [float, bool, torch.Tensor.item], ids=["float", "bool", "item"])
+def test_the_guard_of_this_test_sees_reads(read: Any) -> None:
+    with pytest.raises(AssertionError, match="waits for the device"), NoReads():
+        read(torch.ones(()))
 
 
 def test_no_probe_reads_a_device_value_on_the_step_path(as_if_on_a_device: None) -> None:

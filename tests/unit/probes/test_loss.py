@@ -140,3 +140,15 @@ def test_the_loss_after_a_resume_is_compared_with_the_one_before(after: float, r
     for step in range(61, 121):
         resumed.emit(EventKind.STEP_END, step, loss=after)
     assert resumed.of("loss.resumed") == [(80, pytest.approx(ratio))]
+
+
+def test_a_loss_that_comes_before_the_end_of_the_step_before_is_kept_for_its_own_step() -> None:
+    """With optimizers that take turns, the old step ends only when the next one has begun."""
+    watched = Watched([LossProbe()])
+    for step, value in ((1, 1.0), (2, 2.0), (3, 3.0)):
+        watched.emit(EventKind.LOSS, max(1, step - 1), loss=torch.tensor(value))
+        if step > 1:
+            watched.emit(EventKind.STEP_END, step - 1)
+        watched.emit(EventKind.BEFORE_UPDATE, step)
+        watched.emit(EventKind.AFTER_UPDATE, step)
+    assert watched.of("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]

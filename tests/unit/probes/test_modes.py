@@ -6,6 +6,7 @@ import torch
 from driver import Loop, Watched
 from torch import nn
 
+from healthcheck.events import EventKind
 from healthcheck.probes.modes import ModeProbe
 
 
@@ -94,3 +95,19 @@ def test_a_model_without_such_layers_says_zero_in_either_mode() -> None:
     loop, watched = watch(model)
     loop.run(2, lambda: model(torch.randn(8, 4)).pow(2).mean())
     assert watched.values("modules.in_eval") == [0.0, 0.0]
+
+
+def test_the_model_of_the_fold_before_is_not_this_one() -> None:
+    """Evaluated at its end, it is what the trainer still shows at the first loss of the next."""
+    watched = Watched([ModeProbe()])
+    for fold in range(3):
+        model = model_of()
+        loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01), step=10 * fold)
+        if fold:
+            watched.emit(EventKind.LOSS, loop.step + 1, model=old, loss=torch.tensor(1.0))
+            watched.emit(EventKind.BEFORE_UPDATE, loop.step + 1, model=loop.view)
+            loop.step += 1
+        loop.run(3, lambda m=model: m(torch.randn(8, 4)).pow(2).mean())
+        model.eval()
+        old = loop.view
+    assert set(watched.values("modules.in_eval")) == {0.0}

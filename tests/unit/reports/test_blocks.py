@@ -102,7 +102,13 @@ def test_a_full_block_has_five_lines_in_this_order() -> None:
         ActionOutcome.of("evidence", "evidence: /r/001", path="/r/001"),
     ]
     lines = block(an_alert(number=2, facts={"first": "a.b"}, actions=actions, detected_step=1503)).splitlines()
-    starts = ["WARN loss-spike", "first bad place: a.b; seen", "released 812 MiB", "evidence: /r/001", "try: look at the batch"]
+    starts = [
+        "WARN loss-spike",
+        "first bad place: a.b; seen",
+        "released 812 MiB",
+        "evidence: /r/001",
+        "try: look at the batch",
+    ]
     assert [line.strip()[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
     assert lines[-1].endswith("more: healthcheck why 2")
 

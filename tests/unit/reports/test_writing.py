@@ -44,7 +44,9 @@ def test_without_samples_there_is_no_thread_and_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "BACKLOG", BACKLOG)
     writer = RecordWriter(tmp_path, seconds=3600)
     for step in range(BACKLOG + 5):

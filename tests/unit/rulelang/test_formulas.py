@@ -108,7 +108,7 @@ def test_look_ups_go_on_after_a_resume() -> None:
         ("__import__('os')", 11),
         ("a.b.c()", 0),
         ("", 0),
-        ("a + " + "(" * 40 + "b" + ")" * 40, 35),
+        ("a + " + "(" * 40 + "b" + ")" * 40, 36),
     ],
 )
 def test_mistakes_are_placed_at_their_column(text, column) -> None:

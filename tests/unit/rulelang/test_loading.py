@@ -380,3 +380,13 @@ def test_five_hundred_rules_load_in_under_a_second(known) -> None:
     taken = time.process_time() - started
     assert len(rules.rules) == 500
     assert taken < 1.0, f"took {taken:.2f} s"
+
+
+def test_one_source_need_not_be_wrapped_in_a_list(known, folder) -> None:
+    (folder / "mine.yaml").write_text(BASE)
+    for source in ("mine.yaml", folder / "mine.yaml", BASE, {"loss-high": {"metric": "loss", "when": {"above": 5}}}):
+        assert load_rules(source, registry=known)["loss-high"].condition.name == "above"
+
+
+def test_a_condition_switched_to_false_is_refused(known) -> None:
+    assert "rule-id: off" in errors(known, "version: 1\nrules: {a: {metric: loss, when: {nonfinite: false}}}\n")[0]

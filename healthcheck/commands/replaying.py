@@ -1,0 +1,118 @@
+"""What ``replay`` was given, and the judge made of it. Picklable, for ``--jobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import HealthCheckError
+
+if TYPE_CHECKING:
+    from healthcheck.plugins import PluginHost
+    from healthcheck.readers.find import RunFile
+    from healthcheck.readers.series import RecordedRun
+    from healthcheck.rulelang.rule import RuleSet
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one path ended: a report, or the problem that kept it from being read."""
+
+    path: str
+    report: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    named: bool = False
+    """The user named this very file."""
+    extra: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report or {"path": self.path, "problem": self.problem}
+
+
+@dataclass
+class Given:
+    """The command line, in words that every process understands."""
+
+    rules: list[str] | None = None
+    profile: str | None = None
+    off: Sequence[str] = ()
+    only: Sequence[str] = ()
+    set: Sequence[str] = ()
+    mute: Sequence[str] = ()
+    fail_on: str | None = None
+    plugins: Sequence[str] = ()
+    mapping: dict[str, str] = field(default_factory=dict)
+    pattern: Sequence[str] = ()
+    _host: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_host": None}
+
+    @property
+    def host(self) -> PluginHost:
+        if self._host is None:
+            from healthcheck.assembly import plugin_host
+
+            self._host = plugin_host(self.plugins)
+        host: PluginHost = self._host
+        return host
+
+    def load(self, rules: Any = None, *, more: Sequence[str] = ()) -> RuleSet:
+        """Compile the rules; ``rules`` instead of ``--rules``, ``more`` after ``--set``."""
+        from healthcheck.assembly import load_rules_for
+
+        loaded = load_rules_for(
+            host=self.host,
+            rules=self.rules if rules is None else rules,
+            profile=self.profile,
+            off=self.off,
+            only=self.only,
+            set=[*self.set, *more],
+            mute=self.mute,
+            settings={"fail_on": self.fail_on} if self.fail_on else {},
+        )
+        self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
+        return loaded
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for bad rules or patterns before anything is read."""
+        self.load()
+        if self.pattern:
+            from healthcheck.readers.textlog import PatternReader
+
+            PatternReader(list(self.pattern))
+
+    def find(self, paths: Sequence[str]) -> list[RunFile]:
+        from healthcheck.readers.find import find_runs
+
+        return find_runs(paths, self.host.registry.readers)
+
+    def read(self, path: str) -> RecordedRun:
+        from healthcheck.readers.api import read_run
+
+        return read_run(
+            path, mapping=self.mapping, pattern=list(self.pattern) or None, registry=self.host.registry
+        )
+
+
+def judge_of(given: Given) -> Callable[[str], Outcome]:
+    """Compile once; the judge then takes one path after the other."""
+    from healthcheck.replay.play import RuleCopies, play, replay_report
+    from healthcheck.replay.record import record_facts
+
+    copies = RuleCopies(given.load())
+
+    def judge(path: str) -> Outcome:
+        try:
+            run = given.read(path)
+        except (HealthCheckError, OSError) as error:
+            return Outcome(path, problem=str(error))
+        facts = record_facts(run, given.host.registry)
+        plays, seen = play(run, [copies.fresh()], start_step=facts.start_step, known=facts.known)
+        if seen.problem and not seen.batches:
+            return Outcome(path, problem=seen.problem)
+        run.notes.extend(facts.notes)
+        return Outcome(path, replay_report(plays[0], run, seen, path=path, resumed_from=facts.resumed_from))
+
+    return judge

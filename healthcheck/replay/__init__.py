@@ -1,0 +1,1 @@
+"""Judging recorded runs: the same engine and the same report as in a live run, other doors."""

@@ -1,0 +1,254 @@
+"""A recorded run through the real engine: ``RecordedRun`` in, the report of a live run out.
+
+There is no second engine and no second report here. What differs from a live run: nothing is
+executed (actions are held), and the clock is the record's.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any
+
+from healthcheck.acting import StopRequest
+from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.summary import verdicts
+from healthcheck.errors import HealthCheckError
+from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
+from healthcheck.readers.series import RecordedRun
+from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.samples import Sample
+from healthcheck.verdicts import ActionOutcome, Alert, Verdict
+
+Batch = tuple[int, float, list[Sample]]
+
+LOOKS_PER_GAP = 1000
+"""``stale`` rules are judged once a second of a gap in the record, and at most this often."""
+_LOOK_CLOSELY = 1000
+_LOOK_EVERY = 61
+
+
+class RuleCopies:
+    """Fresh copies of one compiled rule set: derived metrics keep their windows in it."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self.rules = rules
+        self._start = [copy.deepcopy(derived.state()) for derived in rules.derived]
+
+    def fresh(self) -> RuleSet:
+        """The rule set, its derived metrics empty again. Only the last one given out may be in use."""
+        for derived, state in zip(self.rules.derived, self._start, strict=True):
+            derived.restore(copy.deepcopy(state))
+        return self.rules
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one reading of a record saw."""
+
+    batches: int = 0
+    first_step: int = 0
+    last_step: int = 0
+    seconds: float = 0.0
+    metrics: dict[str, None] = field(default_factory=dict)
+    """Names of the metrics, in the order in which they came."""
+    problem: str = ""
+    """Why reading ended early; empty if it did not."""
+
+
+class Play:
+    """One rule set judging one record.
+
+    :param recorded: False for a complete record of our own, where a metric without samples did not
+        exist; else it may just not have been logged.
+    """
+
+    def __init__(self, rules: RuleSet, *, start_step: int = 0, known: Collection[str] = ()) -> None:
+        self.rules = rules
+        self.engine = Engine(rules, start_step=start_step, recorded=True, known=known)
+        self.alerts: list[Alert] = []
+        self.stop: StopRequest | None = None
+        self.internal_errors: list[dict[str, Any]] = []
+        self._observing = rules.settings.get("mode") == "observe"
+
+    def note(self, result: Evaluation) -> None:
+        """Keep the alerts of one evaluation, and say of each action that nothing was done."""
+        self.alerts += [alert for alert in result.alerts if not alert.repeat]
+        for planned in result.plan:
+            why = planned.held or ("observe mode" if self._observing or planned.rule.mode == "observe" else "")
+            name, step = planned.spec.name, planned.alert.detected_step
+            planned.alert.actions.append(ActionOutcome(name, False, why or "replay", step, held=True))
+            if name == "stop" and not why:
+                self._stop(planned.rule, step)
+
+    def _stop(self, rule: Rule, step: int) -> None:
+        if self.stop is None:
+            self.stop = StopRequest(rule.id, step, "replay", also=[])
+        elif rule.id != self.stop.rule and self.stop.also is not None and rule.id not in self.stop.also:
+            self.stop.also.append(rule.id)
+
+    def failed(self, error: Exception) -> None:
+        """A condition raised: our fault or a plugin's. Keep it once, go on."""
+        text = f"{type(error).__name__}: {error}"
+        if all(known["error"] != text for known in self.internal_errors):
+            trace = "".join(traceback.format_exception(error))
+            self.internal_errors.append({"error": text, "step": self.engine.step, "traceback": trace})
+
+    def reason_without_data(self, rule: Rule, seen: Seen) -> str:
+        """``the record has no grad_norm``."""
+        wanted = [rule.selector.metric]
+        for derived in self.rules.derived:
+            if derived.name == wanted[0]:
+                missing = [name for name in derived.inputs if name.partition("[")[0] not in seen.metrics]
+                if not missing:
+                    return "undefined for all samples"
+                wanted = missing
+        near = [name for name in seen.metrics if name.startswith(f"{rule.selector.metric}[")]
+        other = f" (it has {', '.join(near[:3])})" if near else ""
+        text = str(rule.selector) if wanted == [rule.selector.metric] else ", ".join(wanted)
+        return f"the record has no {text}{other}"
+
+    def judged(self, seen: Seen, *, target: str, resumed_from: int | None = None) -> tuple[JudgedRun, list[Verdict]]:
+        run = JudgedRun(
+            engine=self.engine,
+            rules=self.rules,
+            alerts=self.alerts,
+            reason_without_data=lambda rule: self.reason_without_data(rule, seen),
+            target=target,
+            steps=seen.last_step,
+            seconds=round(seen.seconds, 3),
+            resumed_from=resumed_from,
+            stop=self.stop,
+            stop_held=True,
+            internal_errors=self.internal_errors,
+        )
+        return run, verdicts(self.engine, run.reason_without_data)
+
+
+def play(
+    run: RecordedRun, rulesets: Sequence[RuleSet], *, start_step: int | None = None, known: Collection[str] = ()
+) -> tuple[list[Play], Seen]:
+    """Judge a record by several rule sets in one reading.
+
+    :param start_step: the step after which the run began; None: one logging interval before the
+        first row.
+    :param known: metrics that the record would hold if they had existed.
+
+    Never raises because of the file: ``Seen.problem`` says why reading ended early.
+    """
+    seen = Seen()
+    batches = _readable(run, seen)
+    head = list(islice(batches, 2))
+    if start_step is None:
+        start_step = _start(head)
+    plays = [Play(rules, start_step=start_step, known=known) for rules in rulesets]
+    if head:
+        seen.first_step = head[0][0]
+        _feed(chain(head, batches), run, plays, seen)
+    return plays, seen
+
+
+def _feed(batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen) -> None:
+    """The loop over the whole record."""
+    ticking = [p for p in plays if p.engine.needs_watchdog]
+    evaluators = [(p, p.engine.evaluate) for p in plays]
+    resumes = run.resumes
+    resumed = count = 0
+    last = most = seen.first_step
+    before = 0.0
+    now = 0.0
+    for step, now, samples in batches:
+        count += 1
+        if step < last and resumed < len(resumes):
+            resumed = len(resumes)
+            for p in plays:
+                p.engine.rewind(step)
+        if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
+            for sample in samples:
+                seen.metrics[sample.metric] = None
+        if ticking and now - before >= 1.0:
+            _silence(ticking, before, now)
+        for p, evaluate in evaluators:
+            try:
+                result = evaluate(step, samples, now)
+            except Exception as error:
+                p.failed(error)
+                continue
+            if result:
+                p.note(result)
+        last, before = step, now
+        if step > most:
+            most = step
+    seen.batches, seen.last_step, seen.seconds = count, most, now
+
+
+def _silence(plays: Sequence[Play], start: float, end: float) -> None:
+    """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would."""
+    looks = min(LOOKS_PER_GAP, math.ceil(end - start))
+    for look in range(1, looks + 1):
+        silent = (end - start) * look / looks
+        for p in plays:
+            try:
+                result = p.engine.tick(silent, start + silent)
+            except Exception as error:
+                p.failed(error)
+                continue
+            if result:
+                p.note(result)
+
+
+def _readable(run: RecordedRun, seen: Seen) -> Iterator[Batch]:
+    """The batches as far as the file can be read."""
+    try:
+        yield from run.batches()
+    except HealthCheckError as error:
+        seen.problem = str(error)
+    except Exception as error:  # a damaged file, or a fault of a plugin's reader
+        seen.problem = f"reading ended here: {type(error).__name__}: {error}"
+
+
+def _start(head: Sequence[Batch]) -> int:
+    """Rows at 500, 1,000, ... begin at 0; rows at 18,001, 18,002, ... at 18,000."""
+    if not head:
+        return 0
+    first = head[0][0]
+    gap = head[1][0] - first if len(head) > 1 else first
+    return max(0, first - max(1, gap))
+
+
+def replay_report(
+    play: Play, run: RecordedRun, seen: Seen, *, path: str, resumed_from: int | None = None
+) -> dict[str, Any]:
+    """The report contract for one record, with ``path`` and what was read."""
+    judged, found = play.judged(seen, target=path, resumed_from=resumed_from)
+    report = run_report(judged, found, judged_exit_code(judged, found))
+    report["path"] = path
+    report["trainer"] = "replay"
+    record: dict[str, Any] = {
+        "format": run.reader.name,
+        "rows": seen.batches,
+        "first_step": seen.first_step,
+        "last_step": seen.last_step,
+        "metrics": list(seen.metrics),
+        "resumes": [{"before": r.before, "step": r.step} for r in run.resumes],
+        "notes": list(dict.fromkeys(run.notes)),
+    }
+    if seen.problem:
+        record["problem"] = seen.problem
+    report["record"] = record
+    return report
+
+
+def only_rules(rules: RuleSet, keep: Collection[str]) -> RuleSet:
+    """The same rule set with these rules and those that own non-finite samples for them."""
+    metrics = {rule.selector.metric for rule in rules.rules if rule.id in keep}
+    kept = [
+        rule
+        for rule in rules.rules
+        if rule.id in keep or (rule.condition.judges_nonfinite and rule.selector.metric in metrics)
+    ]
+    return replace(rules, rules=kept)

@@ -1,0 +1,104 @@
+"""The timeline of one replayed run, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from healthcheck.reports.closing import count_line, grouped_reasons, short_reason
+from healthcheck.reports.text import columns, duration, number, plural, shorten, step
+
+LABEL = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
+SHOWN_PER_RULE = 3
+"""Episodes of one rule that are shown one by one; the rest is counted."""
+
+
+def timeline(report: Mapping[str, Any], *, quiet: bool = False) -> list[str]:
+    """All lines of one run: what was read, each alert with its step, what was not judged, the end."""
+    lines = [headline(report)]
+    if not quiet:
+        lines += [f"  {line}" for line in alert_lines(report)]
+        lines += _not_judged(report)
+        lines += [f"  note: {note}" for note in notes(report)]
+        lines.append(f"  {count_line(report['rules'])}")
+    return lines
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    record = report["record"]
+    span = f"steps {step(record['first_step'])} to {step(record['last_step'])}" if record["rows"] else "nothing in it"
+    took = f" in {duration(report['seconds'])}" if report["seconds"] else ""
+    names = shorten(record["metrics"], 6)
+    return f"{report['path']}: {record['format']}, {plural(record['rows'], 'row')}, {span}{took}; {names}".rstrip("; ")
+
+
+def alert_lines(report: Mapping[str, Any]) -> list[str]:
+    """One line per episode, in the order in which they began."""
+    shown: Counter[str] = Counter()
+    rows: list[list[str]] = []
+    for alert in report["alerts"]:
+        rule = alert["rule"]
+        shown[rule] += 1
+        if shown[rule] > SHOWN_PER_RULE:
+            continue
+        rows.append([LABEL[alert["severity"]], rule, f"step {step(alert['fired_step'])}", alert_text(alert)])
+    lines = columns(rows, indent=0)
+    more = {rule: n - SHOWN_PER_RULE for rule, n in shown.items() if n > SHOWN_PER_RULE}
+    lines += [f"{rule}: {plural(n, 'further episode')}" for rule, n in more.items()]
+    stop = report.get("stop")
+    if stop:
+        lines.append(f"a live run would have been stopped at step {step(stop['step'])} by {stop['rule']}")
+    return lines
+
+
+def alert_text(alert: Mapping[str, Any]) -> str:
+    """The message of an alert, when it cleared, and why it does not count."""
+    text = str(alert.get("message") or f"value {number(float(alert['value']))}")
+    after = []
+    if alert.get("cleared_step") is not None:
+        after.append(f"cleared at {step(alert['cleared_step'])}")
+    if alert.get("explained_by"):
+        after.append(f"explained by {alert['explained_by']}")
+    if alert.get("muted"):
+        after.append(f"muted: {alert['muted']}")
+    if alert.get("facts", {}).get("capped"):
+        after.append(f"at most a warning: {alert['facts']['capped']}")
+    return f"{text} ({'; '.join(after)})" if after else text
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    record = report["record"]
+    found = list(record["notes"])
+    if record.get("problem"):
+        found.append(record["problem"])
+    found += [f"internal error at step {step(e['step'])}: {e['error']}" for e in report["internal_errors"]]
+    unused = [str(m["rule"]) for m in report["mutes"] if not m["hits"]]
+    if unused:
+        found.append(f"mutes that matched nothing: {shorten(unused)}")
+    return found
+
+
+def _not_judged(report: Mapping[str, Any]) -> list[str]:
+    silent: dict[str, list[str]] = {}
+    for rule, entry in report["rules"].items():
+        if entry["verdict"] == "not judged":
+            silent.setdefault(str(entry.get("reason", "")), []).append(rule)
+    if not silent:
+        return []
+    if len(silent) > 6:
+        entries = [entry for entry in report["rules"].values() if entry["verdict"] == "not judged"]
+        return [f"  not judged  {grouped_reasons(entries, most=6)}"]
+    return [f"  not judged  {shorten(rules, 4)}: {short_reason(reason)}" for reason, rules in silent.items()]
+
+
+def ending(report: Mapping[str, Any]) -> str:
+    """The closing line's words for one run."""
+    words = report["exit_words"]
+    what = {
+        "alert": "FAILED",
+        "stop": "FAILED",
+        "nothing_judged": "NOT JUDGED",
+        "monitor_error": "INTERNAL ERROR",
+    }.get(report["exit_reason"], "OK" if report["verdict"] != "warned" else "WARNED")
+    return what if words in ("ok", "") else f"{what}, {words}"

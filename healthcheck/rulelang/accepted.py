@@ -1,0 +1,194 @@
+"""Known alerts: ``healthcheck-accepted.yaml``, written by ``healthcheck accept``.
+
+An accepted alert is still judged, recorded and shown, but does not count for the exit code: an old
+project can switch healthcheck on, and only what is new fails. Unlike a mute it has no span of
+steps, names series, and its actions run. One entry::
+
+    version: 1
+    accepted:
+      - rule: no-gradient
+        series: "grad_norm[head.*]"     # glob; left out: every series of the rule
+        script: train_rl.py             # glob; left out: every script
+        reason: frozen on purpose since March
+        since: 2026-11-27
+
+Entries that matched nothing in a run are reported, as unused ignores are.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import Problem, RuleFileError
+from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.loader import load_file
+from healthcheck.rulelang.rule import Origin
+
+FILE_NAME = "healthcheck-accepted.yaml"
+KEYS = ("rule", "series", "script", "reason", "since")
+
+HEADER = """\
+# Alerts that are known and accepted; they are shown and do not fail a run. Written by `healthcheck accept`.
+version: 1
+accepted:
+"""
+
+
+NOWHERE = Origin(FILE_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """One entry."""
+
+    rule: str
+    reason: str
+    series: str = "*"
+    script: str = "*"
+    since: str = ""
+    origin: Origin = NOWHERE
+
+    def covers(self, rule: str, series: str, script: str = "") -> bool:
+        return (
+            _matches(self.rule, rule)
+            and _matches(self.series, series)
+            and (self.script == "*" or _matches(self.script, script) or _matches(self.script, Path(script).name))
+        )
+
+
+@dataclass(slots=True)
+class Accepted:
+    """All entries of one file, and which of them were needed."""
+
+    entries: list[Acceptance] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+
+    def reason(self, rule: str, series: Iterable[str], script: str = "") -> str:
+        """Why an alert is accepted; empty if some series of it is not."""
+        reasons: dict[str, None] = {}
+        hits: set[int] = set()
+        for name in series:
+            found = next((i for i, entry in enumerate(self.entries) if entry.covers(rule, name, script)), None)
+            if found is None:
+                return ""
+            hits.add(found)
+            reasons[self.entries[found].reason] = None
+        self.used |= hits
+        return "; ".join(reasons)
+
+    def unused(self) -> list[Acceptance]:
+        """Entries that no alert needed: fixed, or mistyped."""
+        return [entry for i, entry in enumerate(self.entries) if i not in self.used]
+
+
+def load_accepted(path: Path) -> Accepted:
+    """Read the file. Raises ``RuleFileError`` with all its mistakes."""
+    document = load_file(path)
+    problems = list(document.problems)
+    accepted = Accepted()
+    if not problems:
+        problems += _shape(document)
+    if not problems:
+        for i, entry in enumerate(document.data["accepted"] or ()):
+            mark = document.mark(("accepted", i))
+            origin = Origin(document.path, mark.line, mark.column) if mark else Origin(document.path)
+            accepted.entries.append(
+                Acceptance(
+                    entry["rule"],
+                    entry["reason"],
+                    entry.get("series", "*"),
+                    entry.get("script", "*"),
+                    entry.get("since", ""),
+                    origin,
+                )
+            )
+    if problems:
+        raise RuleFileError(problems)
+    return accepted
+
+
+def find_accepted(start: Path) -> Path | None:
+    """The nearest file, from a folder up to the root of its repository."""
+    for folder in (start, *start.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+        if (folder / ".git").exists():
+            break
+    return None
+
+
+def add_accepted(path: Path, entries: Iterable[Acceptance]) -> list[Acceptance]:
+    """Append entries that are not covered yet; returns those. The write is atomic, comments stay."""
+    known = load_accepted(path).entries if path.is_file() else []
+    added: list[Acceptance] = []
+    for entry in entries:
+        if entry not in added and not any(k.covers(entry.rule, entry.series, entry.script) for k in [*known, *added]):
+            added.append(entry)
+    if added:
+        text = path.read_text(encoding="utf-8") if known or path.is_file() else HEADER
+        text = text.replace("accepted: []", "accepted:").rstrip("\n") + "\n" + "".join(map(_written, added))
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    return added
+
+
+def _written(entry: Acceptance) -> str:
+    lines = [f"  - rule: {_quoted(entry.rule)}"]
+    if entry.series != "*":
+        lines.append(f"    series: {_quoted(entry.series)}")
+    if entry.script != "*":
+        lines.append(f"    script: {_quoted(entry.script)}")
+    lines.append(f"    reason: {_quoted(entry.reason)}")
+    if entry.since:
+        lines.append(f"    since: {_quoted(entry.since)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """JSON strings are YAML strings, whatever is in them."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _shape(document: Document) -> list[Problem]:
+    data = document.data
+    if not isinstance(data, Mapping) or data.get("version") != 1:
+        return [document.problem((), "no-version", "the file does not say `version: 1`")]
+    problems = [
+        document.problem(
+            (key,), "unknown-key", f'unknown key "{key}"', key=True, suggestion=suggest(key, ("accepted",))
+        )
+        for key in data
+        if key not in ("version", "accepted")
+    ]
+    listed: Any = data.get("accepted", [])
+    if listed is not None and not isinstance(listed, list):
+        return [*problems, document.problem(("accepted",), "bad-value", "expected a list of {rule, reason}")]
+    for i, entry in enumerate(listed or ()):
+        where = ("accepted", i)
+        if not isinstance(entry, Mapping):
+            problems.append(document.problem(where, "bad-value", "expected {rule: ..., reason: ...}"))
+            continue
+        for key, value in entry.items():
+            if key not in KEYS:
+                hint = suggest(key, KEYS)
+                problems.append(
+                    document.problem((*where, key), "unknown-key", f'unknown key "{key}"', key=True, suggestion=hint)
+                )
+            elif not isinstance(value, str) or not value:
+                problems.append(document.problem((*where, key), "bad-value", f"`{key}` is text"))
+        missing = [key for key in ("rule", "reason") if key not in entry]
+        problems += [document.problem(where, "missing-key", f"`{key}` is missing here") for key in missing]
+    return problems
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """A glob in which ``[`` is a plain character, since series names are full of brackets."""
+    return pattern == text or fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))

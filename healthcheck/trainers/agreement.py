@@ -1,0 +1,177 @@
+"""All ranks decide together: a stop is a proposal until every rank knows of it.
+
+One rank that leaves a training loop alone makes the others hang in their next collective. So a rank
+that wants to stop says so at a *sync point* (every ``sync_every`` steps) and all ranks, itself
+included, act on it at the next one: a step fixed by arithmetic, never by arrival.
+
+The ranks talk through the rendezvous store that ``torch.distributed`` has anyway. That needs no
+process group of our own, so a rank that is not watched cannot be made to hang in a collective that
+it does not know of; it is merely missing, and then nobody agrees on anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PREFIX = "healthcheck/agree"
+PATIENCE_SECONDS = 60.0
+"""How long a rank waits at a sync point for the others, who are in the same step or the next one."""
+POLLS = 50
+"""Sync points after which ranks that have not announced themselves count as not watched."""
+
+
+class StoreAgreement:
+    """Implements :class:`healthcheck.protocols.Agreement` over a ``torch.distributed`` store.
+
+    :param store: has ``add``, ``set``, ``get``, ``check``; shared by all ranks.
+    :param sync_every: steps between two sync points; the same on all ranks.
+    :param note: says one line to the user.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        sync_every: int,
+        note: Callable[[str], None],
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.sync_every = max(1, sync_every)
+        self.note = note
+        self.patience = patience
+        self.broken = ""
+        """Why the ranks do not agree (any more); empty while they do or may yet."""
+        self._announced = False
+        self._start: int | None = None
+        self._polls = 0
+        self._proposal: Mapping[str, Any] | None = None
+        self._asked: int | None = None
+        """Sync point whose answers are read at the next one."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a proposal made now will be decided by all ranks."""
+        return not self.broken
+
+    def propose(self, request: Mapping[str, Any]) -> None:
+        """Ask all ranks for something at the next sync point; the first proposal stands."""
+        if self._proposal is None:
+            self._proposal = dict(request)
+
+    def exchange(self, step: int) -> Mapping[str, Any] | None:
+        """Call at the end of every step on every rank. Returns what all ranks do now, or None."""
+        if self.broken or step % self.sync_every:
+            return None
+        try:
+            if self._start is None:
+                self._meet(step)
+                return None
+            return self._sync(step) if step >= self._start else None
+        except Exception as error:  # the store is gone: a rank has left or the network has
+            self._give_up(f"the rendezvous store does not answer ({type(error).__name__})")
+            return None
+
+    def close(self) -> None:
+        """This rank is done; the others must not wait for its answers."""
+        if not self._announced:
+            return
+        with contextlib.suppress(Exception):
+            if self._start is None and not self.broken:
+                self._name_missing()
+            self.store.add(f"{PREFIX}/done", 1)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _meet(self, step: int) -> None:
+        """Announce this rank; once all are there, fix the first sync point from what they announced."""
+        if not self._announced:
+            self.store.set(f"{PREFIX}/rank/{self.rank}", str(step))
+            self.store.add(f"{PREFIX}/here", 1)
+            self._announced = True
+        if self.store.add(f"{PREFIX}/here", 0) >= self.world_size:
+            steps = [int(self.store.get(f"{PREFIX}/rank/{rank}")) for rank in range(self.world_size)]
+            self._start = (max(steps) // self.sync_every + 2) * self.sync_every
+            if step > self._start:
+                self._give_up("the ranks are too many steps apart")
+            elif step == self._start:
+                self._sync(step)
+            return
+        self._polls += 1
+        if self._polls > POLLS:
+            self._name_missing()
+
+    def _name_missing(self) -> None:
+        missing = [str(r) for r in range(self.world_size) if not self.store.check([f"{PREFIX}/rank/{r}"])]
+        if missing:
+            self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched")
+
+    def _sync(self, step: int) -> Mapping[str, Any] | None:
+        """Read the answers of the sync point before, then give our own for this one."""
+        decided = self._read(self._asked) if self._asked is not None else None
+        key = f"{PREFIX}/{step}"
+        if self._proposal is not None and decided is None:
+            self.store.set(f"{key}/why/{self.store.add(f'{key}/stop', 1)}", json.dumps({**self._proposal, "rank": self.rank}))
+        self.store.add(f"{key}/n", 1)
+        if self.rank == 0 and self._asked is not None:
+            self._forget(self._asked - self.sync_every)
+        self._asked = step
+        return decided
+
+    def _read(self, asked: int) -> Mapping[str, Any] | None:
+        key = f"{PREFIX}/{asked}"
+        deadline = time.monotonic() + self.patience
+        while self.store.add(f"{key}/n", 0) + self.store.add(f"{PREFIX}/done", 0) < self.world_size:
+            if time.monotonic() > deadline:
+                self._give_up(f"not all ranks reached step {asked:,} within {self.patience:g} s")
+                return None
+            time.sleep(0.001)
+        count = self.store.add(f"{key}/stop", 0)
+        if not count:
+            return None
+        asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, 64) + 1)]
+        first = min(asked_for, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
+        return {**first, "ranks": sorted(int(p["rank"]) for p in asked_for if p["rule"] == first["rule"])}
+
+    def _forget(self, asked: int) -> None:
+        if asked > 0 and hasattr(self.store, "delete_key"):
+            for name in ("n", "stop"):
+                with contextlib.suppress(Exception):
+                    self.store.delete_key(f"{PREFIX}/{asked}/{name}")
+
+    def _give_up(self, why: str) -> None:
+        self.broken = why
+        if self.rank == 0 or self._proposal is not None:
+            self.note(f"ranks do not agree on stops: {why}; each rank only reports")
+
+
+def agreement_of(session: Any) -> StoreAgreement | None:
+    """The agreement of this job's ranks, once ``torch.distributed`` is initialised.
+
+    None for a single process, without a process group, or with ``agree: off`` (``HEALTHCHECK_AGREE``).
+    """
+    settings = session.settings
+    if session.info.world_size < 2 or settings.get("agree", "auto") == "off" or "torch" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    try:
+        store = dist.distributed_c10d._get_default_store()
+    except Exception as error:
+        session.note(f"ranks cannot agree on stops: no rendezvous store ({type(error).__name__}: {error})")
+        return None
+    on_cpu = "nccl" not in str(dist.get_backend())
+    every = settings.get("sync_every") or (1 if on_cpu else 10)
+    return StoreAgreement(store, dist.get_rank(), dist.get_world_size(), sync_every=int(every), note=session.note)
+

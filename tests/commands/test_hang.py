@@ -1,0 +1,73 @@
+"""A run that hangs: it is said where, from a thread, while the main thread cannot say anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.randn(8, 4)).pow(2).mean().backward(); optimizer.step(); optimizer.zero_grad()
+def stuck():
+    time.sleep(SECONDS)
+for i in range(5):
+    step()
+stuck()
+step()
+print("finished")
+"""
+
+RULES = """
+version: 1
+rules:
+  hang:
+    metric: heartbeat
+    when: {stale: {after: 2s, first: 60s}}
+    severity: error
+    then: [dump_stacks, THEN]
+"""
+
+
+def write(folder: Path, seconds: int, then: str) -> None:
+    (folder / "train.py").write_text(SCRIPT.replace("SECONDS", str(seconds)))
+    (folder / "healthcheck.yaml").write_text(RULES.replace("THEN", then))
+
+
+def test_a_hang_is_reported_with_the_line_and_nothing_is_killed(healthcheck_command: Run, tmp_path: Path) -> None:
+    write(tmp_path, 8, "warn")
+    done = healthcheck_command("run", "--report", "json=report.json", "train.py")
+    assert "finished" in done.stdout
+    assert "ERROR hang  step 5" in done.stderr
+    assert "train.py:8 in stuck" in done.stderr
+    assert done.returncode == 1
+    (alert,) = json.loads((tmp_path / "report.json").read_text())["alerts"]
+    assert alert["rule"] == "hang"
+    assert Path(alert["actions"][0]["path"]).read_text().count("train.py") >= 1
+
+
+def test_abort_ends_the_process_with_the_code_of_the_rule_and_a_report(healthcheck_command: Run, tmp_path: Path) -> None:
+    write(tmp_path, 300, "{stop: {mode: abort, exit_code: 17}}")
+    done = healthcheck_command("run", "--report", "json=report.json", "train.py", timeout=120)
+    assert done.returncode == 17
+    assert "finished" not in done.stdout
+    assert "STOPPED at step 5 by hang" in done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 17
+
+
+def test_observe_mode_does_not_end_a_hang(healthcheck_command: Run, tmp_path: Path) -> None:
+    write(tmp_path, 10, "{stop: {mode: abort, exit_code: 17}}")
+    done = healthcheck_command("run", "--observe", "train.py")
+    assert "finished" in done.stdout
+    assert done.returncode == 0
+    assert "would have stopped" in done.stderr

@@ -1,0 +1,114 @@
+"""Every shipped rule has a page, and the examples on it are true: they run through the engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.engine.engine import Engine
+from healthcheck.rulelang.rule import RuleSet
+from healthcheck.ruletests.notation import expand, parse_series
+from healthcheck.samples import Sample
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "rules"
+PACK = yaml.safe_load((ROOT / "rules" / "recommended.yaml").read_text())["rules"]
+HEADINGS = [
+    "What it checks",
+    "Why it matters",
+    "Example that fires",
+    "Example that does not",
+    "What to do",
+    "Options",
+    "Known false positives",
+]
+EXAMPLE = re.compile(r"^(?P<series>.+?)\s*-> (?P<expected>fires(?: at step (?P<step>\d+))?|ok)$", re.MULTILINE)
+SERIES = re.compile(r'([\w.]+): "([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of an example block."""
+
+    rule: str
+    series: tuple[tuple[str, str], ...]
+    text: str
+    fires: bool
+    step: int | None
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+def page(rule: str) -> str:
+    return (PAGES / f"{rule}.md").read_text(encoding="utf-8")
+
+
+def examples() -> list[Example]:
+    found = []
+    for rule in PACK:
+        if not (PAGES / f"{rule}.md").exists():
+            continue
+        for match in EXAMPLE.finditer(page(rule)):
+            step = int(match["step"]) if match["step"] else None
+            series = tuple(SERIES.findall(match["series"]))
+            found.append(Example(rule, series, match[0], match["expected"] != "ok", step))
+    return found
+
+
+@pytest.fixture(scope="module")
+def pack() -> RuleSet:
+    return load_rules_for(host=plugin_host(), rules="healthcheck:recommended")
+
+
+@pytest.mark.parametrize("rule", PACK)
+def test_a_rule_has_a_page_with_the_usual_headings(rule: str) -> None:
+    text = page(rule)
+    assert text.startswith(f"# {rule}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    assert PACK[rule]["docs"] == f"rules/{rule}"
+
+
+@pytest.mark.parametrize("rule", PACK)
+def test_a_page_shows_the_rule_firing_and_silent(rule: str) -> None:
+    outcomes = {example.fires for example in examples() if example.rule == rule}
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("example", examples(), ids=str)
+def test_an_example_does_what_the_page_says(example: Example, pack: RuleSet) -> None:
+    engine = Engine(pack)
+    series = {name: expand(parse_series(text), f"{example.rule}/{name}").values for name, text in example.series}
+    assert series, "an example needs a series"
+    for step in range(1, max(map(len, series.values())) + 1):
+        samples = [
+            Sample(name, step, value)
+            for name, values in series.items()
+            if step <= len(values) and (value := values[step - 1]) is not None
+        ]
+        engine.evaluate(step, samples, float(step))
+    fired = [alert.fired_step for alert in engine.alerts if alert.rule == example.rule]
+    assert bool(fired) == example.fires, f"fired at {fired}"
+    if example.step is not None:
+        assert fired[0] == example.step
+
+
+@pytest.mark.parametrize("rule", PACK)
+def test_a_rule_says_what_to_try_and_what_it_is_about(rule: str, pack: RuleSet) -> None:
+    (compiled,) = [r for r in pack.rules if r.id == rule]
+    assert compiled.hint
+    assert compiled.tags
+    assert compiled.message is not None
+
+
+def test_only_the_non_finite_rules_may_stop_a_run(pack: RuleSet) -> None:
+    assert {rule.id for rule in pack.rules if rule.may_stop} == {"loss-not-finite", "grads-not-finite"}
+
+
+def test_no_page_is_left_of_a_rule_that_does_not_exist() -> None:
+    assert {path.stem for path in PAGES.glob("*.md")} - {"README"} == set(PACK)

@@ -1,0 +1,115 @@
+"""Several ranks: they stop together, at one step, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+TRAIN = """
+    import os, sys, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(40):
+        x = torch.randn(8, 4)
+        y = x.sum(1, keepdim=True)
+        if rank == int(os.environ["BAD_RANK"]) and step == 20:
+            y = y * float("nan")
+        loss = ((model(x) - y) ** 2).mean()
+        optimizer.zero_grad(); loss.backward()
+        try:
+            optimizer.step()
+        finally:
+            finite = all(bool(torch.isfinite(p).all()) for p in model.parameters())
+            print(f"rank {rank} step {step + 1} finite {finite}", flush=True)
+    print(f"rank {rank} ended", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def launch(folder: Path, world: int, *, bad_rank: int, watched: set[int], timeout: float = 180) -> list[tuple[int, str, str]]:
+    """Start one process per rank, as a launcher does; returns (exit code, stdout, stderr) by rank."""
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(TRAIN))
+    base = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
+    base |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world),
+        "BAD_RANK": str(bad_rank),
+        "OMP_NUM_THREADS": "1",
+        "HEALTHCHECK_RUNS": str(folder / "runs"),
+    }
+    healthcheck = [sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run"]
+    ranks = [
+        subprocess.Popen(
+            [*(healthcheck if rank in watched else [sys.executable]), str(script)],
+            env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    results = []
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=timeout)
+            results.append((process.returncode, out, err))
+    finally:
+        for process in ranks:
+            process.kill()
+    return results
+
+
+def last_step(out: str) -> int:
+    return max(int(n) for n in re.findall(r"step (\d+)", out))
+
+
+def test_a_nan_on_one_rank_ends_all_ranks_at_the_same_step_with_finite_weights(tmp_path):
+    first, second = launch(tmp_path, 2, bad_rank=1, watched={0, 1})
+    assert (first[0], second[0]) == (1, 1)
+    assert last_step(first[1]) == last_step(second[1])
+    assert last_step(first[1]) <= 23
+    assert "finite False" not in first[1] + second[1]
+    assert "ended" not in first[1] + second[1]
+    assert "loss-not-finite on rank 1 only, first seen at step 21" in first[2]
+    assert "healthcheck" not in second[2]  # one voice
+    report = json.loads((tmp_path / "runs/latest/report.json").read_text())
+    assert (report["exit_reason"], report["stop"]["rule"]) == ("stop", "loss-not-finite")
+
+
+def test_a_rank_that_nobody_watches_makes_nobody_hang_and_is_named(tmp_path):
+    first, second = launch(tmp_path, 2, bad_rank=7, watched={0})
+    assert (first[0], second[0]) == (0, 0)
+    assert "rank 0 ended" in first[1]
+    assert "rank 1 ended" in second[1]
+    assert "rank 1 is not watched" in first[2]
+
+
+def test_without_an_agreement_a_stop_is_reported_and_nobody_leaves_alone(tmp_path):
+    first, second = launch(tmp_path, 2, bad_rank=0, watched={0})
+    assert "rank 0 ended" in first[1]
+    assert "rank 1 ended" in second[1]
+    assert "would have stopped" in first[2] or "proposed" in first[2]
+    assert first[0] == 1

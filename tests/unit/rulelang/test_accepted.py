@@ -1,0 +1,69 @@
+"""Known alerts do not fail a run; only what is new does."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.errors import RuleFileError
+from healthcheck.rulelang.accepted import FILE_NAME, Acceptance, add_accepted, find_accepted, load_accepted
+
+
+def test_what_is_written_is_read_again_and_comments_stay(tmp_path) -> None:
+    path = tmp_path / FILE_NAME
+    first = Acceptance("no-gradient", 'frozen: "on purpose"', series="grad_norm[head.*]", since="2026-11-27")
+    assert add_accepted(path, [first, first]) == [first]
+    path.write_text(path.read_text() + "  # a remark\n")
+    second = Acceptance("loss-spike", "known data", script="train_rl.py")
+    assert add_accepted(path, [first, second]) == [second]
+    entries = load_accepted(path).entries
+    assert [(e.rule, e.reason, e.series, e.script, e.since) for e in entries] == [
+        (first.rule, first.reason, first.series, "*", first.since),
+        (second.rule, second.reason, "*", second.script, ""),
+    ]
+    assert entries[1].origin.line > entries[0].origin.line
+    assert "# a remark" in path.read_text()
+
+
+def test_an_alert_is_accepted_only_if_all_of_its_series_are(tmp_path) -> None:
+    path = tmp_path / FILE_NAME
+    add_accepted(
+        path, [Acceptance("no-gradient", "frozen", series="grad_norm[head.*]"), Acceptance("loss-spike", "data")]
+    )
+    accepted = load_accepted(path)
+    assert accepted.reason("no-gradient", ["grad_norm[head.a]", "grad_norm[head.b]"]) == "frozen"
+    assert accepted.reason("no-gradient", ["grad_norm[head.a]", "grad_norm[body.b]"]) == ""
+    assert [e.rule for e in accepted.unused()] == ["loss-spike"]
+
+
+def test_scripts_are_known_by_path_or_name() -> None:
+    entry = Acceptance("a", "b", script="train_*.py")
+    assert entry.covers("a", "loss", "jobs/train_rl.py")
+    assert not entry.covers("a", "loss", "jobs/sft.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accepted: []\n",
+        "version: 1\naccepted: {a: b}\n",
+        "version: 1\naccepted: [a]\n",
+        "version: 1\naccepted: [{rule: a}]\n",
+        "version: 1\naccepted: [{rule: a, reason: b, serie: c}]\n",
+        "version: 1\nacepted: []\n",
+        "version: 1\naccepted: [{rule: a, reason: }]\n",
+        "",
+        "version: 1\naccepted: [\n",
+    ],
+)
+def test_mistakes_are_all_named(tmp_path, text) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(RuleFileError):
+        load_accepted(tmp_path / FILE_NAME)
+
+
+def test_the_nearest_file_up_to_the_repository_root_is_found(tmp_path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert find_accepted(tmp_path / "a" / "b") is None
+    (tmp_path / FILE_NAME).write_text("version: 1\naccepted: []\n")
+    assert find_accepted(tmp_path / "a" / "b") == tmp_path / FILE_NAME

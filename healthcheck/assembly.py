@@ -17,7 +17,7 @@ from healthcheck.clock import LiveClock, VirtualClock
 from healthcheck.engine.engine import Engine
 from healthcheck.plugins import PluginHost
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.rulelang.discover import discover
+from healthcheck.rulelang.discover import Discovery, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
 from healthcheck.session import RunInfo, Session
@@ -65,14 +65,14 @@ def load_rules_for(
 ) -> RuleSet:
     """Find, read, merge and compile rules.
 
-    :param rules: path, pack name, YAML text or dict, or a list of these; None discovers the
-        nearest ``healthcheck.yaml``, then ``[tool.healthcheck]``, then the recommended pack.
+    :param rules: path, pack name, YAML text or dict, or a list of these, or what ``discover``
+        found; None discovers the nearest ``healthcheck.yaml``, then ``[tool.healthcheck]``, then the recommended pack.
     :param settings: what the command line said; beats environment, file and pack.
     :param notes: sentences worth saying once are appended here.
 
     Raises ``RuleFileError`` with all problems of all files.
     """
-    found = discover(rules)
+    found = rules if isinstance(rules, Discovery) else discover(rules)
     if notes is not None:
         notes.extend(found.notes)
     ruleset = load_rules(
@@ -124,9 +124,10 @@ def open_session(
     given = dict(settings or {})
     if reports:
         given["report"] = dict(reports)
-    host = plugin_host(plugins, strict=strict_plugins)
+    found = discover(rules)
+    host = plugin_host((*found.plugins, *plugins), strict=strict_plugins)
     ruleset = load_rules_for(
-        host=host, rules=rules, profile=profile, off=off, only=only, set=set, mute=mute, settings=given, notes=notes
+        host=host, rules=found, profile=profile, off=off, only=only, set=set, mute=mute, settings=given, notes=notes
     )
     notes.extend(str(failure) for failure in host.failures)
     if not console:

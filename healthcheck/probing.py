@@ -44,13 +44,14 @@ class ProbeBoard:
         self.by_kind: dict[EventKind, list[Probe]] = {}
         self.cost: dict[str, ProbeCost] = {}
         self.pending: list[Sample] = []
+        self._declared = {metric.key for probe in probes.values() for metric in probe.provides}
         self.plan()
 
     def plan(self) -> None:
         """Wire the wanted probes to their events."""
         self.by_kind = {}
         for name, probe in self.probes.items():
-            if self.dispatch.is_quarantined(name) or not any(self.demand.wants(m.key) for m in probe.provides):
+            if self.dispatch.is_quarantined(name) or not self._wanted(probe):
                 continue
             self.cost.setdefault(name, ProbeCost())
             plan = getattr(probe, "plan", None)
@@ -62,6 +63,13 @@ class ProbeBoard:
                     continue
             for kind in probe.listens_to:
                 self.by_kind.setdefault(kind, []).append(probe)
+
+    def _wanted(self, probe: Probe) -> bool:
+        """Whether some rule asks for a metric that this probe provides, by name or by prefix."""
+        if any(self.demand.wants(metric.key) for metric in probe.provides):
+            return True
+        prefixes = tuple(getattr(probe, "provides_prefixes", ()))
+        return any(key not in self._declared and key.startswith(prefixes) for key in self.demand.every) if prefixes else False
 
     def sample(self, event: Event) -> None:
         """Let every probe of this event's kind look; errors are kept with the probe's name."""
@@ -86,6 +94,17 @@ class ProbeBoard:
         """The samples since the last call."""
         pending, self.pending = self.pending, []
         return pending
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the probes must keep over a resume, by probe name."""
+        wired = {p.name: p for listed in self.by_kind.values() for p in listed}
+        return {name: p.state_dict() for name, p in wired.items() if hasattr(p, "state_dict")}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        for name, state in saved.items():
+            probe = self.probes.get(name)
+            if probe is not None and hasattr(probe, "load_state_dict"):
+                probe.load_state_dict(state)
 
     def close(self, guard: Callable[[Callable[[], Any]], None]) -> None:
         for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():

@@ -57,6 +57,7 @@ class Device(Protocol):
     @property
     def kind(self) -> str: ...
 
+    def capacity_bytes(self) -> int: ...
     def allocated_bytes(self) -> int: ...
     def reserved_bytes(self) -> int: ...
     def release_cached(self) -> None:
@@ -138,13 +139,19 @@ class Probe(Protocol):
     not yielded: no gradients is not a zero norm.
 
     A probe may also have ``plan(demand)``, called once before the first event and again when the
-    demand changes, ``close()``, called at the end of the run, and ``state_dict`` /
-    ``load_state_dict`` for what must survive a resume.
+    demand changes, ``close()``, called at the end of the run, ``state_dict`` / ``load_state_dict``
+    for what must survive a resume, and ``provides_prefixes``: prefixes of further metric names that
+    come from here (``eval.``), known only when they do.
     """
 
-    name: str
-    listens_to: tuple[EventKind, ...]
-    provides: tuple[Metric, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def listens_to(self) -> tuple[EventKind, ...]: ...
+
+    @property
+    def provides(self) -> tuple[Metric, ...]: ...
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]: ...
 
@@ -265,12 +272,14 @@ class ActionContext:
 class Report(Protocol):
     """Where alerts and samples go. All methods are optional; the missing ones cost nothing.
 
-    ``start(run)``, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
+    ``start(session)``, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
     ``cleared(alert)``, ``acted(alert)`` after its actions ran, ``note(text)``,
-    ``finish(report)`` with the content of ``report.json``.
+    ``finish(report)`` with the content of ``report.json``. A report that needs ``samples`` or
+    ``transition`` only sometimes sets them on itself in ``start``.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
 
 class SampleSink(Protocol):

@@ -126,10 +126,11 @@ class RuleTestItem(pytest.Item):
         except UsageError as error:
             raise BadRuleTestFile(_complaint(error)) from None
         if self.config.getoption("healthcheck_coverage"):
+            where = self.book.rules_name
             self.user_properties += [
-                (RULES, self.book.own_rules()),
-                (FIRED, list(result.fired)),
-                (SILENT, list(result.silent)),
+                (RULES, [f"{where}::{rule}" for rule in self.book.own_rules()]),
+                (FIRED, [f"{where}::{rule}" for rule in result.fired]),
+                (SILENT, [f"{where}::{rule}" for rule in result.silent]),
             ]
         if not result.passed:
             raise RuleTestFailed(result.text)
@@ -218,9 +219,13 @@ class RuleCoverage:
         if not self.rules:
             return
         missing = self.missing()
+        several = len({rule.rpartition("::")[0] for rule in self.rules}) > 1
         terminalreporter.section("rule coverage")
         for rule, lacks in missing:
-            terminalreporter.write_line(f"  {rule}: {lacks}")
+            where, _, name = rule.rpartition("::")
+            terminalreporter.write_line(
+                f"  {name} ({_shown(Path(where))}): {lacks}" if several else f"  {name}: {lacks}"
+            )
         terminalreporter.write_line(
             f"{len(self.rules) - len(missing)} of {len(self.rules)} rules have a firing and a silent test"
         )

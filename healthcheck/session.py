@@ -95,6 +95,8 @@ class Session:
         self.event_cost: dict[EventKind, int] = {}
         self.history = History()
         self.last_event: tuple[EventKind, float] = (EventKind.TRAIN_START, self.clock.monotonic())
+        self.judged_at = 0.0
+        """Seconds of active training at the last judgement: the engine's clock, for the record."""
         self.controls: LatchingControls | None = None
         self.mailbox = mailbox
         self.reports: list[Report] = list(host.registry.reports.values())
@@ -190,6 +192,20 @@ class Session:
         """One line for the person who watches the console."""
         self._tell("note", text)
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that must survive a resume, as plain JSON values: detectors and probes."""
+        return {"engine": self.engine.state_dict(), "probes": self.probing.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Restore before the first event; returns one sentence for every rule that starts fresh.
+
+        Raises ``StateError`` for a state that this version cannot read.
+        """
+        fresh = self.engine.load_state_dict(saved["engine"])
+        self.probing.load_state_dict(saved.get("probes", {}))
+        self.step = self.engine.step
+        return fresh
+
     # -- what adapters call -----------------------------------------------------------
 
     def bind(self, controls: Controls) -> None:
@@ -269,13 +285,14 @@ class Session:
         with self._lock:
             if self.probing.pending:
                 self.mailbox.post(event.step, self.probing.take())
+            self.judged_at = self.active()
             ready = self.mailbox.drain() if event.kind in _DRAINED_AT else self.mailbox.ready()
             if ready or event.kind is EventKind.STEP_END:
                 if ready:
                     self.history.remember(ready)
                     self.dispatch.call("samples", event.step, self, event.step, ready)
                     self._tell("samples", event.step, ready)
-                self._handle(self.engine.evaluate(event.step, ready, self.active()), event)
+                self._handle(self.engine.evaluate(event.step, ready, self.judged_at), event)
             if event.kind is EventKind.STEP_END:
                 self._exchange(event.step)
 

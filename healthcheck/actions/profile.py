@@ -77,7 +77,7 @@ class _Recording:
         self.left = steps + context.before_update  # the step that is under way is not a whole one
         self.say = context.say
         self.over = False
-        self.profiler = torch.profiler.profile(activities=activities)
+        self.profiler = torch.profiler.profile(activities=activities, acc_events=True)
         self.profiler.start()
         self.hook = register_optimizer_step_post_hook(lambda *_: self._stepped())
 

@@ -19,6 +19,7 @@ NAME = "check"
 HELP = "check rule files: all mistakes at once, with line and column"
 GROUP = "Write rules"
 
+ACCEPTED = "healthcheck-accepted.yaml"
 SKIPPED_FOLDERS = {"node_modules", "healthcheck-runs", "__pycache__"}
 
 
@@ -47,9 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from healthcheck.assembly import plugin_host
+    from healthcheck.rulelang.discover import configured_plugins
     from healthcheck.rulelang.problems import ordered
 
-    host = plugin_host(args.plugins)
+    host = plugin_host([*configured_plugins(), *args.plugins])
     for failure in host.failures:
         print(f"healthcheck: {failure}", file=sys.stderr)
     groups, notes = _sources(args.paths)
@@ -124,7 +126,11 @@ def _rule_files(folder: Path) -> Iterator[Path]:
     """Rule files below a folder: named so, or YAML that says ``version`` and has rules."""
     for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
         inner = path.relative_to(folder).parts[:-1]
-        if any(part in SKIPPED_FOLDERS or part.startswith(".") for part in inner) or ".hctest." in path.name:
+        if (
+            any(part in SKIPPED_FOLDERS or part.startswith(".") for part in inner)
+            or ".hctest." in path.name
+            or path.name == ACCEPTED
+        ):
             continue
         if path.name.startswith("healthcheck"):
             yield path

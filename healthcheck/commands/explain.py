@@ -34,10 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from healthcheck.assembly import plugin_host
     from healthcheck.rulelang.compile import load_all
-    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.discover import configured_plugins, discover
     from healthcheck.rulelang.settings import SETTINGS
 
-    registry = plugin_host(args.plugins).registry
+    registry = plugin_host([*configured_plugins(), *args.plugins]).registry
     found = discover(args.rules)
     loaded = load_all(found.sources, registry=registry, profile=args.profile)
     rules = loaded.merged.rules

@@ -135,8 +135,8 @@ def _latest(name: str) -> str:
     from healthcheck.reports.runs import find_run
 
     try:
-        return str(find_run(name).path)
-    except (UsageError, AttributeError):
+        return str(find_run(name).folder)
+    except UsageError:
         return name
 
 

@@ -31,9 +31,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from healthcheck.assembly import plugin_host
+    from healthcheck.rulelang.discover import configured_plugins
     from healthcheck.rulelang.schema import build_schema, dump_schema
 
-    text = dump_schema(build_schema(plugin_host(args.plugins).registry))
+    text = dump_schema(build_schema(plugin_host([*configured_plugins(), *args.plugins]).registry))
     if args.install is None:
         print(text, end="")
         return 0

@@ -42,6 +42,17 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
         lines.append(f"  note    {found.problem}")
     lines += _table(found)
     lines += [f"  {name.ljust(7)} {text}" for name, text in _facts(found, units) if text]
+    return lines + ranks_text(found.run)
+
+
+def ranks_text(run: Run) -> list[str]:
+    """Where alerts of other ranks are told."""
+    lines = []
+    for other in run.other_ranks[:8]:
+        rules = shorten(list(dict.fromkeys(str(alert["rule"]) for alert in other.alerts)), 3)
+        lines.append(f"  {other.name}: {rules}    healthcheck why {other.shown}")
+    if len(run.other_ranks) > 8:
+        lines.append(f"  and {len(run.other_ranks) - 8} more ranks with alerts: {run.shown}/rank-*")
     return lines
 
 
@@ -177,9 +188,9 @@ def silent_text(run: Run, rule: str | None) -> list[str]:
             return [f"{rule} was not judged in {run.name}: {entry.get('reason', '')}"]
         return [f"{rule} did not fire in {run.name}: {entry['samples']:,} samples judged", *_approaches({rule: entry})]
     if run.report is None:
-        return [f"no alert in {run.name} so far; the run is {run.status} (no report)"]
+        return [f"no alert in {run.name} so far; the run is {run.status} (no report)", *ranks_text(run)]
     head = f"no alert in {run.name}: {run.report.get('exit_words', '')}, {step(run.steps)} steps"
-    return [head, f"  {count_line(entries)}", *_approaches(entries)]
+    return [head, f"  {count_line(entries)}", *ranks_text(run), *_approaches(entries)]
 
 
 def _approaches(entries: dict[str, Any], most: int = 5) -> list[str]:

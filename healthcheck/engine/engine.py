@@ -16,7 +16,7 @@ from healthcheck.engine.rulestate import RuleState
 from healthcheck.errors import StateError
 from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Derived, Mute, Rule, RuleSet
-from healthcheck.samples import NO_LABELS, Sample
+from healthcheck.samples import NO_LABELS, Sample, decode_number, encode_number
 from healthcheck.verdicts import Alert, Severity, Transition
 
 STATE_VERSION = 1
@@ -125,10 +125,17 @@ class Engine:
             for sample in samples:
                 self._feed_sides(sample)
         for sample in samples:
+            watching = by_metric.get(sample.metric)
+            if watching is None:
+                continue
             labels, value, at = sample.labels, sample.value, sample.step
-            for state in by_metric.get(sample.metric, ()):
-                if state.special and not self._admit(state, sample, now, transitions, touched):
-                    continue
+            for state in watching:
+                if state.special:
+                    if state.only_phase:
+                        if state.phase != sample.phase:
+                            continue
+                    elif not self._admit(state, sample, now, transitions, touched):
+                        continue
                 series = state.series.get(labels) or state.state_of(labels)
                 if series is not None:
                     result = series.feed(value, at, now)
@@ -224,6 +231,12 @@ class Engine:
 
     def _derive(self, step: int, samples: Sequence[Sample]) -> Sequence[Sample]:
         """Remember what guards and derived metrics look up; append what can be computed."""
+        tracked = self._tracked
+        for sample in samples:
+            if sample.metric in tracked:
+                break
+        else:
+            return samples
         extended = list(samples)
         ready: dict[int, tuple[Derived, Sample]] = {}
         for sample in extended:  # grows while we walk: derived metrics may build on each other
@@ -334,7 +347,7 @@ class Engine:
             "step": self.step,
             "rules": {state.rule.id: state.state_dict() for state in self.states},
             "derived": {d.name: {"text": d.text, "state": d.state()} for d in self.derived},
-            "last": {name: list(seen) for name, seen in self.last.items()},
+            "last": {name: [step, encode_number(value)] for name, (step, value) in self.last.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
@@ -357,6 +370,6 @@ class Engine:
             entry = saved["derived"].get(derived.name)
             if entry is not None and entry["text"] == derived.text:
                 derived.restore(entry["state"])
-        self.last = {name: (int(seen[0]), float(seen[1])) for name, seen in saved["last"].items()}
+        self.last = {name: (int(step), decode_number(value)) for name, (step, value) in saved["last"].items()}
         self.step = saved["step"]
         return fresh

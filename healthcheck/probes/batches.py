@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -16,8 +15,6 @@ from healthcheck.samples import Cost, Metric, Sample
 
 IGNORE = -100
 """The value that cross entropy leaves out by default; seen once, it is this run's convention."""
-REMEMBERED = 64
-"""Batches that a new one is compared with."""
 HASHED_ELEMENTS = 65_536
 """Elements of one tensor that enter its hash, evenly spread."""
 _LABELS = ("labels", "label", "targets", "target", "y")
@@ -49,7 +46,7 @@ class BatchProbe:
         ),
         Metric(
             "batch.hash_repeat",
-            f"How many of the last {REMEMBERED} batches were equal to this one.",
+            "How many batches just before this one were equal to it, in a row.",
             cost=Cost.HOST,
             needs=("batches",),
         ),
@@ -57,7 +54,8 @@ class BatchProbe:
 
     def __init__(self) -> None:
         self._convention: set[str] = set()
-        self._hashes: deque[int] = deque(maxlen=REMEMBERED)
+        self._mark: int | None = None
+        self._run = 0
         self._last: Any = None
         self._targets: Any = None
         self._bad: Any = None
@@ -98,9 +96,10 @@ class BatchProbe:
         if demand.wants("batch.hash_repeat"):
             mark = content_hash(tensors)
             if mark is not None:
-                repeats = self._hashes.count(mark)
-                self._repeats = repeats if self._repeats is None else max(self._repeats, repeats)
-                self._hashes.append(mark)
+                # Only in a row: an epoch without shuffling brings all batches again, in their order.
+                self._run = self._run + 1 if mark == self._mark else 0
+                self._mark = mark
+                self._repeats = self._run if self._repeats is None else max(self._repeats, self._run)
 
     def _count_targets(self, name: str, tensor: Any, *, last: bool) -> None:
         """Labels are known by their name, or are the last integer tensor of a tuple."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
@@ -61,11 +61,7 @@ class Seen:
 
 
 class Play:
-    """One rule set judging one record.
-
-    :param recorded: False for a complete record of our own, where a metric without samples did not
-        exist; else it may just not have been logged.
-    """
+    """One rule set judging one record; parameters as in :func:`play`."""
 
     def __init__(self, rules: RuleSet, *, start_step: int = 0, known: Collection[str] = ()) -> None:
         self.rules = rules
@@ -80,6 +76,7 @@ class Play:
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
             why = planned.held or ("observe mode" if self._observing or planned.rule.mode == "observe" else "")
+            why = why or str(planned.alert.facts.get("capped", ""))
             name, step = planned.spec.name, planned.alert.detected_step
             planned.alert.actions.append(ActionOutcome(name, False, why or "replay", step, held=True))
             if name == "stop" and not why:
@@ -130,13 +127,19 @@ class Play:
 
 
 def play(
-    run: RecordedRun, rulesets: Sequence[RuleSet], *, start_step: int | None = None, known: Collection[str] = ()
+    run: RecordedRun,
+    rulesets: Sequence[RuleSet],
+    *,
+    start_step: int | None = None,
+    known: Collection[str] = (),
+    follow: Callable[[Sequence[Play]], Callable[[], None] | None] | None = None,
 ) -> tuple[list[Play], Seen]:
     """Judge a record by several rule sets in one reading.
 
     :param start_step: the step after which the run began; None: one logging interval before the
         first row.
     :param known: metrics that the record would hold if they had existed.
+    :param follow: given the plays, makes what is called after each evaluation (see ``sweep``).
 
     Never raises because of the file: ``Seen.problem`` says why reading ended early.
     """
@@ -148,11 +151,14 @@ def play(
     plays = [Play(rules, start_step=start_step, known=known) for rules in rulesets]
     if head:
         seen.first_step = head[0][0]
-        _feed(chain(head, batches), run, plays, seen)
+        look = follow(plays) if follow is not None else None
+        _feed(chain(head, batches), run, plays, seen, look)
     return plays, seen
 
 
-def _feed(batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen) -> None:
+def _feed(
+    batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen, look: Callable[[], None] | None
+) -> None:
     """The loop over the whole record."""
     ticking = [p for p in plays if p.engine.needs_watchdog]
     evaluators = [(p, p.engine.evaluate) for p in plays]
@@ -180,6 +186,8 @@ def _feed(batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], see
                 continue
             if result:
                 p.note(result)
+        if look is not None:
+            look()
         last, before = step, now
         if step > most:
             most = step

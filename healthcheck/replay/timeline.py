@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.reports.closing import count_line, grouped_reasons, short_reason
+from healthcheck.reports.closing import count_line, short_reason
 from healthcheck.reports.text import columns, duration, number, plural, shorten, step
 
 LABEL = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
+_ABSENT = "the record has no "
 SHOWN_PER_RULE = 3
 """Episodes of one rule that are shown one by one; the rest is counted."""
 
@@ -21,7 +22,7 @@ def timeline(report: Mapping[str, Any], *, quiet: bool = False) -> list[str]:
         lines += [f"  {line}" for line in alert_lines(report)]
         lines += _not_judged(report)
         lines += [f"  note: {note}" for note in notes(report)]
-        lines.append(f"  {count_line(report['rules'])}")
+        lines.append(f"  {count_line(_grouped(report['rules']))}")
     return lines
 
 
@@ -80,16 +81,26 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _not_judged(report: Mapping[str, Any]) -> list[str]:
+    """Rules without a verdict by reason; metrics that the record lacks are one reason."""
     silent: dict[str, list[str]] = {}
+    absent: dict[str, None] = {}
     for rule, entry in report["rules"].items():
         if entry["verdict"] == "not judged":
-            silent.setdefault(str(entry.get("reason", "")), []).append(rule)
-    if not silent:
-        return []
-    if len(silent) > 6:
-        entries = [entry for entry in report["rules"].values() if entry["verdict"] == "not judged"]
-        return [f"  not judged  {grouped_reasons(entries, most=6)}"]
-    return [f"  not judged  {shorten(rules, 4)}: {short_reason(reason)}" for reason, rules in silent.items()]
+            reason = str(entry.get("reason", ""))
+            if reason.startswith(_ABSENT):
+                absent[reason.removeprefix(_ABSENT)] = None
+            else:
+                silent.setdefault(short_reason(reason), []).append(rule)
+    lines = [f"  not judged  {shorten(rules, 4)}: {reason}" for reason, rules in silent.items()]
+    return [*lines, f"  the record has no {shorten(list(absent), 8)}"] if absent else lines
+
+
+def _grouped(rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The same with one reason for all metrics that the record lacks."""
+    return {
+        rule: {**entry, "reason": "not in the record"} if str(entry.get("reason", "")).startswith(_ABSENT) else entry
+        for rule, entry in rules.items()
+    }
 
 
 def ending(report: Mapping[str, Any]) -> str:

@@ -57,8 +57,9 @@ class RecordReport:
             folder = folder / f"rank-{session.info.rank}"
         self._folder = folder.absolute()
         self._writer = RecordWriter(self._folder)
-        if self._ring is None:
-            self._write_start()
+        if self._ring is None and not self._write_start():
+            session.info.notes.append(self._writer.trouble)  # the start block says it; the console is not ready yet
+            self._said = True
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
         if any(rule.condition.absence == "steps" for rule in session.rules.rules):
@@ -128,6 +129,7 @@ class RecordReport:
             return
         if self._ring is not None:
             if not self._folder.is_dir() and not self._write_start():
+                self._say_trouble()
                 return
             self._until = alert.detected_step + AFTER
             while self._ring:
@@ -140,12 +142,13 @@ class RecordReport:
     def _write_start(self) -> bool:
         assert self._session is not None
         assert self._folder is not None
+        assert self._writer is not None
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._folder / "run.json", strict(run_facts(self._session, time.time())))
             append(self._folder / "rules.yaml", self._session.rules.text.encode())
         except OSError as error:
-            self._trouble(f"no record in {self._folder} ({error.strerror}); training goes on without it")
+            self._writer.trouble = f"no record in {self._folder} ({error.strerror}); training goes on without it"
             return False
         return True
 

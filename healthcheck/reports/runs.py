@@ -66,6 +66,13 @@ class Run:
         """The rules that judged this run, as one YAML file."""
         return self.folder / "rules.yaml"
 
+    @cached_property
+    def other_ranks(self) -> list[Run]:
+        """The records of other ranks of this run that had alerts, by rank."""
+        found = [path for path in self.folder.glob("rank-*") if (path / RUN_FILE).is_file()]
+        runs = sorted(map(_load, found), key=lambda run: (len(run.name), run.name))
+        return [run for run in runs if run.alerts]
+
     @property
     def target(self) -> str:
         return str(self.facts.get("target") or (self.report or {}).get("target") or "?")

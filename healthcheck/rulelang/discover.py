@@ -84,6 +84,29 @@ def discover(rules: Any = None, *, start: Path | None = None, environ: Mapping[s
     return Discovery([DEFAULT_PACK], f"{DEFAULT_PACK} (no config found)", notes)
 
 
+def configured_plugins(start: Path | None = None) -> list[str]:
+    """Local plugins that ``[tool.healthcheck]`` of the nearest ``pyproject.toml`` names.
+
+    They count beside a ``healthcheck.yaml`` too: a rule file cannot name plugins, since it must
+    not be able to make code run. Files are relative to ``pyproject.toml``. A table that cannot be
+    read names none here; it is reported where its settings are used.
+    """
+    for folder in _upwards(start or Path.cwd()):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            try:
+                table = _tool_table(path, []) or {}
+            except UsageError:
+                return []
+            return _plugins(path, table.get("plugins"))
+    return []
+
+
+def _plugins(path: Path, written: Any) -> list[str]:
+    names = written if isinstance(written, list) else []
+    return [str(path.parent / n) if n.endswith(".py") else n for n in names if isinstance(n, str)]
+
+
 def _upwards(start: Path) -> Iterator[Path]:
     """The folder and its parents up to the root of the repository; outside of one, only the folder."""
     start = start.resolve()
@@ -156,7 +179,7 @@ def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
                     )
                 )
             elif key == "plugins":
-                found.plugins = [str(path.parent / v) if v.endswith(".py") else v for v in value]
+                found.plugins = _plugins(path, value)
             else:
                 found.sources = [v if is_pack_name(v) else str(path.parent / v) for v in value]
             continue

@@ -27,6 +27,10 @@ class KnownMetrics:
                 self.families[metric.name] = metric.labels
             else:
                 self.plain.add(metric.name)
+        self.prefixes = tuple(
+            prefix for probe in registry.probes.values() for prefix in getattr(probe, "provides_prefixes", ()) if prefix
+        )
+        """Families of names that a probe knows only when they come: ``eval.``."""
         self.open_ended = not registry.metrics and extra is None
         self.any_labels = set(derived)
         self.globs: list[str] = []
@@ -45,6 +49,8 @@ class KnownMetrics:
     def fault(self, selector: Selector) -> tuple[str, str] | None:
         """``(problem, suggestion)`` if a rule may not select this; None if it may."""
         name = selector.metric
+        if name.startswith(self.prefixes) and name not in self.plain and name not in self.families:
+            return None
         if self.open_ended or name in self.any_labels or any(fnmatch.fnmatchcase(name, g) for g in self.globs):
             return None
         asks_family = any(label not in CONTEXT_LABELS for label, _ in selector.globs)

@@ -77,6 +77,7 @@ def parse(text: str, document: Document) -> Document:
         return _refuse(document, "empty", "the file is empty", suggestion="begin with `version: 1`")
     import yaml
 
+    error: yaml.YAMLError | None = None
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         trial = Document(document.path, lines=document.lines)
@@ -84,14 +85,16 @@ def parse(text: str, document: Document) -> Document:
             TreeBuilder(trial).build(yaml.parse(text, Loader=fast))
             _take(document, trial)
             return document
-        except yaml.YAMLError:
-            pass  # again with the Python parser: its messages do not depend on the libyaml at hand
+        except yaml.YAMLError as found:
+            error = found  # again with the Python parser: its messages do not depend on the libyaml at hand
     trial = Document(document.path, lines=document.lines)
     try:
         TreeBuilder(trial).build(yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        trial.problems.append(syntax_problem(document, error))
+    except yaml.YAMLError as found:
+        trial.problems.append(syntax_problem(document, found))
         trial.data = None
+    if error is not None and any(p.slug == "too-slow" for p in trial.problems):
+        trial.problems = [syntax_problem(document, error)]
     _take(document, trial)
     return document
 

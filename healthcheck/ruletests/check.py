@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
-from healthcheck.readers.record import parse_series
 from healthcheck.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.rule import Rule, RuleSet, Selector
 from healthcheck.ruletests.model import RuleTest, RuleTestFile, Source
-from healthcheck.ruletests.timeline import EVAL_PREFIXES
+from healthcheck.ruletests.timeline import EVAL_PREFIXES, series_of
 
 
 def problems_with(file: RuleTestFile, rules: Mapping[str, RuleSet], registry: Registry) -> list[Problem]:
@@ -40,7 +39,9 @@ class _Checker:
     def problems(self) -> Iterator[Problem]:
         yield from self._ids()
         yield from self._actions()
-        if all(source.series for source in self._sources()):  # a whole record says itself what it has
+        if self._sources() and all(
+            source.series for source in self._sources()
+        ):  # a whole record says itself what it has
             unknown = list(self._unknown_series())
             yield from unknown or self._unfed()
 
@@ -99,7 +100,7 @@ class _Checker:
         known |= {name for rule in self.rules.rules for name in _watched(rule)}
         known |= {name for inputs in self.inputs.values() for name in inputs}
         for source in self._sources():
-            name = parse_series(source.series)[0]
+            name = series_of(source.series)[0]
             if name not in known:
                 text = f'no rule, probe or `external:` knows a metric "{name}"'
                 yield self._problem(source.where, "unknown-metric", text, suggest(name, known), key=True)
@@ -133,7 +134,7 @@ class _Checker:
 
     def _given(self, selector: Selector, phase: str) -> bool:
         for source in self._sources():
-            metric, labels = parse_series(source.series)
+            metric, labels = series_of(source.series)
             its_phase = "eval" if metric.startswith(EVAL_PREFIXES) else "train"
             if source.record is not None:
                 its_phase = phase

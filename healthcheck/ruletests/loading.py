@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.quantities import QuantityError, parse_duration, shorten
+from healthcheck.rulelang.quantities import shorten
+from healthcheck.ruletests.fields import SYNONYMS, shown
+from healthcheck.ruletests.inputs import SeriesFields
 from healthcheck.ruletests.model import (
     DEFAULT_STEP_TIME,
     FORMAT_KEY,
@@ -18,10 +20,8 @@ from healthcheck.ruletests.model import (
     Expected,
     RuleTest,
     RuleTestFile,
-    Source,
     Xfail,
 )
-from healthcheck.ruletests.notation import NotationError, Piece, parse_series
 
 FILE_KEYS = (FORMAT_KEY, "rules", "profile", "step_time", "warmup", "tests")
 TEST_KEYS = (
@@ -51,27 +51,6 @@ EXPECT_KEYS = (
     "rank",
     "explained_by",
 )
-SERIES_KEYS = ("file", "metric")
-SYNONYMS = {
-    "rule_files": "rules",
-    "input_series": "series",
-    "record": "series",
-    "interval": "step_time",
-    "alerts": "expect",
-    "expected": "expect",
-    "description": "name",
-    "title": "name",
-    "skip": "xfail",
-    "alert": "rule",
-    "id": "rule",
-    "at": "fires",
-    "step": "fires",
-    "steps": "fires",
-    "actions": "then",
-    "level": "severity",
-    "resume": "resume_at",
-}
-"""Words of other tools -> ours."""
 
 
 def load_tests(path: Path, *, shown: str = "") -> tuple[RuleTestFile, list[Problem]]:
@@ -83,19 +62,12 @@ def load_tests(path: Path, *, shown: str = "") -> tuple[RuleTestFile, list[Probl
     return reader.file(), reader.problems
 
 
-class _Reader:
+class _Reader(SeriesFields):
     """Walks one document; collects problems instead of raising."""
 
     def __init__(self, document: Document, path: Path) -> None:
-        self.document = document
-        self.path = path
-        self.problems: list[Problem] = list(document.problems)
+        super().__init__(document, path)
         self.names: dict[str, int] = {}
-
-    def bad(
-        self, where: KeyPath, message: str, suggestion: str = "", *, slug: str = "value", key: bool = False
-    ) -> None:
-        self.problems.append(self.document.problem(where, slug, message, key=key, suggestion=suggestion))
 
     # -- the file ---------------------------------------------------------------------
 
@@ -144,7 +116,7 @@ class _Reader:
             if isinstance(entry, dict):
                 yield entry
             elif not isinstance(entry, str) or not entry.strip():
-                self.bad(where, f"`rules` holds file or pack names, found {_shown(entry)}")
+                self.bad(where, f"`rules` holds file or pack names, found {shown(entry)}")
             elif ":" in entry and not entry.endswith((".yaml", ".yml")):
                 yield entry  # a pack: healthcheck:recommended@1
             else:
@@ -169,7 +141,7 @@ class _Reader:
 
     def test(self, where: KeyPath, data: Any, step_time: float, profile: str, warmup: int | None) -> RuleTest | None:
         if not isinstance(data, dict):
-            self.bad(where, f"a test is a mapping with `name`, `series` and `expect`, found {_shown(data)}")
+            self.bad(where, f"a test is a mapping with `name`, `series` and `expect`, found {shown(data)}")
             return None
         self.known_keys(where, data, TEST_KEYS)
         name = data.get("name")
@@ -198,85 +170,12 @@ class _Reader:
         test.xfail = self.xfail(where, data)
         return test
 
-    def inputs(self, where: KeyPath, data: dict[str, Any]) -> dict[int, list[Source]]:
-        if "ranks" not in data:
-            if "series" not in data:
-                self.bad(where, "a test needs `series`", 'write for instance series: {loss: "2.0~0.05 x300"}')
-                return {}
-            return {0: self.series((*where, "series"), data["series"])}
-        shared = self.series((*where, "series"), data["series"]) if "series" in data else []
-        given = data["ranks"]
-        if not isinstance(given, dict) or not given:
-            self.bad((*where, "ranks"), "`ranks` maps rank numbers to series", "write `ranks: {0: {...}, 1: {...}}`")
-            return {}
-        found = {}
-        for rank, entry in given.items():
-            at = (*where, "ranks", rank)
-            if not rank.isdigit():
-                self.bad(at, f'"{shorten(rank)}" is not a rank; ranks count from 0', key=True)
-                continue
-            own = self.series(at, entry)
-            names = {source.series for source in own}
-            found[int(rank)] = [*(s for s in shared if s.series not in names), *own]
-        return dict(sorted(found.items()))
-
-    def series(self, where: KeyPath, data: Any) -> list[Source]:
-        """A map of series, or a whole record (`runs/7`, `{file: runs/7}`)."""
-        if isinstance(data, str):
-            return [Source("", where, record=self.recorded(where, data))]
-        if not isinstance(data, dict) or not data:
-            self.bad(where, 'series are a mapping such as {loss: "2.0 x300"}, or the path of a record', key=True)
-            return []
-        if "file" in data and set(data) <= set(SERIES_KEYS):
-            return [self.from_record("", where, data)]
-        found = []
-        for name, value in data.items():
-            at = (*where, name)
-            if isinstance(value, dict):
-                self.known_keys(at, value, SERIES_KEYS)
-                found.append(self.from_record(name, at, value))
-            else:
-                found.append(Source(name, at, tuple(self.pieces(at, value))))
-        return found
-
-    def from_record(self, name: str, where: KeyPath, data: dict[str, Any]) -> Source:
-        file = data.get("file")
-        if not isinstance(file, str):
-            self.bad(where, "a recorded series needs `file`", "write {file: run.jsonl, metric: loss}")
-            return Source(name, where)
-        metric = self.value(where, data, "metric", str, "the name of a series in the record", name)
-        return Source(name or str(metric), where, record=self.recorded((*where, "file"), file), metric=str(metric))
-
-    def recorded(self, where: KeyPath, name: str) -> Path:
-        path = self.path.parent / name
-        if not path.exists():
-            what = (
-                "is no record beside this file" if "," not in name and " " not in name else "is not a mapping of series"
-            )
-            self.bad(where, f'"{shorten(name)}" {what}', slug="no-such-file")
-        return path
-
-    def pieces(self, where: KeyPath, value: Any) -> list[Piece]:
-        if isinstance(value, list):
-            return [piece for i, item in enumerate(value) for piece in self.pieces((*where, i), item)]
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            self.bad(where, f'a series is text such as "2.0~0.05 x300, nan", found {_shown(value)}', slug="series")
-            return []
-        text = value if isinstance(value, str) else repr(value)
-        try:
-            return parse_series(text)
-        except NotationError as error:
-            self.problems.append(
-                self.document.problem(
-                    where, "series", str(error), offset=error.start, width=error.width, suggestion=error.suggestion
-                )
-            )
-            return []
-
     # -- expectations -----------------------------------------------------------------
 
     def expectations(self, where: KeyPath, data: dict[str, Any]) -> list[Expected]:
         if "expect" not in data:
+            if any(SYNONYMS.get(key) == "expect" for key in data):
+                return []  # said already, as an unknown key
             self.bad(where[:-1], "a test needs `expect`", "write `expect: none` if nothing may fire")
             return []
         given = data["expect"]
@@ -296,7 +195,7 @@ class _Reader:
         if isinstance(entry, str):
             entry = {"rule": entry}
         if not isinstance(entry, dict):
-            self.bad(where, f"an expected alert is a mapping with `rule`, found {_shown(entry)}")
+            self.bad(where, f"an expected alert is a mapping with `rule`, found {shown(entry)}")
             return None
         self.known_keys(where, entry, EXPECT_KEYS)
         rule = entry.get("rule")
@@ -307,7 +206,7 @@ class _Reader:
         if severity is not None and severity not in ("info", "warning", "error"):
             self.bad(
                 (*where, "severity"),
-                f"{_shown(severity)} is not one of info, warning, error",
+                f"{shown(severity)} is not one of info, warning, error",
                 suggest(str(severity), ("info", "warning", "error")),
             )
         fires = self.steps((*where, "fires"), entry.get("fires"))
@@ -342,71 +241,3 @@ class _Reader:
                 return Xfail(str(reason), bool(self.value(at, given, "strict", bool, "true or false", True)))
         self.bad(at, "`xfail` needs a reason", "write `xfail: needs a trend condition`", key=True)
         return None
-
-    # -- values -----------------------------------------------------------------------
-
-    def known_keys(self, where: KeyPath, data: dict[str, Any], known: tuple[str, ...]) -> None:
-        for key in data:
-            if key not in known:
-                word = SYNONYMS.get(key, "")
-                hint = f'here it is called "{word}"' if word in known else suggest(key, known)
-                self.bad(
-                    (*where, key),
-                    f'unknown key "{shorten(key)}"',
-                    hint or f"known: {', '.join(known)}",
-                    slug="unknown-key",
-                    key=True,
-                )
-
-    def value(self, where: KeyPath, data: dict[str, Any], key: str, kind: type, wanted: str, default: Any) -> Any:
-        found = data.get(key, default)
-        if key in data and not isinstance(found, kind):
-            self.bad((*where, key), f"`{key}` is {wanted}, found {_shown(found)}")
-            return default
-        return found
-
-    def whole(self, where: KeyPath, data: dict[str, Any], key: str, default: int | None) -> int | None:
-        found = data.get(key, default)
-        if key in data and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-            self.bad((*where, key), f"`{key}` is a whole number, found {_shown(found)}")
-            return default
-        return found
-
-    def steps(self, where: KeyPath, given: Any) -> tuple[int, ...] | None:
-        if given is None:
-            return None
-        listed = given if isinstance(given, list) else [given]
-        if not listed or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in listed):
-            self.bad(where, f"`{where[-1]}` is a step or a list of steps, counted from 1; found {_shown(given)}")
-            return None
-        return tuple(listed)
-
-    def words(self, where: KeyPath, data: dict[str, Any], key: str, wanted: str) -> tuple[str, ...]:
-        given = data.get(key, [])
-        listed = given if isinstance(given, list) else [given]
-        if any(not isinstance(word, str) for word in listed):
-            self.bad((*where, key), f"`{key}` is a list of {wanted}, found {_shown(given)}")
-            return ()
-        return tuple(listed)
-
-    def duration(self, where: KeyPath, data: dict[str, Any], key: str, default: float) -> float:
-        if key not in data:
-            return default
-        return self._try((*where, key), lambda: parse_duration(data[key]), default)
-
-    def _try(self, where: KeyPath, read: Callable[[], float], default: float) -> float:
-        try:
-            return read()
-        except QuantityError as error:
-            self.bad(where, str(error))
-            return default
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    if value is None:
-        return "nothing"
-    return f'"{shorten(str(value))}"' if isinstance(value, str) else str(value).lower()

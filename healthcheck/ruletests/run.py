@@ -108,6 +108,11 @@ class RuleTestBook:
         fired = tuple(dict.fromkeys(episode.alert.rule for episode in played.episodes))
         return Result(text, tuple(found), fired, tuple(_silent(played, fired)))
 
+    @property
+    def rules_name(self) -> str:
+        """What the tested rules are called: two test files over the same rules share their coverage."""
+        return " + ".join("rules in place" if isinstance(entry, dict) else str(entry) for entry in self.file.rules)
+
     def own_rules(self) -> list[str]:
         """Ids of the rules that the named files write or change, packs that they extend left out."""
         named = {str(entry) for entry in self.file.rules if not isinstance(entry, dict)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from healthcheck.readers.record import RecordReader, parse_series
+from healthcheck.readers.record import RecordReader
+from healthcheck.reports.samplelines import parse_series
 from healthcheck.ruletests.model import RuleTest, Source
 from healthcheck.ruletests.notation import expand
-from healthcheck.samples import Sample
+from healthcheck.samples import Labels, Sample, series_name
 
 EVAL_PREFIXES = ("eval.", "val.", "test.")
 """Series that belong to phase ``eval``, as in ``healthcheck.log``."""
@@ -31,6 +32,12 @@ class RecordError(ValueError):
     def __init__(self, source: Source, message: str) -> None:
         super().__init__(message)
         self.source = source
+
+
+def series_of(name: str) -> tuple[str, Labels]:
+    """``lr[group=1]`` as metric and labels, in the order that the engine expects."""
+    metric, labels = parse_series(name)
+    return metric, tuple(sorted(labels))
 
 
 def timeline(test: RuleTest) -> Iterator[Moment]:
@@ -82,7 +89,7 @@ def _paced(
 def _written(
     test: RuleTest, rank: int, source: Source, steps: dict[int, dict[int, list[Sample]]], gaps: dict[int, float]
 ) -> int:
-    metric, labels = parse_series(source.series)
+    metric, labels = series_of(source.series)
     phase = "eval" if metric.startswith(EVAL_PREFIXES) else "train"
     seed = f"{test.name}/{source.series}" if rank == 0 else f"{test.name}/{source.series}/{rank}"
     made = expand(list(source.pieces), seed)
@@ -106,21 +113,17 @@ def _recorded(rank: int, source: Source, steps: dict[int, dict[int, list[Sample]
         raise RecordError(source, f"{source.record.name} is not a run record (a run folder, or its samples.jsonl)")
     names: set[str] = set()
     found = 0
-    for position, columns in reader.read(source.record, []):
-        step = position.step if position is not None else None
-        if step is None:
-            continue
-        for name, given in columns.items():
+    for at, time, batch in reader.batches(source.record, []):
+        for sample in batch:
+            name = series_name(sample.metric, sample.labels)
             names.add(name)
             if source.metric and name != source.metric:
                 continue
-            metric, labels = parse_series(source.series or name)
-            phase = position.phase if position is not None and position.phase else "train"
-            samples = steps.setdefault(int(step), {}).setdefault(rank, [])
-            samples.append(Sample(metric, int(step), float(given), labels, phase))
+            metric, labels = series_of(source.series) if source.series else (sample.metric, sample.labels)
+            made = Sample(metric, sample.step, sample.value, labels, sample.phase)
+            steps.setdefault(sample.step, {}).setdefault(rank, []).append(made)
             found += 1
-        if position is not None and position.time is not None:
-            times[int(step)] = max(times.get(int(step), 0.0), float(position.time))
+        times[at] = max(times.get(at, 0.0), time)
     if not found:
         what = f"no series {source.metric}" if source.metric else "no samples"
         close = ", ".join(sorted(names)[:8])

@@ -33,6 +33,7 @@ class FoundModel:
     def __init__(self, roots: Iterable[Any] = ()) -> None:
         self._roots: list[tuple[str, weakref.ref[Any]]] = [(name, weakref.ref(m)) for name, m in _prefixed(list(roots))]
         self._given = bool(self._roots)
+        self._candidates: list[weakref.ref[Any]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._cache: tuple[Any, list[tuple[str, weakref.ref[Any]]]] | None = None
         self._modules: tuple[Any, list[tuple[str, weakref.ref[Any]]]] | None = None
@@ -53,7 +54,7 @@ class FoundModel:
         return named
 
     def named_modules(self) -> Sequence[tuple[str, Any]]:
-        signature = tuple(name for name, _ in self._roots)
+        signature = tuple(ref for _, ref in self._roots)
         if self._modules is not None and self._modules[0] == signature:
             found = [(name, ref()) for name, ref in self._modules[1]]
             if all(m is not None for _, m in found):
@@ -71,13 +72,19 @@ class FoundModel:
     # -- what adapters call -----------------------------------------------------------
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer stepped for the first time; look for modules again if it holds strangers."""
+        """An optimizer stepped for the first time; look for modules again if it holds strangers.
+
+        From now on modules count only if an optimizer that steps holds a part of them: others are
+        leftovers of an earlier model, or not trained.
+        """
         self._optimizers.append(weakref.ref(optimizer))
         if self._given:
             return
-        known = {id(p) for _, root in self._live_roots() for p in root.parameters()}
+        known = {id(p) for ref in self._candidates if (root := ref()) is not None for p in root.parameters()}
         if any(id(p) not in known for p in parameters_of(optimizer)):
             self.scan()
+        else:
+            self._choose(())
 
     def scan(self, optimizers: Iterable[Any] = ()) -> None:
         """Find the outermost modules among all living objects. Some 100 ms; call it rarely.
@@ -89,7 +96,12 @@ class FoundModel:
         modules = list(living("Module"))
         inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
         roots = [module for module in modules if id(module) not in inner and _trains(module)]
-        held = {id(p) for o in [*self.optimizers(), *optimizers] for p in parameters_of(o)}
+        self._candidates = [weakref.ref(root) for root in roots]
+        self._choose(optimizers)
+
+    def _choose(self, optimizers: Iterable[Any]) -> None:
+        roots = [root for root in (ref() for ref in self._candidates) if root is not None]
+        held = {id(p) for o in self.optimizers() or optimizers for p in parameters_of(o)}
         if held:
             roots = [root for root in roots if any(id(p) in held for p in root.parameters())]
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in _prefixed(_without_parts(roots))]
@@ -103,7 +115,7 @@ class FoundModel:
 
     def _signature(self) -> Any:
         groups = tuple(tuple(len(g["params"]) for g in o.param_groups) for o in self.optimizers())
-        return groups, tuple(prefix for prefix, _ in self._roots)
+        return groups, tuple(ref for _, ref in self._roots)
 
     def _name_parameters(self) -> list[tuple[str, Any]]:
         named: dict[int, tuple[str, Any]] = {}

@@ -113,7 +113,7 @@ class ScriptTrainer:
         if code is not None and not isinstance(code, int):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stdout.flush()
-                print(code, file=sys.stderr)
+                sys.stderr.write(f"{code}\n")
             code = 1
         self._wait_for_threads()
         return Ending(script_exit_code=(code or 0) & 0xFF)

@@ -122,7 +122,7 @@ class LoggedMetrics:
 
 def _is_number(value: Any) -> bool:
     """Numbers, numpy scalars and one-element tensors; no images, texts or histograms."""
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, (bool, str)):
         return False
     if isinstance(value, (int, float)):
         return True

@@ -52,7 +52,9 @@ def test_a_plugin_that_fails_is_a_problem(healthcheck_command: Run, tmp_path: Pa
 
 
 def test_a_rule_file_with_a_mistake_is_a_problem_with_its_line(healthcheck_command: Run, tmp_path: Path) -> None:
-    (tmp_path / "healthcheck.yaml").write_text("version: 1\nextends: [healthcheck:recommended]\nrules:\n  los-spike: off\n")
+    (tmp_path / "healthcheck.yaml").write_text(
+        "version: 1\nextends: [healthcheck:recommended]\nrules:\n  los-spike: off\n"
+    )
     done = healthcheck_command("doctor", "--format", "json")
     assert done.returncode == 1
     (problem,) = [f for f in findings(done) if f["level"] == "problem"]
@@ -71,6 +73,8 @@ def test_a_run_folder_that_cannot_be_written_is_a_problem(healthcheck_command: R
     ("name", "content", "cores"),
     [("cpu.max", "150000 100000\n", 1.5), ("cpu.max", "max 100000\n", None), ("other", "", None)],
 )
-def test_the_processor_quota_of_a_container_is_read(tmp_path: Path, name: str, content: str, cores: float | None) -> None:
+def test_the_processor_quota_of_a_container_is_read(
+    tmp_path: Path, name: str, content: str, cores: float | None
+) -> None:
     (tmp_path / name).write_text(content)
     assert cpu_quota(tmp_path) == cores

@@ -44,7 +44,9 @@ def test_a_local_plugin_is_listed_with_its_source_and_what_it_adds(healthcheck_c
 def test_verbose_names_the_built_ins(healthcheck_command: Run) -> None:
     done = healthcheck_command("plugins", "-v")
     (actions,) = [line for line in done.stdout.splitlines() if line.startswith("  actions:")]
-    assert {"stop", "warn", "evidence", "cleanup", "skip_update"} <= set(actions.removeprefix("  actions: ").split(", "))
+    assert {"stop", "warn", "evidence", "cleanup", "skip_update"} <= set(
+        actions.removeprefix("  actions: ").split(", ")
+    )
 
 
 def test_a_plugin_that_does_not_load_is_named_with_the_reason(healthcheck_command: Run, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,6 +186,19 @@ class TestWhy:
         with open(folder / "alerts.jsonl", "ab") as file:
             file.write(b'{"rule": "torn')
         assert "FIRING -> warned" in says("why")
+
+    def test_alerts_of_other_ranks_are_named_with_the_command_that_explains_them(
+        self, record: Record, says: Says, tmp_path: Path
+    ) -> None:
+        record()
+        spiked = (tmp_path / "runs" / "latest").resolve()
+        record(target="other.py", loss=HEALTHY)
+        shutil.copytree(spiked, (tmp_path / "runs" / "latest").resolve() / "rank-3")
+        text = says("why")
+        assert text.startswith("no alert in ")
+        match = re.search(r"rank-3: loss-spike +healthcheck why (\S+)", text)
+        assert match is not None, text
+        assert says("why", match[1]).startswith("loss-spike fired at step 42")
 
     def test_an_absence_rule_is_explained_from_its_alert(self, record: Record, says: Says) -> None:
         rules = {

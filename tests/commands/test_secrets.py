@@ -18,7 +18,14 @@ for i in range(3):
 
 def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ["--api-key", "SECRET-1", "--hub_token=SECRET-2", "--store", "https://me:SECRET-3@host/x", "Bearer SECRET-4"]
+    arguments = [
+        "--api-key",
+        "SECRET-1",
+        "--hub_token=SECRET-2",
+        "--store",
+        "https://me:SECRET-3@host/x",
+        "Bearer SECRET-4",
+    ]
     environment = {"WANDB_API_KEY": "SECRET-5", "NCCL_TOKEN": "SECRET-6", "MY_PASSWORD": "SECRET-7"}
     done = healthcheck_command("run", "--report", "json=report.json", "train.py", *arguments, env=environment)
     assert done.returncode == 1, done.stderr

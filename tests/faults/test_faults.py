@@ -46,7 +46,9 @@ class Fired:
         return any(DETECTORS[word] and self.tags.issuperset(DETECTORS[word]) for word in words)
 
 
-def watch(run: Callable[..., Any], entry: dict[str, Any], seed: int, folder: Path) -> tuple[list[Fired], dict[str, Any]]:
+def watch(
+    run: Callable[..., Any], entry: dict[str, Any], seed: int, folder: Path
+) -> tuple[list[Fired], dict[str, Any]]:
     """Run one script under the default rules; its alerts above info and the whole report."""
     report_file = folder / "report.json"
     done = run("run", "--report", f"json={report_file}", FAULTS / entry["script"], "--seed", seed, timeout=120)
@@ -63,7 +65,10 @@ def watch(run: Callable[..., Any], entry: dict[str, Any], seed: int, folder: Pat
 
 def cases(kind: str) -> list[Any]:
     return [
-        pytest.param(entry, seed, id=f"{entry['id']}-seed{seed}") for entry in ENTRIES if entry["kind"] == kind for seed in SEEDS
+        pytest.param(entry, seed, id=f"{entry['id']}-seed{seed}")
+        for entry in ENTRIES
+        if entry["kind"] == kind
+        for seed in SEEDS
     ]
 
 

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainers",),
     ("reports",),
     ("readers",),
-    ("ruletests",),
+    ("ruletests", "replay"),
     ("assembly",),
     ("commands",),
     ("pytest_plugin", "testing"),

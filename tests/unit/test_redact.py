@@ -32,7 +32,13 @@ def test_command_lines_lose_their_secrets_and_nothing_else(argv: list[str], expe
 
 @pytest.mark.parametrize(
     "text",
-    ["Bearer abcdef123456", "sk-abcdefghijklmnop", "ghp_abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP", "eyJhbGciOiJI.eyJzdWIiOiIx.sig"],
+    [
+        "Bearer abcdef123456",
+        "sk-abcdefghijklmnop",
+        "ghp_abcdefghijklmnopqrst",
+        "AKIAABCDEFGHIJKLMNOP",
+        "eyJhbGciOiJI.eyJzdWIiOiIx.sig",
+    ],
 )
 def test_well_known_token_shapes_go_without_a_name(text: str) -> None:
     assert redact_text(f"x {text} y") in (f"x {REDACTED} y", f"x Bearer {REDACTED} y")
@@ -44,5 +50,12 @@ def test_plain_text_stays_as_it_is() -> None:
 
 
 def test_the_environment_is_an_allow_list() -> None:
-    given = {"RANK": "3", "NCCL_DEBUG": "INFO", "NCCL_SECRET": "S", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "S", "SLURM_JOB_ID": "7"}
+    given = {
+        "RANK": "3",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SECRET": "S",
+        "HOME": "/root",
+        "AWS_SECRET_ACCESS_KEY": "S",
+        "SLURM_JOB_ID": "7",
+    }
     assert allowed_environment(given) == {"RANK": "3", "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7"}

@@ -174,7 +174,13 @@ def answer(tmp_path: Path, body: str) -> str:
     """Run a script whose main thread does ``body`` with an open stdin; what the looking thread said."""
     script = tmp_path / "script.py"
     script.write_text(HOLD + body)
-    process = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         return next(line.split("HELD ")[1].strip() for line in process.stdout if "HELD" in line)
@@ -201,7 +207,9 @@ def test_a_debugger_or_a_prompt_holds_and_work_does_not(tmp_path: Path, body: st
 
 def test_a_coverage_tool_is_no_person(tmp_path: Path) -> None:
     """A trace function alone says nothing: coverage sets one, too."""
-    body = "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()"
+    body = (
+        "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()"
+    )
     assert answer(tmp_path, body) == "False"
 
 

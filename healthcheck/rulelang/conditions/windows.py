@@ -18,14 +18,16 @@ MAD_TO_SIGMA = 1.4826
 class SortedWindow:
     """The last ``size`` values, also in sorted order: median and MAD without sorting again.
 
-    An update costs two binary searches and two list shifts; the MAD is exact and found by binary
-    search, since the k values nearest to the median are neighbours in the sorted window.
+    An update costs two binary searches and two list shifts. The MAD is exact: the k values nearest
+    to the median are neighbours in the sorted window, and where they begin moves little from one
+    sample to the next, so that the search starts where the last one ended.
     """
 
-    __slots__ = ("ordered", "size", "values")
+    __slots__ = ("_nearest", "ordered", "size", "values")
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._nearest = 0
         self.values: deque[float] = deque()
         self.ordered: list[float] = []
 
@@ -55,13 +57,16 @@ class SortedWindow:
         ordered = self.ordered
         n = len(ordered)
         k = (n + 1) >> 1
-        low, high = 0, n - k
-        while low < high:
-            mid = (low + high) >> 1
-            if center - ordered[mid] > ordered[mid + k] - center:
-                low = mid + 1
-            else:
-                high = mid
+        last = n - k
+        low = self._nearest
+        if low > last:
+            low = last
+        twice = center + center
+        while low and ordered[low - 1] + ordered[low - 1 + k] >= twice:
+            low -= 1
+        while low < last and ordered[low] + ordered[low + k] < twice:
+            low += 1
+        self._nearest = low
         left, right = center - ordered[low], ordered[low + k - 1] - center
         nearest = left if left > right else right
         if n & 1:

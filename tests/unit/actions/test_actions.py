@@ -193,7 +193,9 @@ def test_cleanup_keeps_its_distance_unless_told(alert: Alert, context: Context) 
 # --------------------------------------------------------------------------- observe
 
 
-def test_dump_stacks_names_the_line_where_the_main_thread_stands(alert: Alert, context: Context, tmp_path: Path) -> None:
+def test_dump_stacks_names_the_line_where_the_main_thread_stands(
+    alert: Alert, context: Context, tmp_path: Path
+) -> None:
     outcomes = []
     thread = threading.Timer(0.2, lambda: outcomes.append(DumpStacks().run(alert, context(event=None))))
     thread.start()

@@ -26,7 +26,11 @@ def read(path: Path, name: str) -> object:
 
 
 def test_a_bundle_holds_alert_series_parameters_batch_rng_and_environment(alert: Alert, context: Context) -> None:
-    batch = {"x": torch.tensor([[1.0, float("nan")], [3.0, -2.0]]), "label": torch.tensor([1, 0]), "id": ["row-7", "row-9"]}
+    batch = {
+        "x": torch.tensor([[1.0, float("nan")], [3.0, -2.0]]),
+        "label": torch.tensor([1, 0]),
+        "id": ["row-7", "row-9"],
+    }
     outcome = Evidence().run(alert, context(batch=batch))
     assert outcome.done
     folder = Path(outcome.data["path"])
@@ -63,12 +67,21 @@ def test_the_series_table_has_a_row_per_step_and_leaves_missing_values_empty(ale
 
 
 def test_a_batch_is_described_without_its_contents(alert: Alert, context: Context) -> None:
-    batch = ({"text": "the patient's name", "x": torch.tensor([0.25, float("inf"), 0.75]), "ids": torch.tensor([4, 5])},)
+    batch = (
+        {"text": "the patient's name", "x": torch.tensor([0.25, float("inf"), 0.75]), "ids": torch.tensor([4, 5])},
+    )
     folder = Path(Evidence().run(alert, context(batch=batch)).data["path"])
     described = read(folder, "batch.json")
     leaves = {leaf["path"]: leaf for leaf in described["leaves"]}  # type: ignore[index]
     x = leaves["[0].x"]
-    assert (x["shape"], x["dtype"], x["min"], x["max"], x["mean"], x["nonfinite"]) == ([3], "float32", 0.25, 0.75, 0.5, 1)
+    assert (x["shape"], x["dtype"], x["min"], x["max"], x["mean"], x["nonfinite"]) == (
+        [3],
+        "float32",
+        0.25,
+        0.75,
+        0.5,
+        1,
+    )
     assert len(x["sha256"]) == 64
     assert described["sample_ids"] == {"[0].ids": [4, 5]}  # type: ignore[index]
     assert all(b"patient" not in p.read_bytes() for p in folder.rglob("*") if p.is_file())
@@ -113,7 +126,9 @@ def test_no_secret_of_the_environment_or_the_command_line_is_written(
     monkeypatch.setenv("HF_TOKEN", "hf_SECRETSECRETSECRET")
     monkeypatch.setenv("NCCL_TOKEN", "SECRET-nccl")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1e-3", "--api-key", "SECRET1", "--data", "s3://me:SECRET2@host/x"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "--lr", "1e-3", "--api-key", "SECRET1", "--data", "s3://me:SECRET2@host/x"]
+    )
     folder = Path(Evidence().run(alert, context()).data["path"])
     assert all(b"SECRET" not in p.read_bytes() for p in folder.rglob("*") if p.is_file())
     environment = read(folder, "environment.json")

@@ -57,8 +57,13 @@ def test_bad_values_are_counted_and_located() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_a_batch_that_comes_again_is_a_repeat(dtype: torch.dtype) -> None:
     batches = [torch.arange(8).roll(n).to(dtype) if dtype != torch.bool else torch.arange(8) == n for n in range(4)]
-    watched = feed([batches[0]], [batches[1]], [batches[0].clone()], [batches[2]], [batches[0].clone()])
-    assert watched.values("batch.hash_repeat") == [0.0, 0.0, 1.0, 0.0, 2.0]
+    stuck = [[batches[0]], [batches[1]], [batches[1].clone()], [batches[1].clone()], [batches[2]]]
+    assert feed(*stuck).values("batch.hash_repeat") == [0.0, 0.0, 1.0, 2.0, 0.0]
+
+
+def test_another_epoch_in_the_same_order_is_no_repeat() -> None:
+    epoch = [[torch.arange(8).roll(n)] for n in range(4)]
+    assert set(feed(*epoch, *epoch, *epoch).values("batch.hash_repeat")) == {0.0}
 
 
 def test_evaluation_batches_are_not_training_batches() -> None:

@@ -99,15 +99,16 @@ def test_a_model_without_such_layers_says_zero_in_either_mode() -> None:
 
 def test_the_model_of_the_fold_before_is_not_this_one() -> None:
     """Evaluated at its end, it is what the trainer still shows at the first loss of the next."""
-    watched = Watched([ModeProbe()])
+    watched, shown = Watched([ModeProbe()]), None
     for fold in range(3):
         model = model_of()
         loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01), step=10 * fold)
-        if fold:
-            watched.emit(EventKind.LOSS, loop.step + 1, model=old, loss=torch.tensor(1.0))
-            watched.emit(EventKind.BEFORE_UPDATE, loop.step + 1, model=loop.view)
+        if shown is not None:
             loop.step += 1
+            watched.emit(EventKind.LOSS, loop.step, model=shown, loss=torch.tensor(1.0))
+            watched.emit(EventKind.BEFORE_UPDATE, loop.step, model=loop.view)
         loop.run(3, lambda m=model: m(torch.randn(8, 4)).pow(2).mean())
         model.eval()
-        old = loop.view
+        shown = loop.view
+    assert len(watched.values("modules.in_eval")) == 9
     assert set(watched.values("modules.in_eval")) == {0.0}

@@ -146,6 +146,20 @@ def test_a_full_disk_is_said_once_and_the_run_is_judged_to_its_end(watched: Watc
     assert "healthcheck: OK, 1,800 steps" in result.stderr
 
 
+def test_a_disk_that_is_full_from_the_start_is_said_once_in_the_start_block(watched: Watched, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * 2**16)
+    runs = small_disk / "runs"
+    result = watched(
+        series={"loss": HEALTHY, "norm": HEALTHY}, env={"HEALTHCHECK_RUNS": str(runs), "TMPDIR": str(runs)}
+    )
+    assert result.returncode == 0
+    lines = result.stderr.splitlines()
+    assert result.stderr.count("No space left") == 1, result.stderr
+    assert lines[0].startswith("healthcheck 0.1.0: watching")
+    assert "No space left" in lines[2]
+    assert any(line.startswith("healthcheck: OK, 60 steps") for line in lines)
+
+
 def test_a_folder_that_vanishes_is_said_once(
     runs: Path, sessions: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,3 +145,13 @@ def test_broken_toml_is_a_usage_error(repo) -> None:
     (repo / "pyproject.toml").write_text("[tool.healthcheck\nmode=")
     with pytest.raises(UsageError, match="not valid TOML"):
         found()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
+def test_plugins_of_pyproject_count_beside_a_rule_file(repo) -> None:
+    """A rule file cannot name plugins, so they must be found where it wins."""
+    (repo / "pyproject.toml").write_text(PYPROJECT)
+    (repo / "healthcheck.yaml").write_text(OURS)
+    assert module.configured_plugins() == [str(repo / "tools/health.py"), "pkg.health"]
+    (repo / "pyproject.toml").write_text("[tool.healthcheck\n")
+    assert module.configured_plugins() == []

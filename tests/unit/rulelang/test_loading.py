@@ -390,3 +390,15 @@ def test_one_source_need_not_be_wrapped_in_a_list(known, folder) -> None:
 
 def test_a_condition_switched_to_false_is_refused(known) -> None:
     assert "rule-id: off" in errors(known, "version: 1\nrules: {a: {metric: loss, when: {nonfinite: false}}}\n")[0]
+
+
+def test_the_rule_language_imports_neither_torch_nor_yaml_until_a_file_is_read() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, healthcheck.rulelang.compile, healthcheck.rulelang.conditions, healthcheck.rulelang.discover\n"
+        "print([m for m in ('torch', 'yaml', 'jsonschema', 'rich', 'pytest', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

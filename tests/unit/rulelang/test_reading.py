@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from language import registry
@@ -218,3 +219,21 @@ def test_any_file_gives_a_document_or_clean_problems(tmp_path, raw) -> None:
     path.write_bytes(raw)
     document = load_file(path)
     assert document.problems or document.root is not None
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="there is only one parser here")
+def test_a_syntax_error_that_only_the_fast_parser_reaches_in_time_is_still_named(monkeypatch) -> None:
+    """At the end of a long file the Python parser, whose words we use, would run out of time."""
+    made = []
+
+    class SecondIsLate(yamltree.TreeBuilder):
+        def __init__(self, document) -> None:
+            super().__init__(document)
+            made.append(self)
+            if len(made) == 2:
+                self.deadline = 0.0
+
+    monkeypatch.setattr(loader, "TreeBuilder", SecondIsLate)
+    (problem,) = load_text("a: [1, 2, 3]\nb: [1, 2}\n").problems
+    assert len(made) == 2
+    assert (problem.slug, problem.line) == ("syntax", 2)

@@ -133,3 +133,20 @@ def test_tests_of_one_file_do_not_share_what_derived_metrics_remember(book: Book
     made = book(one % ("a", "1 x20, 5") + one % ("b", "100 x20, 500") + one % ("c", "1 x20, 5"), rules=rules)
     for test in made.tests:
         passes(made.run(test))
+
+
+def test_a_record_keeps_the_labels_of_its_series(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run7").mkdir()
+    lines = [
+        {"step": n, "t": float(n), "p": "train", "m": {"grad_norm[a.w]": 1.0, "grad_norm[b.w]": 20.0 * (n == 2)}}
+        for n in (1, 2)
+    ]
+    (tmp_path / "run7" / "samples.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
+    passes(run('series: run7\nexpect: [{rule: grads, fires: 2, series: "grad_norm[b.w]", count: 1}]'))
+    passes(
+        run(
+            'series: {"grad_norm[x]": {file: run7, metric: "grad_norm[b.w]"}}\nexpect: [{rule: grads, series: "grad_norm[x]"}]'
+        )
+    )

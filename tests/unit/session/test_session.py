@@ -191,8 +191,8 @@ def test_nobody_listens_then_nothing_is_wanted(watched):
 
 
 def test_a_probe_that_no_rule_wants_is_not_called(watched):
-    run = watched("external: [kl]\nrules: {kl: {metric: kl, when: {above: 1}}}")
-    assert run.session.probing.by_kind == {}
+    run = watched("rules: {lr: {metric: lr, when: {above: 1}}}")
+    assert {p.name for probes in run.session.probing.by_kind.values() for p in probes} == {"learning-rate"}
 
 
 def test_an_action_that_raises_is_an_action_error_and_does_not_prevent_the_stop(watched, tmp_path):

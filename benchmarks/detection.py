@@ -1,0 +1,319 @@
+"""How good a rule pack is on recorded runs of other people: recall, delay, false alarms.
+
+    python benchmarks/detection.py                                   # healthcheck:recommended on the corpus
+    python benchmarks/detection.py --rules my.yaml --set loss-spike.when.robust_z.above=12
+    python benchmarks/detection.py --only-wrong                      # misses and false alarms only
+    python benchmarks/detection.py --faults --seeds 0,1,2            # the toy faults too, run live (needs torch)
+    python benchmarks/detection.py --json
+    python benchmarks/detection.py --markdown docs/explanation/detection-quality.md
+
+The corpus (``../shared/corpus``) is not part of this repository; without it there is nothing to score, exit 0.
+What counts as caught and as false: benchmarks/scoring.py. Which rule names which kind: benchmarks/kinds.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from scoring import CORPUS, Found, Scored, kinds, labels, score
+
+from healthcheck.commands.replaying import Given, judge_of
+
+BEGIN, END = "<!-- detection: begin (benchmarks/detection.py --markdown) -->\n", "<!-- detection: end -->\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rules", action="append", help="rule file or pack (default healthcheck:recommended)")
+    parser.add_argument("--set", action="append", default=[], metavar="RULE.KEY=VALUE")
+    parser.add_argument("--only", action="append", default=[], metavar="RULE")
+    parser.add_argument("--off", action="append", default=[], metavar="RULE")
+    parser.add_argument("--profile")
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
+    parser.add_argument("--run", action="append", default=[], metavar="ID", help="these runs only")
+    parser.add_argument("--only-wrong", action="store_true", help="print misses and false alarms only")
+    parser.add_argument("--faults", action="store_true", help="run the toy faults live, too")
+    parser.add_argument("--seeds", default="0", help="seeds of the toy faults, such as 0,1,2")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="rewrite the generated part of this page")
+    args = parser.parse_args()
+    if not (args.corpus / "labels.yaml").exists():
+        print(f"detection: no corpus in {args.corpus}; nothing to score")
+        return 0
+    given = Given(
+        rules=args.rules or ["healthcheck:recommended"], set=args.set, only=args.only, off=args.off, profile=args.profile
+    )
+    scored = run_corpus(given, args.corpus, args.run)
+    faults = _faults(args) if args.faults else []
+    if args.json:
+        print(json.dumps(as_json(scored, faults), indent=1))
+    elif args.markdown:
+        write_markdown(args.markdown, scored, faults, given)
+        print(f"wrote {args.markdown}: {headline(scored)}")
+    else:
+        print_text(scored, faults, given, only_wrong=args.only_wrong)
+    return 0
+
+
+def run_corpus(given: Given, corpus: Path, wanted: Sequence[str] = ()) -> list[Scored]:
+    """Replay and score every run of the corpus."""
+    named = kinds()
+    judge = judge_of(given)
+    results = []
+    for entry in labels(corpus):
+        if wanted and entry["id"] not in wanted:
+            continue
+        path = str(corpus / entry["file"])
+        outcome = judge(path)
+        if outcome.problem:
+            results.append(Scored(entry, [], "missed" if entry["label"] == "incident" else "clean", problem=outcome.problem))
+            continue
+        found = [
+            Found(a["rule"], a["fired_step"], a["severity"], named.get(a["rule"], frozenset()), a["series"][0]["name"])
+            for a in outcome.report["alerts"]
+        ]
+        steps = {name: list(column.steps) for name, column in given.read(path).series().items()}
+        results.append(score(entry, sorted(found, key=lambda f: f.step or 0), steps))
+    return results
+
+
+def _faults(args: argparse.Namespace) -> list[Any]:
+    from toyfaults import run_faults
+
+    return run_faults(args.rules or ["healthcheck:recommended"], [int(s) for s in args.seeds.split(",")])
+
+
+# --------------------------------------------------------------------------- summary
+
+
+def headline(scored: Sequence[Scored]) -> str:
+    bad, good = _split(scored)
+    warned = sum(bool(s.false) for s in good)
+    errors = sum(any(f.severity == "error" for f in s.false) for s in good)
+    early = sum(bool(s.false) for s in bad)
+    caught = sum(s.verdict == "caught" for s in bad)
+    return (
+        f"caught {caught} of {len(bad)} incidents; healthy runs with a warning {warned} of {len(good)}, "
+        f"with an error {errors}; incidents with an alert clearly before the window {early}"
+    )
+
+
+def _split(scored: Iterable[Scored]) -> tuple[list[Scored], list[Scored]]:
+    listed = list(scored)
+    return [s for s in listed if s.incident], [s for s in listed if not s.incident]
+
+
+def groups(scored: Sequence[Scored], key: Callable[[Scored], str]) -> list[list[str]]:
+    """Rows: group, caught / late / early / missed, median delay, healthy with warning / error, false before the window."""
+    found: dict[str, list[Scored]] = defaultdict(list)
+    for s in scored:
+        found[key(s)].append(s)
+    rows = []
+    for name, members in sorted(found.items()):
+        bad, good = _split(members)
+        count = Counter(s.verdict for s in bad)
+        delays = [s.delay for s in bad if s.verdict == "caught" and s.delay is not None]
+        rows.append(
+            [
+                name,
+                f"{count['caught']}/{len(bad)}" if bad else "-",
+                str(count["late"] or ""),
+                str(count["early"] or ""),
+                str(count["missed"] or ""),
+                f"{median(delays):.2f}" if delays else "-",
+                f"{sum(bool(s.false) for s in good)}/{len(good)}" if good else "-",
+                f"{sum(any(f.severity == 'error' for f in s.false) for s in good)}/{len(good)}" if good else "-",
+                str(sum(bool(s.false) for s in bad) or ""),
+            ]
+        )
+    return rows
+
+
+HEADER = ["", "caught", "late", "early", "missed", "delay", "healthy: warning", "error", "before window"]
+
+
+def by_rule(scored: Sequence[Scored]) -> list[list[str]]:
+    """Rows: rule, runs in which it decided a catch, fired in (incident, healthy), false in (incident, healthy)."""
+    rules = sorted({f.name for s in scored for f in s.found})
+    rows = []
+    for rule in rules:
+        bad, good = _split(s for s in scored if any(f.name == rule for f in s.found))
+        rows.append(
+            [
+                rule,
+                str(sum(s.verdict == "caught" and s.by is not None and s.by.name == rule for s in bad)),
+                str(sum(s.verdict in ("early", "late") and s.by is not None and s.by.name == rule for s in bad)),
+                str(len(bad)),
+                str(sum(any(f.name == rule for f in s.false) for s in bad)),
+                str(len(good)),
+                ", ".join(s.entry["id"] for s in good[:6]),
+            ]
+        )
+    return rows
+
+
+RULE_HEADER = ["rule", "catches", "early/late", "incidents", "before window", "healthy", "healthy runs"]
+
+
+# --------------------------------------------------------------------------- text
+
+
+def line(s: Scored) -> str:
+    """``gpt-x  divergence  [100, 200]  caught at 0.3 by loss-divergence   alerts: loss-spike 90, ...``."""
+    window = "{:,}..{:,}".format(*s.entry["onset_step_range"]) if s.incident else "-"
+    mark = {"caught": "ok  ", "clean": "ok  ", "false": "FALSE"}.get(s.verdict, s.verdict.upper())
+    extra = f" +{len(s.false)} false" if s.incident and s.false else ""
+    said = ", ".join(
+        f"{'!' if f.severity == 'error' else ''}{f.name}@{f.step:,}{'*' if s.by is f else ''}{'?' if f in s.false else ''}"
+        for f in s.found[:8]
+    )
+    more = f" and {len(s.found) - 8} more" if len(s.found) > 8 else ""
+    delay = f" {s.delay:+.2f}" if s.delay is not None else ""
+    kind = s.entry["kind"] if s.incident else f"healthy: {s.entry['kind']}"[:24]
+    confidence = s.entry.get("confidence", "")[:1]
+    return f"{s.entry['id']:<26} {kind:<24} {confidence} {window:<22} {mark}{delay}{extra}  {said}{more}{s.problem}"
+
+
+def wrong(s: Scored) -> bool:
+    return s.verdict not in ("caught", "clean") or bool(s.false)
+
+
+def print_text(scored: Sequence[Scored], faults: Sequence[Any], given: Given, *, only_wrong: bool) -> None:
+    from healthcheck.reports.text import columns
+
+    print("per run (* decided, ? false, ! error; delay 0 = start of the window, 1 = its end):")
+    for s in sorted(scored, key=lambda s: (not s.incident, s.entry["kind"], s.entry["id"])):
+        if not only_wrong or wrong(s):
+            print("  " + line(s))
+    incidents = [s for s in scored if s.incident]
+    for title, rows in (
+        ("by kind (incidents)", groups(incidents, lambda s: s.entry["kind"])),
+        ("by confidence", groups(scored, lambda s: s.entry.get("confidence", "?"))),
+        ("by source", groups(scored, lambda s: s.source)),
+    ):
+        print(f"\n{title}")
+        print("\n".join(columns([HEADER, *rows], align="lrrrrrrrr")))
+    print("\nby rule (a rule not in kinds.yaml cannot catch)")
+    print("\n".join(columns([RULE_HEADER, *by_rule(scored)], align="lrrrrrl")))
+    unnamed = sorted({r.id for r in given.load().rules} - set(kinds()))
+    print(f"\nrules of the pack without a kind: {', '.join(unnamed) or 'none'}")
+    if faults:
+        from toyfaults import text
+
+        print("\n" + text(faults))
+    print(f"\n{headline(scored)}")
+
+
+# --------------------------------------------------------------------------- JSON and Markdown
+
+
+def as_json(scored: Sequence[Scored], faults: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "summary": headline(scored),
+        "runs": [
+            {
+                "id": s.entry["id"],
+                "label": s.entry["label"],
+                "kind": s.entry["kind"],
+                "confidence": s.entry.get("confidence"),
+                "source": s.source,
+                "window": s.entry["onset_step_range"],
+                "verdict": s.verdict,
+                "by": s.by.name if s.by else None,
+                "step": s.by.step if s.by else None,
+                "delay": s.delay,
+                "alerts": [[f.name, f.step, f.severity] for f in s.found],
+                "false": [[f.name, f.step, f.severity] for f in s.false],
+                "problem": s.problem or None,
+            }
+            for s in scored
+        ],
+        "faults": [f.to_json() for f in faults],
+    }
+
+
+def _md(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def markdown(scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> str:
+    bad, good = _split(scored)
+    loaded = given.load()
+    lines = [
+        f"Rules: `{' '.join(given.rules or [])}`, {len(loaded.rules)} rules; {len(scored)} recorded runs.",
+        "",
+        f"**{headline(scored)[0].upper()}{headline(scored)[1:]}.**",
+        "",
+        "A delay of 0 is the start of the onset window, 1 its end; it is the median over caught incidents. *Before window*",
+        "counts incidents with any alert more than one sample before the window.",
+        "",
+        "### By kind",
+        "",
+        *_md(["kind", *HEADER[1:6], HEADER[8]], [[*r[:6], r[8]] for r in groups(bad, lambda s: s.entry["kind"])]),
+        "",
+        "### By confidence of the label",
+        "",
+        *_md(["confidence", *HEADER[1:]], groups(scored, lambda s: s.entry.get("confidence", "?"))),
+        "",
+        "### By source",
+        "",
+        *_md(["source", *HEADER[1:]], groups(scored, lambda s: s.source)),
+        "",
+        "### By rule",
+        "",
+        *_md(RULE_HEADER, by_rule(scored)),
+        "",
+        "### Misses",
+        "",
+    ]
+    misses = [s for s in bad if s.verdict != "caught"]
+    lines += [f"- {_sentence(s)}" for s in misses] or ["None."]
+    lines += ["", "### False alarms", ""]
+    lines += [f"- {_false_sentence(s)}" for s in scored if s.false] or ["None."]
+    if faults:
+        from toyfaults import markdown as faults_markdown
+
+        lines += ["", "### Toy faults, run live", "", *faults_markdown(faults)]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(s: Scored) -> str:
+    first, last = s.entry["onset_step_range"]
+    how = {
+        "missed": "nothing fitting was said",
+        "early": f"{s.by.name if s.by else ''} at {s.by.step if s.by else 0:,}, before the window",
+        "late": f"{s.by.name if s.by else ''} at {s.by.step if s.by else 0:,}, after the window",
+    }[s.verdict]
+    other = sorted({f.name for f in s.found if s.by is not f})
+    more = f" (also said: {', '.join(other)})" if other else ""
+    return f"`{s.entry['id']}`, {s.entry['kind']}, window {first:,} to {last:,}: {how}{more}. Label: {s.entry.get('note', '')}."
+
+
+def _false_sentence(s: Scored) -> str:
+    said = ", ".join(f"{f.name} at {f.step:,}" + (" (error)" if f.severity == "error" else "") for f in s.false[:4])
+    what = "incident, before its window" if s.incident else "healthy"
+    return f"`{s.entry['id']}` ({what}): {said}. Label: {s.entry.get('note', '')}."
+
+
+def write_markdown(path: Path, scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> None:
+    """Rewrite what stands between the two marks; the rest of the page is written by hand."""
+    text = path.read_text(encoding="utf-8") if path.exists() else f"# Detection quality\n\n{BEGIN}{END}"
+    before, mark, rest = text.partition(BEGIN)
+    if not mark:
+        before, rest = text.rstrip() + "\n\n", END
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n{markdown(scored, faults, given)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""One key of one rule at several values: how often the rule would fire in good runs and in bad ones.
+
+All values are judged in one reading of each run. For a threshold the *critical value* of a run is
+known exactly: the value up to which the rule would still have fired there, with its ``for``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from healthcheck.engine.series import SeriesState
+from healthcheck.replay.play import Play
+from healthcheck.reports.text import columns, number, plural, step
+from healthcheck.rulelang.rule import Rule
+from healthcheck.verdicts import State
+
+COMPARATORS = ("above", "below", "at_least", "at_most")
+
+
+@dataclass(slots=True)
+class Swept:
+    """One run under all values. Lists are as long as the list of values."""
+
+    path: str
+    bad: bool
+    rows: int = 0
+    fired: list[int | None] = field(default_factory=list)
+    """Step of the first alert that is not muted, or None."""
+    judged: bool = False
+    critical: float | None = None
+    """A threshold short of this fires; None where the rule never scored or has no plain threshold."""
+    critical_step: int = 0
+    notes: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+class CriticalValue:
+    """Follows the scores of one rule: the threshold that would just have fired, given its ``for``.
+
+    A rule with ``for: 2 of 5`` fires at a threshold below the second largest of five scores.
+    """
+
+    def __init__(self, play: Play, rule: Rule) -> None:
+        self.state = play.engine.by_id[rule.id]
+        self.hold = rule.hold
+        self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+        self.best = -math.inf
+        self.step = 0
+        self._recent: dict[Any, tuple[int, deque[float]]] = {}
+
+    def look(self) -> None:
+        """After each evaluation: take the new score of each series."""
+        for labels, series in self.state.series.items():
+            if series is None or series.state in (State.NO_DATA, State.WARMING):
+                continue
+            seen, scores = self._recent.get(labels) or (0, deque(maxlen=max(1, self.hold.of)))
+            if series.n != seen:
+                scores.append(self._away(series))
+                self._recent[labels] = (series.n, scores)
+                if len(scores) >= self.hold.need:
+                    just = sorted(scores)[-max(1, self.hold.need)]
+                    if just > self.best:
+                        self.best, self.step = just, series.last_step
+
+    def _away(self, series: SeriesState) -> float:
+        if series.score is None:  # a non-finite sample breaches any threshold
+            return math.inf
+        return series.score if self.upward else -series.score
+
+    @property
+    def value(self) -> float | None:
+        if self.best == -math.inf:
+            return None
+        return self.best if self.upward else -self.best
+
+
+def first_fired(play: Play, rule: str) -> int | None:
+    return next((a.fired_step for a in play.alerts if a.rule == rule and not a.muted), None)
+
+
+# --------------------------------------------------------------------------- the table
+
+
+def sweep_lines(
+    rule: Rule, key: str, values: Sequence[str], runs: Sequence[Swept], *, now: int | None, keep: Sequence[str]
+) -> list[str]:
+    """The table and what follows from it.
+
+    :param now: index of the value that the rule has today, if it is among ``values``.
+    :param keep: per value, the line for the rule file.
+    """
+    readable = [run for run in runs if not run.problem]
+    good = [run for run in readable if not run.bad]
+    bad = [run for run in readable if run.bad]
+    header = [key.rpartition(".")[2], "", f"fires in good runs ({len(good)})"]
+    if bad:
+        header += [f"in bad runs ({len(bad)})", "median delay"]
+    rows = [header]
+    for index, value in enumerate(values):
+        row = [value, "now" if index == now else "", str(_count(good, index))]
+        if bad:
+            row += [str(_count(bad, index)), _delay(bad, index)]
+        rows.append(row)
+    lines = columns(rows, align="rlrrr")
+    silent = [run.path for run in readable if not run.judged]
+    if silent:
+        lines.append(f"  not judged in {plural(len(silent), 'run')}: {', '.join(silent[:3])}{' ...' if len(silent) > 3 else ''}")
+    lines += [f"  {text}" for text in closest(rule, key, values, good, bad)]
+    best = recommended(good, bad, len(values))
+    if best is not None:
+        lines.append(f"  to keep {values[best]}: in healthcheck.yaml   {keep[best]}")
+    return lines
+
+
+def _count(runs: Sequence[Swept], index: int) -> int:
+    return sum(run.fired[index] is not None for run in runs)
+
+
+def _delay(bad: Sequence[Swept], index: int) -> str:
+    """Steps after the first alert that any of the values gives in the same run."""
+    late = [run.fired[index] - min(f for f in run.fired if f is not None) for run in bad if run.fired[index] is not None]  # type: ignore[operator]
+    return f"{plural(int(median(late)), 'step')}" if late else "-"
+
+
+def closest(
+    rule: Rule, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]
+) -> list[str]:
+    """How near good runs came, how clear bad ones are, and which values lie between them."""
+    if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when."):
+        return []
+    upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+    sign = 1.0 if upward else -1.0
+    word = "peaks at" if upward else "falls to"
+    near = max((r for r in good if r.critical is not None), key=lambda r: sign * (r.critical or 0.0), default=None)
+    weak = min((r for r in bad if r.critical is not None), key=lambda r: sign * (r.critical or 0.0), default=None)
+    parts = []
+    if near is not None:
+        parts.append(f"closest good run {word} {number(near.critical)} ({near.path}, step {step(near.critical_step)})")
+    if weak is not None:
+        parts.append(f"weakest bad run {word} {number(weak.critical)} ({weak.path})")
+    lines = ["; ".join(parts)] if parts else []
+    if near is not None and weak is not None and near.critical is not None and weak.critical is not None:
+        if sign * near.critical < sign * weak.critical:
+            low, high = sorted((near.critical, weak.critical))
+            lines.append(f"any value between {number(low)} and {number(high)} tells these runs apart")
+        else:
+            lines.append("no value tells these good runs from these bad ones")
+    if rule.hold.seconds:
+        lines.append("`for` counts seconds here: the values above leave it out")
+    return lines
+
+
+def recommended(good: Sequence[Swept], bad: Sequence[Swept], count: int) -> int | None:
+    """Index of the value with the most bad runs found among those with the fewest good ones; the middle of equals."""
+    if not good and not bad:
+        return None
+    scores = [(_count(bad, i) - _count(good, i), -_count(good, i)) for i in range(count)]
+    best = [i for i in range(count) if scores[i] == max(scores)]
+    return best[(len(best) - 1) // 2]

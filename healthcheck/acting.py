@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
+from healthcheck.probing import History
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.verdicts import ActionOutcome, Alert
 
@@ -98,7 +99,7 @@ class Actor:
         observe: bool,
         world_size: int,
         run_dir: Path | None,
-        history: Callable[[str, int], list[tuple[int, float]]],
+        history: History,
         say: Callable[[str], None],
     ) -> None:
         self.actions = actions
@@ -158,6 +159,7 @@ class Actor:
             before_update=event is not None and event.kind.value == "before_update",
             run_dir=self.run_dir,
             history=self.history,
+            series=lambda: list(self.history.values),
             event=event,
             say=self.say,
         )

@@ -263,6 +263,8 @@ class ActionContext:
     """Folder of the run's record, or None if there is none."""
     history: Callable[[str, int], list[tuple[int, float]]]
     """``history("loss", 50)``: the last values of a series as (step, value)."""
+    series: Callable[[], Sequence[str]] = tuple
+    """Names of all series that ``history`` knows."""
     event: Event | None = None
     """The event at which the action runs, with model, optimizer and batch where known."""
     say: Callable[[str], None] = lambda text: None

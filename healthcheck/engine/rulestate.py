@@ -259,6 +259,7 @@ class RuleState:
     def state_dict(self) -> dict[str, Any]:
         return {
             "fingerprint": self.rule.fingerprint,
+            "start_step": self.start_step,
             "series": [s.state_dict() for s in self.series.values() if s is not None],
             "sides": [side.state() for side in self.sides],
             "firing": [[list(pair) for pair in labels] for labels in sorted(self.firing)],
@@ -269,6 +270,7 @@ class RuleState:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.start_step = saved["start_step"]  # series that are still to come warm up from there
         for entry in saved["series"]:
             series = self.state_of(tuple((name, value) for name, value in entry["labels"]))
             if series is not None:

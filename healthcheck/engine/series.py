@@ -246,6 +246,7 @@ class SeriesState:
         saved["score"] = encode_number(self.score)
         saved["recent"] = None if self.recent is None else list(self.recent)
         saved["scorer"] = self.scorer.state()
+        saved["normal"] = encode_number(self.scorer.normal)
         saved["peak"] = encode_number(self.peak)
         return saved
 
@@ -258,4 +259,5 @@ class SeriesState:
         if self.recent is not None and saved["recent"] is not None:
             self.recent.extend(saved["recent"])
         self.scorer.restore(saved["scorer"])
+        self.scorer.normal = None if saved["normal"] is None else decode_number(saved["normal"])
         self.peak = decode_number(saved["peak"])

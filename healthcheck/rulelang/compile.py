@@ -22,7 +22,7 @@ from healthcheck.rulelang.formulas import check_formulas, compile_formulas
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
-from healthcheck.rulelang.problems import ordered
+from healthcheck.rulelang.problems import ENOUGH, ordered
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
@@ -107,7 +107,7 @@ def load_all(
         shape.check(document)
     merger = Merger(shape.is_bad)
     profile = profile or _default_profile(documents)
-    merged = merger.merge(documents, profile)
+    merged = merger.merge((d for d in documents if not shape.is_hopeless(d)), profile)
     problems += shape.problems + merged.problems
     _check_profile(profile, merged, documents, problems)
     for document in apply_set(set, merged.rules, problems):
@@ -184,6 +184,8 @@ def _rules(
     """All rules compiled (also those switched off, so that a typo in them is found)."""
     rules: list[Rule] = []
     for draft in merged.rules.values():
+        if len(problems) > 2 * ENOUGH:
+            break
         if shape.touches(draft) and ("metric" not in draft.entries or "when" not in draft.entries):
             continue
         rule = compiler.compile(draft)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from healthcheck.errors import Problem
 from healthcheck.rulelang.known import rule_hint
-from healthcheck.rulelang.merge import Merged
+from healthcheck.rulelang.merge import SUGGESTIONS, Merged
 from healthcheck.rulelang.quantities import shorten
 
 
 def check_explains(merged: Merged, problems: list[Problem]) -> None:
     graph: dict[str, list[str]] = {}
+    unknown = 0
     for draft in merged.rules.values():
         entry = draft.entries.get("explains")
         for i, other in enumerate(entry.value if entry is not None else ()):
@@ -20,7 +21,9 @@ def check_explains(merged: Merged, problems: list[Problem]) -> None:
             if other == draft.id:
                 problems.append(entry.document.problem(where, "explains-itself", "a rule cannot explain itself"))
             elif other not in merged.rules:
-                text, hint = f'"{shorten(other)}" is not a rule', rule_hint(other, merged.rules)
+                unknown += 1
+                text = f'"{shorten(other)}" is not a rule'
+                hint = rule_hint(other, merged.rules) if unknown < SUGGESTIONS else ""
                 problems.append(entry.document.problem(where, "unknown-rule", text, suggestion=hint))
             else:
                 graph.setdefault(draft.id, []).append(other)

@@ -10,6 +10,9 @@ from healthcheck.registry import Registry
 from healthcheck.rulelang.rule import Selector
 from healthcheck.samples import CONTEXT_LABELS
 
+SUGGESTIONS = 100
+"""Names that are searched for neighbours; the search is slow, and a person reads no more."""
+
 
 class KnownMetrics:
     """Answers whether a rule may name a metric, and what to write instead.
@@ -34,6 +37,7 @@ class KnownMetrics:
         self.open_ended = not registry.metrics and extra is None
         self.any_labels = set(derived)
         self.globs: list[str] = []
+        self._near: dict[str, str] = {}
         for name in [*external, *(extra or ())]:
             base = name.removesuffix("[]").split("[")[0]
             if any(c in base for c in "*?"):
@@ -67,7 +71,9 @@ class KnownMetrics:
         return None
 
     def unknown(self, name: str) -> tuple[str, str]:
-        near = suggest(name, self.names())
+        if name not in self._near:
+            self._near[name] = suggest(name, self.names()) if len(self._near) < SUGGESTIONS else ""
+        near = self._near[name]
         mine = f"if your code logs it, add `external: [{name}]`"
         return f'no probe provides "{name}"', f"{near} {mine}".strip()
 

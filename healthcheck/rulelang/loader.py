@@ -102,6 +102,8 @@ def parse(text: str, document: Document) -> Document:
 def _take(document: Document, trial: Document) -> None:
     document.data, document.root = trial.data, trial.root
     document.problems.extend(trial.problems)
+    if document.root is None and not document.problems:
+        _refuse(document, "empty", "the file holds nothing but comments", suggestion="begin with `version: 1`")
 
 
 def _refuse(document: Document, slug: str, message: str, *, suggestion: str = "") -> Document:

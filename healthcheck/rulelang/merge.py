@@ -18,6 +18,7 @@ from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin
 
+SUGGESTIONS = 100
 SEVERITIES = ("info", "warning", "error")
 
 
@@ -185,7 +186,7 @@ class Merger:
         if entry.document.broken_within(entry.where):
             return False
         known = list(self.result.rules)
-        hint = suggest(rule_id, known)
+        hint = suggest(rule_id, known) if len(self.result.problems) < SUGGESTIONS else ""
         fix = (rule_id, hint.split('"')[1]) if hint else None
         if not hint:
             hint = "a new rule needs `metric` and `when`" if isinstance(body, Mapping) else "check `extends`"

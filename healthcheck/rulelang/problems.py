@@ -11,6 +11,10 @@ SHOWN = 20
 """Problems that the text form prints in full; the rest is counted."""
 
 
+ENOUGH = 500
+"""Problems of one kind after which looking for more stops: hostile files must not take minutes."""
+
+
 def ordered(problems: Iterable[Problem], paths: Iterable[str] = ()) -> list[Problem]:
     """By file (those in ``paths`` first, then in order of appearance), line and column."""
     listed = list(problems)

@@ -7,12 +7,14 @@ All of them are shown; jsonschema's own ``best_match`` would show one. Four keyw
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
 from healthcheck.rulelang import aliases
 from healthcheck.rulelang.document import Document, KeyPath
+from healthcheck.rulelang.problems import ENOUGH
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
 
 
@@ -24,7 +26,7 @@ def schema_problems(document: Document, errors: Iterable[Any]) -> list[tuple[Pro
     """
     found: dict[tuple[int, int, str], tuple[Problem, KeyPath, tuple[str, str] | None]] = {}
     for error in errors:
-        for problem in _translate(document, error):
+        for problem in islice(_translate(document, error), ENOUGH):
             key = (problem.line, problem.column, problem.path if not problem.line else "")
             known = found.get(key)
             rename = problem.fix if error.validator == "additionalProperties" else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 from healthcheck.errors import Problem
 from healthcheck.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.merge import Draft
+from healthcheck.rulelang.problems import ENOUGH
 from healthcheck.rulelang.schema import build_schema
 from healthcheck.rulelang.schemaerrors import schema_problems
 
@@ -22,7 +24,9 @@ class Shape:
 
         self.validator = Draft7Validator(build_schema(registry))
         self.problems: list[Problem] = []
-        self._bad: dict[int, list[KeyPath]] = {}
+        self._bad: dict[int, set[KeyPath]] = {}
+        """Per document: every refused place, and every place that holds a refused one."""
+        self._hopeless: set[int] = set()
 
     def check(self, document: Document) -> list[Problem]:
         found: list[Problem] = []
@@ -40,7 +44,7 @@ class Shape:
                     suggestion="write `loss-spike: {metric: ...}` without dashes",
                 )
             )
-            self._bad[id(document)] = [("rules",)]
+            self._refuse(document, ("rules",))
         else:
             found += self._passes(document)
         self.problems += found
@@ -53,29 +57,42 @@ class Shape:
         """
         found: dict[tuple[str, int, int, str], Problem] = {}
         for _ in range(RECOVERY_PASSES):
-            errors = list(self.validator.iter_errors(document.data))
+            errors = list(islice(self.validator.iter_errors(document.data), ENOUGH))
             translated = schema_problems(document, errors)
             for problem, _, _ in translated:
                 found.setdefault((problem.path, problem.line, problem.column, problem.message), problem)
             renames = [(where, *rename) for _, where, rename in translated if rename is not None]
-            if not renames:
+            if not renames or len(errors) == ENOUGH:
                 break
             for where, old, new in renames:
                 document.rename(where, old, new)
         else:
-            errors = list(self.validator.iter_errors(document.data))
-        bad = self._bad.setdefault(id(document), [])
+            errors = list(islice(self.validator.iter_errors(document.data), ENOUGH))
+        if len(errors) == ENOUGH:
+            self._hopeless.add(id(document))
+            text = f"more than {ENOUGH} mistakes; the rest of the file is not looked at"
+            found[document.path, 0, 0, text] = document.problem((), "too-many-mistakes", text)
         for error in errors:
             path = tuple(error.absolute_path)
             if error.validator == "additionalProperties":
-                bad.extend((*path, key) for key in error.instance if key not in error.schema.get("properties", {}))
+                for key in error.instance:
+                    if key not in error.schema.get("properties", {}):
+                        self._refuse(document, (*path, key))
             elif path or error.validator != "required":
-                bad.append(path)
+                self._refuse(document, path)
         return list(found.values())
+
+    def _refuse(self, document: Document, where: KeyPath) -> None:
+        bad = self._bad.setdefault(id(document), set())
+        bad.update(where[:depth] for depth in range(len(where) + 1))
 
     def is_bad(self, document: Document, where: KeyPath) -> bool:
         """Whether the schema refused this value or something inside it."""
-        return any(bad[: len(where)] == where for bad in self._bad.get(id(document), ()))
+        return where in self._bad.get(id(document), ())
+
+    def is_hopeless(self, document: Document) -> bool:
+        """Whether a document has so many mistakes that nothing in it is safe to look at."""
+        return id(document) in self._hopeless
 
     def touches(self, draft: Draft) -> bool:
         """Whether something of this rule was refused."""

@@ -43,7 +43,7 @@ class ChildTarget:
                 with contextlib.suppress(OSError):  # the parent may be gone
                     Path(self.folder, str(os.getpid())).write_text(_name_of(self.target))
 
-        module.register_optimizer_step_pre_hook(stepped)  # type: ignore[attr-defined]
+        module.register_optimizer_step_pre_hook(stepped)
 
 
 class Children:
@@ -82,9 +82,7 @@ class Children:
         """Names of the functions that trained in children, one for each child. Removes its traces."""
         if self._folder is None or os.getpid() != self._pid:
             return []
-        found = []
-        for path in sorted(Path(self._folder).iterdir()):
-            found.append(path.read_text() or "a function")
+        found = [path.read_text() or "a function" for path in sorted(Path(self._folder).iterdir())]
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
         return found

@@ -89,7 +89,9 @@ def watch(
         if rules is not None:
             running.note("watch() joined the run that healthcheck watches already; its own rules are not used")
         return Loop(running, joined=True)
-    given = {"mode": "observe" if observe else "act"} if observe is not None else {}
+    given: dict[str, Any] = {}
+    if observe is not None:
+        given["mode"] = "observe" if observe else "act"
     given |= {k: v for k, v in (("fail_on", fail_on), ("max_steps", max_steps)) if v is not None}
     import healthcheck  # the lazy package: trainers know nothing of the composition root
 

@@ -23,11 +23,11 @@ class TorchHooks:
     """
 
     def __init__(self, steps: TrainingSteps, patches: Patches, imports: AfterImport) -> None:
-        self.steps = steps
+        self._steps: TrainingSteps | None = steps
         self.patches = patches
         self.traced = Patches()
         """Those that a compiled region may call."""
-        patches.on_restore(self.traced.restore)
+        patches.on_restore(self._let_go)
         self.imports = imports
         self.torch_seen = False
         self._pid = os.getpid()
@@ -98,6 +98,16 @@ class TorchHooks:
         while self._handles:
             self._handles.pop().remove()
 
+    def _let_go(self) -> None:
+        """Torch's compiler keeps functions that it has met, ours among them: they must not keep a session."""
+        self.traced.restore()
+        self._steps = None
+
+    @property
+    def steps(self) -> TrainingSteps:
+        assert self._steps is not None, "wrappers pass calls through once the patches are restored"
+        return self._steps
+
     @property
     def _on(self) -> bool:
         return self.patches.active and os.getpid() == self._pid
@@ -140,9 +150,9 @@ class TorchHooks:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            steps = self.steps
-            if not self._on or steps.backward_depth:
+            if not self._on or self.steps.backward_depth:
                 return original(tensors, *args, **kwargs)
+            steps = self.steps
             if not hasattr(tensors, "detach"):
                 tensors = tuple(tensors)
             guarded(steps.session, steps.backward_begins, tensors)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -39,19 +40,13 @@ class TerminationReport:
         self._patches.on_restore(self._give_back)
         self._patches.replace(signal, "signal", self._signal)
         self._patches.replace(signal, "getsignal", self._getsignal)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._in_child)
+        _restore_in_children(self._patches)
 
     def _give_back(self) -> None:
         if os.getpid() == self._pid and threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, self._scripts)
-
-    def _in_child(self) -> None:
-        """A forked child has the handlers that its script set, and nothing of ours."""
-        if self._patches.active:
-            self._patches.restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if callable(self._scripts):
@@ -88,6 +83,28 @@ class TerminationReport:
             return original(signalnum)
 
         return get_handler
+
+
+_attached: weakref.WeakSet[Patches] = weakref.WeakSet()
+_listening = False
+
+
+def _restore_in_children(patches: Patches) -> None:
+    """A forked child has the functions and handlers that its script set, and nothing of ours.
+
+    Fork callbacks cannot be taken back, so that there is one for the process, without references.
+    """
+    global _listening
+    _attached.add(patches)
+    if not _listening and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_restore_all)
+        _listening = True
+
+
+def _restore_all() -> None:
+    for patches in list(_attached):
+        if patches.active:
+            patches.restore()
 
 
 def _valid(handler: Any) -> bool:

@@ -47,9 +47,10 @@ class RobustZ:
         self._factor_n, self._factor = 0, 1.0
 
     def update(self, value: float, step: int) -> float | None:
-        score = self._score(value) if len(self._window.ordered) >= self._min_samples else None
+        window = self._window
+        score = self._score(value) if len(window.ordered) >= self._min_samples else None
         if self._learning.plain:
-            self._window.push(value)
+            window.push(value)
         else:
             self._learn(value, score)
         return score
@@ -57,7 +58,15 @@ class RobustZ:
     def _score(self, value: float) -> float:
         window = self._window
         center = self.normal = window.median()
-        scale = self._scale(window, center, FLOOR * (center if center > 0.0 else -center))
+        # _scale, written out: this runs for every sample of every rule that looks for spikes
+        n = len(window.ordered)
+        if n != self._factor_n:
+            self._factor_n, self._factor = n, widening_mad(n)
+        scale = MAD_TO_SIGMA * window.mad(center)
+        floor = FLOOR * (center if center > 0.0 else -center)
+        if scale > floor:
+            return (value - center) / (scale * self._factor)
+        scale = self._scale(window, center, floor)
         away = value - center
         return away / scale if scale > 0.0 else (copysign(inf, away) if away else 0.0)
 

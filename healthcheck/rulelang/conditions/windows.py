@@ -61,22 +61,24 @@ class SortedWindow:
         low = self._nearest
         if low > last:
             low = last
-        twice = center + center
-        while low and ordered[low - 1] + ordered[low - 1 + k] >= twice:
+        # Of a window that is one too far left, the left end is farther from the median than the value after it.
+        while low and center - ordered[low - 1] <= ordered[low - 1 + k] - center:
             low -= 1
-        while low < last and ordered[low] + ordered[low + k] < twice:
+        while low < last and center - ordered[low] > ordered[low + k] - center:
             low += 1
         self._nearest = low
         left, right = center - ordered[low], ordered[low + k - 1] - center
         nearest = left if left > right else right
         if n & 1:
             return nearest
-        after = []
-        if low > 0:
-            after.append(center - ordered[low - 1])
-        if low + k < n:
-            after.append(ordered[low + k] - center)
-        return 0.5 * (nearest + min(after)) if after else nearest
+        # Even: the mean of this distance and the next one, on whichever side that is nearer.
+        if low:
+            left = center - ordered[low - 1]
+            if low < last:
+                right = ordered[low + k] - center
+                return 0.5 * (nearest + (left if left < right else right))
+            return 0.5 * (nearest + left)
+        return 0.5 * (nearest + ordered[k] - center) if last else nearest
 
     def quantile(self, fraction: float) -> float:
         """Linear interpolation between the two nearest values (Hyndman and Fan's type 7)."""

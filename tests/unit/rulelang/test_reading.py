@@ -120,6 +120,11 @@ def test_a_file_over_the_size_limit_is_not_read(tmp_path) -> None:
         lambda n: "a: " + "9" * (n - 10),
         lambda n: "x" * (n - 10),
         lambda n: "- a\n" * (n // 4 - 1),
+        lambda n: "version: 1\nrules:\n" + "".join(f"  r{i}: off\n" for i in range(n // 12)),
+        lambda n: (
+            "version: 1\nrules:\n" + "".join(f"  r{i}: {{metric: m{i}, when: {{above: 1}}}}\n" for i in range(n // 50))
+        ),
+        lambda n: "version: 1\n" + "".join(f"k{i}: 1\n" for i in range(n // 12)),
         lambda n: "? " * (n // 2 - 1),
         lambda n: (
             "version: 1\nrules:\n" + "".join(f"  r{i}: {{metrc: loss, whn: {{abov: 1}}}}\n" for i in range(n // 50))

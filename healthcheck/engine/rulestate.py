@@ -155,9 +155,12 @@ class RuleState:
                     self.judge(sample, sample.value / middle, now, transitions)
 
     def judge_absence(self, silent_seconds: float | None, step: int, now: float, transitions: list[Transition] | None) -> None:
-        """``missing`` (steps since the last sample) and ``stale`` (``silent_seconds``): by the clock.
+        """``missing`` (steps since the last sample) and ``stale`` (seconds): by the clock.
 
         Until the first sample the condition's start-up budget ``first`` holds instead.
+
+        :param silent_seconds: how long nothing at all has happened, which is what the heartbeat
+            means; other metrics are silent since their own last sample. None for ``missing``.
         """
         if not self.series:
             self.state_of(NO_LABELS)
@@ -165,7 +168,12 @@ class RuleState:
         for series in self.series.values():
             if series is None:
                 continue
-            silence = float(step - series.last_step) if silent_seconds is None else silent_seconds
+            if silent_seconds is None:
+                silence = float(step - series.last_step)
+            elif self.rule.selector.metric == "heartbeat" or series.first_time is None:
+                silence = silent_seconds
+            else:
+                silence = now - series.first_time
             if not series.n and silence < first:
                 continue
             score = series.scorer.update(silence, step)

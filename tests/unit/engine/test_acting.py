@@ -132,3 +132,11 @@ def test_all_needs_every_part_and_parts_may_watch_other_metrics(bench):
     assert b.fired("either") == [1]
     b.step(2, x=2, y=11)
     assert b.fired("both") == [2]
+
+
+def test_a_stale_metric_is_silent_since_its_own_last_sample(bench):
+    b = bench("external: [reward]\nrules: {quiet: {metric: reward, when: {stale: 60s}}}")
+    b.step(1, now=0, reward=1)
+    b.step(2, now=50, loss=1)
+    assert not b.engine.tick(0.0, 55).alerts
+    assert [a.rule for a in b.engine.tick(0.0, 61).alerts] == ["quiet"]

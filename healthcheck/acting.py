@@ -12,7 +12,7 @@ from healthcheck.errors import StopTraining
 from healthcheck.events import Event
 from healthcheck.probing import History
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Capabilities, Device
@@ -49,6 +49,12 @@ class LatchingControls:
         self.agreement: Agreement | None = None
         self.order: Mapping[str, tuple[int, int]] = {}
         """Rule id -> (severity, place in the file): which of several proposals is the cause."""
+
+    def take_over(self, controls: Controls) -> None:
+        """Another trainer's controls from now on; a stop that was asked for already holds for it too."""
+        self._controls = controls
+        if self.stop is not None:
+            self.agreed(self.stop)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,6 +136,15 @@ class Actor:
                 continue
             done[same] = item.alert.rule
             self._run_one(action, item, controls, step, event)
+
+    def emergency(self, name: str, controls: Controls, step: int) -> str | None:
+        """Run an action that no rule asked for; returns what it did, None if there is no such action."""
+        action = self.actions.get(name)
+        if action is None or self.observe:
+            return None
+        alert = Alert("", 0, Severity.INFO, "train", 0, step, step, 0.0, None, None, "", [], 0)
+        context = ActionContext({"cooldown": 0}, controls, step, False, self.run_dir, self.history, say=self.say)
+        return action.run(alert, context).text
 
     def _stage(self, item: PlannedAction) -> int:
         return _STAGES[self.actions[item.spec.name].stage]

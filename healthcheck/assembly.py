@@ -11,11 +11,13 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from healthcheck.clock import LiveClock, VirtualClock
 from healthcheck.engine.engine import Engine
 from healthcheck.plugins import PluginHost
+from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.discover import Discovery, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
@@ -60,6 +62,7 @@ def load_rules_for(
     only: Sequence[str] = (),
     set: Sequence[str] = (),
     mute: Sequence[str] = (),
+    force: bool = False,
     settings: Mapping[str, Any] | None = None,
     notes: list[str] | None = None,
 ) -> RuleSet:
@@ -76,7 +79,7 @@ def load_rules_for(
     if notes is not None:
         notes.extend(found.notes)
     ruleset = load_rules(
-        found.sources, registry=host.registry, profile=profile, off=off, only=only, set=set, mute=mute
+        found.sources, registry=host.registry, profile=profile, off=off, only=only, set=set, mute=mute, force=force
     )
     ruleset.source = found.label
     given = {name: value for name, value in (settings or {}).items() if name not in RUN_OPTIONS}
@@ -97,6 +100,7 @@ def open_session(
     only: Sequence[str] = (),
     set: Sequence[str] = (),
     mute: Sequence[str] = (),
+    force: bool = False,
     settings: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     strict_plugins: bool = False,
@@ -109,6 +113,7 @@ def open_session(
     """Open a session for one run. Adapters bind their controls to it and emit events.
 
     :param target: what is being run, as shown to people: ``train.py`` or ``-m pkg.train``.
+    :param force: lets ``mute`` name rules for NaN.
     :param settings: command-line settings (``mode``, ``fail_on``, ``max_steps``, ...).
     :param reports: ``{"json": "path"}``: extra outputs.
     :param console: False keeps stderr quiet (tests, libraries).
@@ -127,7 +132,7 @@ def open_session(
     found = discover(rules)
     host = plugin_host((*found.plugins, *plugins), strict=strict_plugins)
     ruleset = load_rules_for(
-        host=host, rules=found, profile=profile, off=off, only=only, set=set, mute=mute, settings=given, notes=notes
+        host=host, rules=found, profile=profile, off=off, only=only, set=set, mute=mute, force=force, settings=given, notes=notes
     )
     notes.extend(str(failure) for failure in host.failures)
     if not console:
@@ -140,7 +145,16 @@ def open_session(
         argv=list(argv),
         notes=notes,
     )
-    return Session(ruleset, host, mailbox=StepMailbox(), info=info, clock=clock, say=_say if console else None)
+    known = find_accepted(Path.cwd())
+    return Session(
+        ruleset,
+        host,
+        mailbox=StepMailbox(),
+        info=info,
+        clock=clock,
+        accepted=load_accepted(known) if known is not None else None,
+        say=_say if console else None,
+    )
 
 
 def offline_engine(rules: RuleSet, *, watch_transitions: bool = False, rank: int = 0) -> Engine:

@@ -119,7 +119,7 @@ def judged_run(session: Session) -> JudgedRun:
         resumed_from=session.info.resumed_from,
         stop=session.stop_request,
         action_errors=session.actor.errors,
-        plugin_errors=[error.to_json() for error in session.dispatch.errors]
+        plugin_errors=[session.contained.plugin_entry(error) for error in session.dispatch.errors]
         + [{"plugin": f.name, "hook": "load", "error": f.reason, "count": 1} for f in session.host.failures],
         internal_errors=session.internal_errors,
     )
@@ -130,6 +130,7 @@ def build_report(session: Session, ending: Ending) -> dict[str, Any]:
     judged = verdicts(session.engine, session.reason_without_data)
     report = run_report(judged_run(session), judged, exit_code(session, ending, judged))
     report["script_exit_code"] = ending.script_exit_code
+    report["accepted_unused"] = sorted({e.rule for e in session.accepted.unused(session.info.target)}) or None
     report["overhead"] = _overhead(session)
     if session.controls is not None:
         capabilities = session.controls.capabilities

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from healthcheck.acting import Actor, LatchingControls, StopRequest
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
+from healthcheck.contained import ContainedErrors
 from healthcheck.dispatch import Dispatch, ListenerError
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.engine.engine import Engine, Evaluation
@@ -27,6 +27,7 @@ from healthcheck.outcome import Ending, build_report, why_no_data
 from healthcheck.plugins import PluginHost, implementations_of
 from healthcheck.probing import History, ProbeBoard
 from healthcheck.protocols import Agreement, Controls, Mailbox, Report
+from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.rule import Mute, RuleSet
 from healthcheck.samples import NO_LABELS, Sample
 from healthcheck.verdicts import Alert
@@ -77,11 +78,13 @@ class Session:
         info: RunInfo,
         clock: LiveClock | VirtualClock | None = None,
         extra_metrics: tuple[str, ...] = (),
+        accepted: Accepted | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.rules = rules
         self.settings: Mapping[str, Any] = rules.settings
         self.host = host
+        self.accepted = accepted or Accepted()
         self.info = info
         self.clock = clock or LiveClock()
         self.active = ActiveTime(self.clock)
@@ -91,7 +94,8 @@ class Session:
         self.unit = "step"
         self.alerts: list[Alert] = []
         self.report: dict[str, Any] | None = None
-        self.internal_errors: list[dict[str, Any]] = []
+        self.epoch: float | None = None
+        """Epoch of the last event that had one."""
         self.event_cost: dict[EventKind, int] = {}
         self.history = History()
         self.last_event: tuple[EventKind, float] = (EventKind.TRAIN_START, self.clock.monotonic())
@@ -101,6 +105,8 @@ class Session:
         self.mailbox = mailbox
         self.reports: list[Report] = list(host.registry.reports.values())
         self._say = say or (lambda text: None)
+        self.contained = ContainedErrors(self._say, self._clean_up)
+        self.internal_errors = self.contained.internal
         self.dispatch = Dispatch(on_error=str(self.settings.get("on_plugin_error", "warn")), say=self._plugin_failed)
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
@@ -209,7 +215,13 @@ class Session:
     # -- what adapters call -----------------------------------------------------------
 
     def bind(self, controls: Controls) -> None:
-        """Give the session its trainer's controls. Once, before the first event."""
+        """Give the session its trainer's controls, before the first event.
+
+        A framework found inside a watched script binds again: its controls take over, the latch stays.
+        """
+        if self.controls is not None:
+            self.controls.take_over(controls)
+            return
         self.controls = LatchingControls(controls)
         if self.engine.needs_watchdog and isinstance(self.clock, LiveClock):
             self._watchdog = Watchdog(self).start()
@@ -242,6 +254,8 @@ class Session:
         kind = event.kind
         event.user_state = self.user_state
         self.step = max(self.step, event.step)
+        if event.epoch is not None:
+            self.epoch = event.epoch
         self.last_event = (kind, self.clock.monotonic())
         pause = _PAUSES.get(kind)
         if pause is not None:
@@ -321,6 +335,7 @@ class Session:
             self.dispatch.call("transition", self.step, self, transition)
             self._tell("transition", transition)
         for alert in result.alerts:
+            alert.accepted = self.accepted.reason(alert.rule, [f.name for f in alert.series], self.info.target)
             if not alert.repeat:
                 self.alerts.append(alert)
             self._tell("alert", alert)
@@ -365,16 +380,15 @@ class Session:
             self._internal(error)
 
     def _internal(self, error: BaseException) -> None:
-        """Our own fault: keep it, say it once, let training go on."""
-        text = f"{type(error).__name__}: {error}"
-        if not any(known["error"] == text for known in self.internal_errors):
-            trace = "".join(traceback.format_exception(error))
-            self.internal_errors.append({"error": text, "step": self.step, "traceback": trace})
-            self._say(f"healthcheck: internal error at step {self.step}, training goes on: {text}")
+        self.monitor_error(error)
+
+    def monitor_error(self, error: BaseException, method: str = "") -> None:
+        """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""
+        self.contained.ours(error, method, self.step, self.epoch)
+
+    def _clean_up(self) -> str | None:
+        """What the ``cleanup`` action does, without a rule: after an error that looks like memory."""
+        return None if self.controls is None else self.actor.emergency("cleanup", self.controls, self.step)
 
     def _plugin_failed(self, known: ListenerError, error: BaseException) -> None:
-        text = f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
-        if known.quarantined:
-            text += "; it is switched off for the rest of this run"
-        self._say(text)
-
+        self.contained.plugins(known, error, self.epoch)

@@ -31,31 +31,19 @@ TABLE: tuple[Entry, ...] = (
     Entry("why", "Understand", "why an alert fired, with its numbers"),
     Entry("explain", "Understand", "what a rule checks and what to do about it"),
     Entry("metrics", "Understand", "metrics that exist, or what is normal for a run"),
-    Entry("plan", "Tune", "which rules will be judged here, and what they may do"),
-    Entry("init", "Write rules", "write a healthcheck.yaml to start from"),
-    Entry("check", "Write rules", "find every mistake in rule files"),
-    Entry("plugins", "Extend", "plugins that are loaded and what they add"),
-    Entry("doctor", "Extend", "is everything in order on this machine?"),
-)
-"""Built-in sub-commands, in the order of the help."""
-
-LATER: tuple[Entry, ...] = (
     Entry("report", "Understand", "show the record of a run again"),
     Entry("runs", "Understand", "list recorded runs"),
     Entry("replay", "Tune", "judge recorded runs by rules"),
+    Entry("plan", "Tune", "which rules will be judged here, and what they may do"),
+    Entry("accept", "Tune", "take the alerts of a run as known; only new ones fail"),
+    Entry("init", "Write rules", "write a healthcheck.yaml to start from"),
+    Entry("check", "Write rules", "find every mistake in rule files"),
     Entry("test", "Write rules", "run the tests of rules"),
     Entry("schema", "Write rules", "the schema of rule files, for editors"),
-    Entry("top", "Watch", "follow a live run"),
+    Entry("plugins", "Extend", "plugins that are loaded and what they add"),
+    Entry("doctor", "Extend", "is everything in order on this machine?"),
 )
-"""Sub-commands that are part of this table once their module is there."""
-
-
-def table() -> list[Entry]:
-    """Entries whose module exists, grouped in the order of :data:`GROUPS`."""
-    from importlib.util import find_spec
-
-    entries = [entry for entry in (*TABLE, *LATER) if find_spec(f"{__name__}.{entry.name}") is not None]
-    return sorted(entries, key=lambda entry: GROUPS.index(entry.group))
+"""Built-in sub-commands, by group, in the order of the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +70,7 @@ def _dispatch(given: list[str]) -> int:
             return _dispatch([given[1], "--help"])
         from healthcheck.commands.usage import overview
 
-        print(overview(table()))
+        print(overview(list(TABLE)))
         return 0
     if given[0] in ("-V", "--version"):
         from healthcheck import __version__
@@ -90,14 +78,14 @@ def _dispatch(given: list[str]) -> int:
         print(f"healthcheck {__version__}")
         return 0
     name, rest = given[0], given[1:]
-    if any(entry.name == name for entry in table()):
+    if any(entry.name == name for entry in TABLE):
         return _run_builtin(importlib.import_module(f"{__name__}.{name}"), rest)
     code = _run_plugin_command(name, rest)
     if code is not None:
         return code
     from healthcheck.commands.usage import wrong_guess
 
-    raise UsageError(wrong_guess(given, [entry.name for entry in table()]))
+    raise UsageError(wrong_guess(given, [entry.name for entry in TABLE]))
 
 
 def _run_builtin(module: Any, rest: list[str]) -> int:

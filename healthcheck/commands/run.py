@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", default=[], metavar="RULE", help="judge only these rules; repeatable")
     add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
     add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
+    add("--force", action="store_true", help="let --mute name rules for NaN and infinity too")
     add("--report", action="append", default=[], metavar="FORMAT=PATH", help="a report besides the record: json=hc.json")
     add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
     add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
@@ -68,6 +69,7 @@ def main(args: argparse.Namespace) -> int:
         only=args.only,
         set=args.set,
         mute=args.mute,
+        force=args.force,
         settings=_settings(args),
         plugins=args.plugins,
         strict_plugins=args.strict_plugins,

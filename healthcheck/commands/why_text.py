@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from healthcheck.engine.trace import TraceRow
 from healthcheck.reports.closing import count_line
 from healthcheck.reports.runs import Run
 from healthcheck.reports.text import columns, number, shorten, step
-from healthcheck.reports.trace import TraceRow
 from healthcheck.reports.why import Explanation, own_numbers
 from healthcheck.samples import decode_number
 from healthcheck.verdicts import State

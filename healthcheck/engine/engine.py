@@ -13,6 +13,7 @@ from typing import Any
 
 from healthcheck.engine.planning import PlannedAction, plan_actions
 from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.series import SeriesState
 from healthcheck.errors import StateError
 from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Derived, Mute, Rule, RuleSet
@@ -77,6 +78,7 @@ class Engine:
         self.by_id = {state.rule.id: state for state in self.states}
         self._order = {id(state): i for i, state in enumerate(self.states)}
         self._by_metric: dict[str, list[RuleState]] = {}
+        self._routes: dict[tuple[str, Labels, str], list[tuple[RuleState, SeriesState | None]]] = {}
         self._sides: dict[str, list[RuleState]] = {}
         self._absent_steps: list[RuleState] = []
         self._absent_seconds: list[RuleState] = []
@@ -120,29 +122,28 @@ class Engine:
             samples = self._derive(step, samples)
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        by_metric = self._by_metric
+        routes = self._routes
         if self._sides:
             for sample in samples:
                 self._feed_sides(sample)
         for sample in samples:
-            watching = by_metric.get(sample.metric)
-            if watching is None:
-                continue
-            labels, value, at = sample.labels, sample.value, sample.step
-            for state in watching:
-                if state.special:
-                    if state.only_phase:
-                        if state.phase != sample.phase:
-                            continue
-                    elif not self._admit(state, sample, now, transitions, touched):
+            key = (sample.metric, sample.labels, sample.phase)
+            route = routes.get(key)
+            if route is None:
+                route = self._route(*key)
+            value, at = sample.value, sample.step
+            for state, series in route:
+                if series is None:
+                    if not self._admit(state, sample, now, transitions, touched):
                         continue
-                series = state.series.get(labels) or state.state_of(labels)
-                if series is not None:
-                    result = series.feed(value, at, now)
-                    if result:
-                        state.mark(result, series, sample, transitions)
-                        if state.touched:
-                            touched.append(state)
+                    series = state.state_of(sample.labels)
+                    if series is None:
+                        continue
+                result = series.feed(value, at, now)
+                if result:
+                    state.mark(result, series, sample, transitions)
+                    if state.touched:
+                        touched.append(state)
         if self._grouped:
             self._judge_groups(samples, now, transitions, touched)
         for state in self._absent_steps:
@@ -155,6 +156,24 @@ class Engine:
             return _NOTHING
         return self._conclude(touched, step, now, transitions or [])
 
+    def _route(self, metric: str, labels: Labels, phase: str) -> list[tuple[RuleState, SeriesState | None]]:
+        """Who judges samples of one series, in file order; looked up once per series.
+
+        ``None`` for the series: the rule must look at each sample first (guards, absence, siblings).
+        """
+        route: list[tuple[RuleState, SeriesState | None]] = []
+        for state in self._by_metric.get(metric, ()):
+            if state.phase not in ("any", phase):
+                continue
+            if state.special:
+                route.append((state, None))
+                continue
+            series = state.state_of(labels)
+            if series is not None:
+                route.append((state, series))
+        self._routes[metric, labels, phase] = route
+        return route
+
     def _admit(
         self,
         state: RuleState,
@@ -164,7 +183,7 @@ class Engine:
         touched: list[RuleState],
     ) -> bool:
         """Whether a rule that is not plain takes this sample the plain way."""
-        if state.across or (state.phase != "any" and state.phase != sample.phase):
+        if state.across:
             return False
         if state.rule.condition.absence:
             state.present(sample, now, transitions)

@@ -46,8 +46,6 @@ def _why_held(state: RuleState, alert: Alert, step: int) -> str:
         return f"muted: {alert.muted}"
     if alert.explained_by:
         return f"explained by {alert.explained_by}"
-    if alert.accepted:
-        return f"accepted: {alert.accepted}"
     cooldown = state.rule.cooldown
     if cooldown is not None and state.last_action_step is not None and step - state.last_action_step < cooldown:
         return f"within the cooldown of {cooldown} steps"

@@ -33,7 +33,6 @@ class RuleState:
         "fresh",
         "held",
         "last_action_step",
-        "only_phase",
         "open",
         "past_episodes",
         "phase",
@@ -54,10 +53,8 @@ class RuleState:
         self.series: dict[Labels, SeriesState | None] = {}
         self.sides = [Side(selector, part) for selector, part in getattr(rule.condition, "parts", ()) if selector]
         self.across: str = getattr(rule.condition, "across", "")
-        self.special = bool(self.across or rule.condition.absence or rule.only_if or rule.phase != "any")
+        self.special = bool(self.across or rule.condition.absence or rule.only_if)
         """Whether the engine must look twice before it feeds a sample."""
-        self.only_phase = self.special and not (self.across or rule.condition.absence or rule.only_if)
-        """Special for its phase alone: the usual case, checked without a call."""
         self.open: Alert | None = None
         self.firing: set[Labels] = set()
         self.episodes: list[Alert] = []

@@ -46,6 +46,9 @@ class TraceRow:
     """On the way into or out of an episode: ``1 of 3``, ``12 s of 30 s``, ``clearing 1 of 3``."""
     silent: bool = False
     """Judged by the clock (``stale``, ``missing``): ``score`` counts seconds or steps."""
+    fired: bool = False
+    """An episode began here; ``cleared``: it ended here. Told from the row before."""
+    cleared: bool = False
     note: str = ""
     """Why this sample was not judged: ``warm-up until step 100``, ``guard amp.skipped``."""
 
@@ -83,6 +86,7 @@ def judgements(
     if state is None:
         return  # a rule of rank zero, seen from another rank
     owner = owners(rules.rules).get(rule_id, "")
+    stood: dict[str, State] = {}
     for given in batches:
         batch = Batch(*given)
         if last is not None and batch.step > last:
@@ -95,7 +99,10 @@ def judgements(
         else:
             engine.evaluate(batch.step, batch.samples, batch.now)
         if wanted:
-            yield from _look(state, batch, counts, _guards(state) if state.held > held else "", owner)
+            for row in _look(state, batch, counts, _guards(state) if state.held > held else "", owner):
+                was_firing, firing = stood.get(row.series) is State.FIRING, row.state is State.FIRING
+                stood[row.series] = row.state
+                yield replace(row, fired=firing and not was_firing, cleared=was_firing and not firing)
 
 
 def trace(

@@ -165,8 +165,7 @@ def _feed(
     resumes = run.resumes
     resumed = count = 0
     last = most = seen.first_step
-    before = 0.0
-    now = 0.0
+    before = ticked = now = 0.0
     for step, now, samples in batches:
         count += 1
         if step < last and resumed < len(resumes):
@@ -176,8 +175,9 @@ def _feed(
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
-        if ticking and now - before >= 1.0:
+        if ticking and now - ticked >= 1.0:
             _silence(ticking, before, now)
+            ticked = now
         for p, evaluate in evaluators:
             try:
                 result = evaluate(step, samples, now)
@@ -195,8 +195,8 @@ def _feed(
 
 
 def _silence(plays: Sequence[Play], start: float, end: float) -> None:
-    """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would."""
-    looks = min(LOOKS_PER_GAP, math.ceil(end - start))
+    """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would, once a second."""
+    looks = min(LOOKS_PER_GAP, max(1, math.ceil(end - start)))
     for look in range(1, looks + 1):
         silent = (end - start) * look / looks
         for p in plays:

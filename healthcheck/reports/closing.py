@@ -63,6 +63,9 @@ def closing_block(report: Mapping[str, Any], record: str = "", *, details: bool 
         has_alerts = bool(report["alerts"])
         left = "why: healthcheck why" if has_alerts else normal if report["steps"] else ""
         lines.append("  " + (f"{left}        record: {record}" if left else f"record: {record}"))
+    known = list(report.get("accepted_unused", ()))
+    if known:
+        lines.append(f"accepted, but nothing needed it: {shorten(known)} (healthcheck-accepted.yaml)")
     return lines
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthcheck.engine.trace import Batch, TraceRow, judgements
 from healthcheck.reports.asking import asks, headings
 from healthcheck.reports.runs import Run
+from healthcheck.reports.samplelines import Batch as RecordedBatch
 from healthcheck.reports.surroundings import Change, changes_around
-from healthcheck.reports.trace import TraceRow, episode_rows, retrace
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import decode_number
+from healthcheck.verdicts import State
 
 NEAR = 5
 """Steps within which another alert is named."""
@@ -99,9 +101,10 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
     samples = run.samples
     if rules is not None and rule is not None and samples.batches:
         start = int(run.facts.get("resumed_from") or 0)
-        trace = retrace(rules, samples.batches, rule.id, start_step=start, rank=int(run.facts.get("rank") or 0))
+        rank = int(run.facts.get("rank") or 0)
+        rows = list(judgements(rules, rule.id, _looked_at(samples.batches, rule), start_step=start, rank=rank))
         series = alert["series"][0]["name"] if alert.get("series") else str(rule.selector)
-        found.episode, earlier = episode_rows(trace.rows, series, int(alert["fired_step"]))
+        found.episode, earlier = episode_rows(rows, series, int(alert["fired_step"]))
         if found.episode:
             found.before = earlier[-2:]
             found.closest = _closest(earlier, getattr(rule.condition.breaches, "direction", 1))
@@ -144,3 +147,28 @@ def own_numbers(alert: dict[str, Any]) -> tuple[float, float | None, float | Non
         return decode_number(alert[name]) if alert.get(name) is not None else None
 
     return decode_number(alert["value"]), decoded("normal"), decoded("score")
+
+
+def _looked_at(batches: Iterable[RecordedBatch], rule: Rule) -> Iterator[Batch]:
+    """The evaluations of a record, with the watchdog's looks where a rule needs them."""
+    previous: float | None = None
+    for batch in batches:
+        if rule.condition.absence == "seconds" and previous is not None:
+            yield Batch(batch.at, (), batch.now, batch.now - previous)
+        previous = batch.now
+        yield Batch(batch.at, batch.samples, batch.now)
+
+
+def episode_rows(rows: Sequence[TraceRow], series: str, fired_step: int) -> tuple[list[TraceRow], list[TraceRow]]:
+    """The rows of one series from the first breach before ``fired_step`` to the clearing, and all rows before."""
+    own = [row for row in rows if row.series == series and (row.value is not None or row.silent)]
+    at = next((i for i, row in enumerate(own) if row.fired and row.step == fired_step), None)
+    if at is None:
+        return [], own
+    first = at
+    while first > 0 and own[first - 1].state is State.PENDING:
+        first -= 1
+    last = at
+    while last + 1 < len(own) and not own[last].cleared:
+        last += 1
+    return own[first : last + 1], own[:first]

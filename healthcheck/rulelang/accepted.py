@@ -83,9 +83,13 @@ class Accepted:
         self.used |= hits
         return "; ".join(reasons)
 
-    def unused(self) -> list[Acceptance]:
-        """Entries that no alert needed: fixed, or mistyped."""
-        return [entry for i, entry in enumerate(self.entries) if i not in self.used]
+    def unused(self, script: str = "") -> list[Acceptance]:
+        """Entries for this script that no alert needed: fixed, or mistyped."""
+        return [
+            entry
+            for i, entry in enumerate(self.entries)
+            if i not in self.used and (not script or entry.covers(entry.rule, entry.series, script))
+        ]
 
 
 def load_accepted(path: Path) -> Accepted:

@@ -141,7 +141,7 @@ class Merger:
             new = Entry(value, document, (*where, "defaults", key), entry.rank)
             for draft in self.result.rules.values():
                 known = draft.entries.get(key)
-                if known is None or known.rank < 2:
+                if known is None or known.rank < 2 or known.where[0] == "defaults":
                     _write(draft, key, new)
         for rule_id, body in _map(entry.value, "rules").items():
             self._rule(rule_id, Entry(body, document, (*where, "rules", rule_id), entry.rank), {})

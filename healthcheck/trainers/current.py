@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from healthcheck.session import Session
 
 _sessions: list[Session] = []
+_sources: dict[int, Any] = {}
+"""Session id -> what feeds it from torch, for adapters that join."""
 
 
 def current() -> Session | None:
@@ -28,11 +30,23 @@ def log(*, step: int | None = None, **metrics: Any) -> None:
         _sessions[-1].log(metrics, step=step)
 
 
-def enter(session: Session) -> None:
-    """Make a session the current one; adapters call it."""
+def enter(session: Session, source: Any = None) -> None:
+    """Make a session the current one; adapters call it.
+
+    :param source: the :class:`~healthcheck.trainers.native.TorchSource` that feeds the session, if any.
+    """
     _sessions.append(session)
+    if source is not None:
+        _sources[id(session)] = source
+
+
+def source_of(session: Session) -> Any:
+    """What feeds a session from torch already, or None."""
+    return _sources.get(id(session))
 
 
 def leave(session: Session) -> None:
     if session in _sessions:
         _sessions.remove(session)
+    if session not in _sessions:
+        _sources.pop(id(session), None)

@@ -28,6 +28,7 @@ from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.loopsteps import LoopSteps, PatientStop
 from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.steps import guarded
@@ -148,7 +149,7 @@ class Loop:
             if optimizers:
                 hooks.patch_clipping(sys.modules["torch"])
             self._watchdog = watch_if_needed(session)
-        current.enter(session)
+        current.enter(session, TorchSource(steps, controls))
         _open.append(weakref.ref(self))
         atexit.register(self.close)
 

@@ -19,6 +19,10 @@ _ABSENT = object()
 _INNER = "_healthcheck_inner"
 
 
+def _ignore(error: Exception) -> None:
+    """Where errors go once nobody waits for imports any more."""
+
+
 class Patches:
     """Attributes replaced for the time of a run; :meth:`restore` gives all of them back.
 
@@ -67,6 +71,7 @@ class Patches:
         self.active = False
         while self._undo:
             self._undo.pop()()
+        self._placed.clear()
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -94,6 +99,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def remove(self) -> None:
         self._waiting.clear()
+        self._failed = _ignore
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

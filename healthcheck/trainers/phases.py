@@ -26,9 +26,13 @@ class Phases:
         self._metrics: dict[str, Any] = {}
         self._training_data: weakref.ref[Any] | None = None
         self.evaluating = False
+        self.told = False
+        """True while a framework announces its evaluations itself: then nothing is guessed here."""
 
     def draws_for_training(self, dataset: Any, *, gradients: bool) -> bool:
         """Whether a batch of ``dataset`` is to be trained on, as far as can be told."""
+        if self.told:
+            return gradients and not self.evaluating
         if not gradients:
             return False
         if self.evaluating:
@@ -42,18 +46,22 @@ class Phases:
 
     def begin(self) -> None:
         """Start a pause, unless there is one or training has not begun."""
-        if not self.evaluating and self._steps.started:
+        if not self.told and not self.evaluating and self._steps.started:
             self.evaluating = True
             self._emit(EventKind.EVAL_START)
 
     def batch(self) -> None:
         """One batch of an evaluation was drawn."""
+        if self.told:
+            return
         self.begin()
         if self.evaluating:
             self._emit(EventKind.EVAL_STEP)
 
     def end(self) -> None:
         """Hand out what was collected. Called at the next backward pass and at the end."""
+        if self.told:
+            return
         if self.evaluating or self._metrics:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = False
@@ -65,6 +73,8 @@ class Phases:
         training: dict[str, Any] = {}
         for given, value in metrics.items():
             name = canonical_metric(given)
+            if self.told and (is_evaluation(name) or name.startswith("test.")):
+                continue  # the framework has handed them out, under their data sets
             if is_evaluation(name):
                 if name in self._metrics:  # a second round without a step between
                     self.end()

@@ -15,6 +15,7 @@ from healthcheck.trainers import current
 from healthcheck.trainers.children import Children
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.script_logging import LoggedMetrics
@@ -69,7 +70,7 @@ class ScriptTrainer:
                 main.restore()
 
     def _attach(self) -> None:
-        current.enter(self.session)
+        current.enter(self.session, TorchSource(self._steps, self._controls, shared=True))
         TerminationReport(self._terminated, self._patches).install()
         self._patches.replace(os, "_exit", self._exit_at_once)
         self._patches.replace(threading, "excepthook", _quiet_stop)

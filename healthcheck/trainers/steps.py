@@ -53,6 +53,12 @@ class TrainingSteps:
         """Number of the step that is under way or has just ended."""
         self._ended = True
         self.only = None if only is None else weakref.WeakSet(only)
+        self.epoch: float | None = None
+        """Epoch, where a framework tells it."""
+        self.max_steps: int | None = None
+        """Length of the run, where a framework tells it."""
+        self.saves_told = False
+        """True while a framework announces its checkpoints itself."""
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._attempted: set[int] = set()
         self._expected: set[int] | None = None
@@ -86,6 +92,10 @@ class TrainingSteps:
             self._next_step_if_ended()
             samples, tokens = batch_counts(batch)
             self._emit(EventKind.BATCH_READY, data_wait=waited, n_samples=samples, n_tokens=tokens)
+
+    def batch_in_use(self, batch: Any) -> None:
+        """What is trained on now, where a framework tells it: loaders draw ahead."""
+        self._batch = batch
 
     # -- backward ---------------------------------------------------------------------
 
@@ -204,7 +214,7 @@ class TrainingSteps:
             self._check_limits()
             self.stop.check()
         if index in self._attempted or self._begun == self._first_step:
-            self._next_step_if_ended()
+            self._next_step_if_ended(attempt=True)
         self._attempted.add(index)
         self.last_attempt = self._begun
         return index
@@ -220,7 +230,7 @@ class TrainingSteps:
         finally:
             self.controls.before_update = False
         self.stop.check()
-        if self.controls.skipping:
+        if self.controls.skipping or (self.stop.pending and self.stop.held):
             # Without gradients an optimizer leaves weights, moments and counters alone. They are put
             # back afterwards, for scripts that look at them.
             self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
@@ -244,6 +254,20 @@ class TrainingSteps:
 
     # -- steps ------------------------------------------------------------------------
 
+    def start_at(self, step: int) -> None:
+        """The run goes on after ``step`` updates that were made before (a resume). Before the first event."""
+        self._first_step = self._begun = self.last_attempt = step
+
+    def start(self) -> None:
+        """Begin now, if it has not begun: a framework knows before the first backward pass."""
+        if not self.started:
+            self._start()
+
+    @property
+    def step(self) -> int:
+        """The step that is under way, or the last one between two steps; 1 before the first."""
+        return max(self._begun, 1)
+
     def _start(self) -> None:
         self.started = True
         optimizers = living_optimizers() if self.only is None else list(self.only)
@@ -253,10 +277,14 @@ class TrainingSteps:
         if agreement is not None:
             self.session.agree_through(agreement)
         if self.session.wants(EventKind.TRAIN_START):
-            self.session.emit(Event(EventKind.TRAIN_START, max(self._begun, self._first_step + 1), model=self.view))
+            step = max(self._begun, self._first_step + 1)
+            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.max_steps)
+            self.session.emit(event)
 
-    def _next_step_if_ended(self) -> None:
-        if self._ended:
+    def _next_step_if_ended(self, *, attempt: bool = False) -> None:
+        """Begin the next step. With several optimizers only an attempt tells whose turn it is."""
+        several = bool(self._index) and max(len(self._index), self._living) > 1
+        if self._ended and (attempt or not several):
             self._ended = False
             if self._attempted:
                 self._expected = self._attempted
@@ -291,7 +319,7 @@ class TrainingSteps:
         """A file was written. The files of one step in one folder are one checkpoint."""
         step = max(self.last_attempt, self._first_step)
         place = (step, os.path.dirname(os.path.abspath(path)))
-        if self.started and place != self._saved and self.session.wants(EventKind.CHECKPOINT_SAVED):
+        if not self.saves_told and self.started and place != self._saved and self.session.wants(EventKind.CHECKPOINT_SAVED):
             self._saved = place
             self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 
@@ -305,7 +333,7 @@ class TrainingSteps:
     # -- emitting ---------------------------------------------------------------------
 
     def _emit(self, kind: EventKind, **facts: Any) -> None:
-        self.session.emit(Event(kind, self._begun, model=self.view, **facts))
+        self.session.emit(Event(kind, self._begun, epoch=self.epoch, model=self.view, **facts))
 
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
         if not self.session.wants(kind):
@@ -318,7 +346,7 @@ class TrainingSteps:
             max_norm=self._max_norm,
             loss_scale=self._loss_scale,
             batch=self._batch,
-            max_steps=self.session.settings.get("max_steps"),
+            max_steps=self.session.settings.get("max_steps") or self.max_steps,
             **facts,
         )
 
@@ -331,7 +359,7 @@ def guarded(session: Session, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:
-        session._internal(error)
+        session.monitor_error(error, getattr(function, "__name__", ""))
         return None
 
 

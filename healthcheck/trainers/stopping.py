@@ -20,6 +20,8 @@ class StopSwitch:
     def __init__(self, give_up: Callable[[], None] | None = None) -> None:
         self.give_up = give_up
         self.raised = 0
+        self.held = False
+        """True while a framework ends its loop in its own way: nothing is raised, and no update is applied."""
         self._stop: tuple[str, str, int, int] | None = None
 
     def request(self, reason: str, *, rule: str, step: int, exit_code: int) -> None:
@@ -31,7 +33,7 @@ class StopSwitch:
 
     def check(self) -> None:
         """Raise ``StopTraining`` if a stop was requested."""
-        if self._stop is None:
+        if self._stop is None or self.held:
             return
         if self.raised >= PATIENCE and self.give_up is not None:
             self.give_up()

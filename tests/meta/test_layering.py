@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),
-    ("session", "acting", "outcome", "probing", "held", "watchdog"),
+    ("session", "acting", "outcome", "probing", "held", "watchdog", "contained", "callback"),
     ("probes",),
     ("actions",),
     ("trainers",),

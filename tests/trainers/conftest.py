@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
 from healthcheck.events import Event, EventKind
+from healthcheck.samples import Sample, series_name
 from healthcheck.session import Session
 from healthcheck.trainers.script import ScriptTrainer
 
@@ -28,6 +29,8 @@ class Played:
     session: Session
     code: int
     events: list[Event] = field(default_factory=list)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    """Values of every series that reached the engine, in order."""
     left: list[int] = field(default_factory=list)
     """Exit codes with which the process would have been ended by force."""
 
@@ -76,6 +79,8 @@ def play(script: Callable[[str], Path]) -> Callable[..., Played]:
         played = Played(session, -1)
         for kind in EventKind if listen else ():
             session.on(kind, lambda event: played.events.append(_read(event)))
+        if listen:
+            session.on("samples", lambda samples: _keep(played.samples, samples))
         for name, function in (on or {}).items():
             session.on(name, lambda event, function=function: function(session, event))
 
@@ -91,6 +96,11 @@ def play(script: Callable[[str], Path]) -> Callable[..., Played]:
         return played
 
     return run
+
+
+def _keep(kept: dict[str, list[float]], samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        kept.setdefault(series_name(sample.metric, sample.labels), []).append(sample.value)
 
 
 def _read(event: Event) -> Event:

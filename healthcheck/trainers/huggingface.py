@@ -1,0 +1,388 @@
+"""The Trainer of transformers, and those of TRL that inherit from it.
+
+::
+
+    from healthcheck.trainers.huggingface import HealthCheckCallback
+
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[HealthCheckCallback()])
+
+Losses are those that were differentiated, not those of the Trainer's log: with
+``logging_nan_inf_filter`` (its default) the log puts a running average in place of a NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from healthcheck.errors import StopTraining, UsageError
+from healthcheck.events import EventKind
+from healthcheck.outcome import Ending
+from healthcheck.protocols import Capabilities
+from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.endings import ending_of
+from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.native import NativeWatch, read_state, write_state
+from healthcheck.trainers.nativecontrols import NativeControls
+from healthcheck.trainers.opening import SessionOptions
+from healthcheck.trainers.patching import Patches
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+    from healthcheck.verdicts import Alert
+
+CAPABILITIES = Capabilities(
+    trainer="huggingface",
+    events=frozenset(EventKind),
+    controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr", "log"}),
+    gaps={"checkpoint_path": "the Trainer writes checkpoints under its output_dir; it takes no other path"},
+)
+
+LOG_PREFIX = "healthcheck/"
+"""Before names in the Trainer's log, unless the setting ``log_prefix`` says otherwise."""
+
+_BOOKKEEPING = ("epoch", "step", "total_flos", "num_input_tokens_seen")
+_SPEED = ("_runtime", "_per_second", "_compilation_time")
+_DEPTH = 40
+
+
+class HuggingFaceControls(NativeControls):
+    """Ends the loop through ``control.should_training_stop`` and saves through ``control.should_save``."""
+
+    def __init__(self, base: TorchControls, owner: HealthCheckCallback) -> None:
+        super().__init__(base, CAPABILITIES)
+        self._owner = owner
+
+    def end_loop(self, reason: str) -> None:
+        control = self._owner.control
+        if control is not None:
+            control.should_training_stop = True
+
+    def save(self, path: Path | None) -> str:
+        if path is not None:
+            raise UsageError(CAPABILITIES.gaps["checkpoint_path"] + "; leave the path out")
+        return self._owner.save_at_step_end()
+
+    def schedulers(self) -> Iterable[Any]:
+        return () if self._owner.lr_scheduler is None else (self._owner.lr_scheduler,)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        trainer = self._owner.trainer
+        if trainer is not None:
+            trainer.log(dict(metrics))
+
+
+def _contained(method: Callable[..., None]) -> Callable[..., None]:
+    """An event of the Trainer: what goes wrong in it must not end the training."""
+
+    @functools.wraps(method)
+    def event(self: HealthCheckCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.control = control
+        self.watch.guard(functools.partial(method, self), args, state, control, **kwargs)
+
+    return event
+
+
+class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches one Trainer. Give it to ``Trainer(callbacks=[...])``; :func:`attach` does so afterwards.
+
+    :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
+        ``healthcheck.yaml``, else the recommended pack.
+    :param profile: profile of the rule file.
+    :param session: a session that is open already; by default the one that watches this process
+        (``healthcheck run``, ``healthcheck.watch``), else one of its own for each ``train()``.
+    :param options: as for :func:`healthcheck.watch`: ``observe``, ``fail_on``, ``console``, ...
+
+    After ``train()`` look at ``alerts``, ``report`` and ``exit_code``.
+    """
+
+    def __init__(
+        self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
+    ) -> None:
+        self.watch = NativeWatch(SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session)
+        self.control: Any = None
+        self.lr_scheduler: Any = None
+        self._trainer: weakref.ref[Any] | None = None
+        self._patches = Patches()
+        self._forwarded = Forwarded()
+        self._save_wanted = False
+        self._output_dir = ""
+        self._logging = False
+
+    # -- results ----------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session | None:
+        return self.watch.session
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Alerts so far, oldest first."""
+        return self.watch.alerts
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """Content of ``report.json``, once training has ended."""
+        return self.watch.report
+
+    @property
+    def exit_code(self) -> int:
+        """What ``healthcheck run`` would exit with, once training has ended."""
+        return int((self.report or {}).get("exit_code", 0))
+
+    # -- the trainer ------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer, or None where it was not found."""
+        return self._trainer() if self._trainer is not None else None
+
+    def adopt(self, trainer: Any) -> None:
+        """Get to know the Trainer; callbacks are not told it. First in its list, we reach its log before the loggers."""
+        if self.trainer is trainer:
+            return
+        self._trainer = weakref.ref(trainer)
+        handler = trainer.callback_handler
+        # A new list: the handler may be walking the old one.
+        handler.callbacks = [self, *(c for c in handler.callbacks if c is not self)]
+        self._patches.restore()
+        self._patches = Patches()
+        self._patches.replace(trainer, "train", self._training)
+
+    def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``train()`` left by an exception tells no callback."""
+
+        def train(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                self._end(ending_of(error))
+                raise
+
+        return train
+
+    def save_at_step_end(self) -> str:
+        """Let the Trainer save once the step is over; returns the folder it will write."""
+        self._save_wanted = True
+        step = self.watch.steps.step if self.watch.steps is not None else 0
+        return os.path.join(self._output_dir, f"checkpoint-{step}")
+
+    # -- begin and end ----------------------------------------------------------------
+
+    @_contained
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, _ = _on_stack()
+        if trainer is not None:
+            self.adopt(trainer)
+
+    @_contained
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, checkpoint = _on_stack()
+        if trainer is not None:
+            self.adopt(trainer)
+        self.lr_scheduler = kwargs.get("lr_scheduler")
+        self._output_dir = trainer._get_output_dir(None) if trainer is not None else args.output_dir
+        self._save_wanted = False
+        step = int(state.global_step)
+        where = checkpoint or os.path.join(self._output_dir, f"checkpoint-{step}")
+        self.watch.begin(
+            lambda base: HuggingFaceControls(base, self),
+            model=kwargs.get("model"),
+            optimizers=[kwargs["optimizer"]] if kwargs.get("optimizer") is not None else [],
+            step=step,
+            epoch=float(state.epoch or 0.0),
+            max_steps=int(state.max_steps) if state.max_steps and state.max_steps > 0 else None,
+            state=read_state(where, int(getattr(args, "process_index", 0))) if step else None,
+        )
+        self._forwarded = Forwarded(self.watch.alerts)
+        if self.watch.active and trainer is not None:
+            self._patches.replace(trainer, "training_step", self._training_step)
+        self._heed(control)
+
+    def _training_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Loaders draw ahead; this is the batch that is trained on now."""
+
+        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.watch.active and self.watch.steps is not None:
+                self.watch.steps.batch_in_use(inputs)
+            return original(model, inputs, *args, **kwargs)
+
+        return training_step
+
+    @_contained
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end(Ending())
+
+    def _end(self, ending: Ending) -> None:
+        self.watch.end(ending)
+        trainer = self.trainer
+        if trainer is not None:
+            self._patches.restore()
+            self._patches = Patches()
+            self._patches.replace(trainer, "train", self._training)
+
+    # -- the loop ---------------------------------------------------------------------
+
+    @_contained
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._at(state)
+        self.watch.emit(EventKind.EPOCH_START, epoch=float(round(state.epoch or 0.0, 6)))
+        self._heed(control)
+
+    @_contained
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._at(state)
+
+    @_contained
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._heed(control)
+
+    @_contained
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._at(state)
+        if self._save_wanted:
+            self._save_wanted = False
+            control.should_save = True
+        self._forward_alerts(state)
+        self._heed(control)
+
+    @_contained
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._at(state)
+        self.watch.emit(EventKind.EPOCH_END, epoch=float(state.epoch or 0.0))
+        self._forward_alerts(state)
+        self._heed(control)
+
+    # -- evaluation, checkpoints, log -------------------------------------------------
+
+    @_contained
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watch.evaluation_begins()
+        self.watch.emit(EventKind.EVAL_STEP, phase="eval")
+
+    @_contained
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        dataset, results = evaluation_results(metrics or {}, "eval")
+        self.watch.evaluation_begins(dataset=dataset)
+        self.watch.evaluation_ends(metrics=results, dataset=dataset)
+        self._forward_alerts(state)
+        self._heed(control)
+
+    @_contained
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        dataset, results = evaluation_results(metrics or {}, "test")
+        self.watch.evaluation_begins()
+        self.watch.evaluation_ends(metrics=None)
+        self.watch.emit(EventKind.TEST_END, phase="test", metrics=results, dataset=dataset)
+
+    @_contained
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = os.path.join(self._output_dir, f"checkpoint-{state.global_step}")
+        self.watch.emit(EventKind.CHECKPOINT_SAVED, path=folder)
+        kept = self.watch.state()
+        if kept is not None and os.path.isdir(folder):
+            write_state(folder, kept, int(getattr(args, "process_index", 0)))
+        self._heed(control)
+
+    @_contained
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not logs or not self.watch.active or self._logging or self.session is None:
+            return
+        session = self.session
+        own = {name: value for name, value in logs.items() if _is_metric(name, value) and not _measured(name, session)}
+        if own:
+            session.log(own)
+        if "loss" in logs and state.is_world_process_zero:
+            prefix = str(session.settings.get("log_prefix") or LOG_PREFIX)
+            values = self.watch.metrics_to_log(leave_out=own)
+            logs.update({f"{prefix}{name}": value for name, value in values.items()})
+
+    def _forward_alerts(self, state: Any) -> None:
+        trainer, session = self.trainer, self.session
+        if trainer is None or session is None or not self.watch.active:
+            return
+        news = self._forwarded.news(session.alerts)
+        if news and state.is_world_process_zero:
+            prefix = str(session.settings.get("log_prefix") or LOG_PREFIX)
+            self._logging = True
+            try:
+                trainer.log({f"{prefix}{name}": value for name, value in news.items()})
+            finally:
+                self._logging = False
+
+    def _at(self, state: Any) -> None:
+        if self.watch.steps is not None and self.watch.active:
+            self.watch.steps.epoch = float(state.epoch or 0.0)
+
+    def _heed(self, control: Any) -> None:
+        """The control object may have been exchanged since the stop was asked for."""
+        if self.watch.active and self.watch.stop_pending:
+            control.should_training_stop = True
+
+
+def attach(trainer: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Watch a Trainer that exists already; returns its callback. A second call returns the first one's."""
+    for known in trainer.callback_handler.callbacks:
+        if isinstance(known, HealthCheckCallback):
+            return known
+    callback = HealthCheckCallback(session=session, **options)
+    trainer.add_callback(callback)
+    callback.adopt(trainer)
+    return callback
+
+
+def evaluation_results(metrics: Mapping[str, Any], prefix: str) -> tuple[str, dict[str, Any]]:
+    """``(data set, results)`` of the Trainer's metrics.
+
+    ``{"eval_news_loss": 1.0, "eval_news_runtime": 2.0}`` -> ``("news", {"loss": 1.0})``. The runtime,
+    which is always there, tells the data set's name from the metric's.
+    """
+    head = next((name[: -len("_runtime")] for name in metrics if name.endswith("_runtime")), prefix)
+    dataset = head[len(prefix) + 1 :] if head.startswith(f"{prefix}_") else ""
+    results = {}
+    for name, value in metrics.items():
+        if name not in _BOOKKEEPING and not name.endswith(_SPEED):
+            results[name.removeprefix(f"{head}_")] = value
+    return dataset, results
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return not (name in _BOOKKEEPING or name.endswith(_SPEED) or name.startswith(("eval_", "test_", "train_")))
+
+
+def _measured(name: str, session: Session) -> bool:
+    """Whether we measure it ourselves, unfiltered and at every step."""
+    return name == "learning_rate" or name in session.host.registry.metrics
+
+
+def _on_stack() -> tuple[Any, str | None]:
+    """``(trainer, checkpoint it resumes from)`` of the Trainer that is calling; it hands itself to no callback."""
+    frame: Any = sys._getframe(1)
+    trainer, checkpoint = None, None
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        name = frame.f_code.co_name
+        if name in ("__init__", "_inner_training_loop", "train"):
+            found = frame.f_locals.get("self")
+            if hasattr(found, "callback_handler") and hasattr(found, "training_step"):
+                trainer = trainer or found
+                given = frame.f_locals.get("resume_from_checkpoint")
+                if isinstance(given, (str, os.PathLike)) and checkpoint is None:
+                    checkpoint = os.fspath(given)
+                if name == "__init__":
+                    break
+        frame = frame.f_back
+    return trainer, checkpoint
+
+
+__all__ = ["CAPABILITIES", "HealthCheckCallback", "StopTraining", "attach"]

@@ -1,0 +1,315 @@
+"""What all framework adapters share: one session and one set of torch hooks, with the framework's own
+knowledge on top.
+
+Losses, gradients and updates are seen in one way only, through :class:`TrainingSteps`. A framework
+adds what torch cannot tell: epochs, evaluations and their data sets, checkpoints, the length of the
+run, its own step number, and a graceful way to end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import HealthCheckError
+from healthcheck.events import Event, EventKind
+from healthcheck.outcome import Ending
+from healthcheck.protocols import Capabilities
+from healthcheck.trainers import current
+from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.nativecontrols import NativeControls
+from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.steps import TrainingSteps
+from healthcheck.trainers.stopping import PATIENCE, StopSwitch
+from healthcheck.watchdog import Watchdog, watch_if_needed
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+    from healthcheck.verdicts import Alert
+
+STATE_FILE = "healthcheck-state.json"
+"""Detector state beside a checkpoint."""
+
+
+@dataclass(slots=True)
+class TorchSource:
+    """What feeds a session from torch."""
+
+    steps: TrainingSteps
+    controls: TorchControls
+    shared: bool = False
+    """True if it sees every optimizer of the process (a script), so that a framework need not hook again."""
+
+
+class NativeWatch:
+    """One framework's part in a session, from its train begin to its train end; may do so again.
+
+    With a session that somebody else has opened (``healthcheck run``, ``watch``) it joins: then it
+    neither opens hooks a second time nor ends the session.
+    """
+
+    def __init__(self, options: SessionOptions, capabilities: Capabilities, session: Session | None = None) -> None:
+        self.options = options
+        self.capabilities = capabilities
+        self.session = session
+        self.steps: TrainingSteps | None = None
+        self.controls: NativeControls | None = None
+        self.active = False
+        """True between :meth:`begin` and :meth:`end`, if anybody wants to know anything."""
+        self._given = session
+        self._ours = False
+        self._shared = False
+        self._only: weakref.WeakSet[Any] | None = None
+        self._patches: Patches | None = None
+        self._watchdog: Watchdog | None = None
+        self._stopped_at: int | None = None
+        self._remove: list[Callable[[], None]] = []
+
+    # -- begin and end ----------------------------------------------------------------
+
+    def begin(
+        self,
+        make_controls: Callable[[TorchControls], NativeControls],
+        *,
+        model: Any,
+        optimizers: Iterable[Any],
+        step: int = 0,
+        epoch: float | None = None,
+        max_steps: int | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """The framework is about to train. True if this run is watched.
+
+        :param step: updates that were made before (a resume).
+        :param state: what :meth:`state` gave when the checkpoint was written, if it is there.
+
+        Raises ``UsageError`` for rules with mistakes.
+        """
+        if switched_off() or self.active:
+            return self.active
+        if self._given is not None:
+            self.session, self._ours = self._given, False
+        else:
+            self.session, self._ours = open_or_join(self.options)
+        session = self.session
+        source = current.source_of(session)
+        watching = session.watching
+        chosen = [inner_optimizer(o) for o in optimizers]
+        self._shared = source is not None and source.shared
+        if self._shared:
+            self.steps, base = source.steps, source.controls
+            self._only, self.steps.only = self.steps.only, weakref.WeakSet(chosen)
+        else:
+            if source is not None:
+                source.steps.only = weakref.WeakSet()  # a loop around us: its optimizers are ours now
+            base = self._own_source(session, model, chosen, hooked=watching)
+        assert self.steps is not None
+        self.controls = make_controls(base)
+        self.controls.engaged = True
+        session.bind(self.controls)
+        if step > self.steps.last_attempt:
+            self._resume(step, state)
+        self._stopped_at = None
+        if not watching:
+            return False
+        self.active = True
+        self.steps.phases.end()
+        self.steps.phases.told = self.steps.saves_told = True
+        self.steps.epoch, self.steps.max_steps = epoch, max_steps
+        self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
+        self.steps.start()
+        return True
+
+    def _own_source(self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool) -> TorchControls:
+        view = FoundModel([model] if model is not None else ())
+        base = TorchControls(session, view, StopSwitch(), self.capabilities)
+        self.steps = TrainingSteps(session, view, base, only=optimizers)
+        self._patches = Patches()
+        if hooked:
+            TorchHooks(self.steps, self._patches, AfterImport(session._internal)).install()
+            self._watchdog = watch_if_needed(session)
+        if self._ours:
+            current.enter(session, TorchSource(self.steps, base))
+            atexit.register(self.end)
+        return base
+
+    def end(self, ending: Ending | None = None) -> None:
+        """The framework has trained, or failed to. Safe to call twice; ends the session if it is ours."""
+        session, steps = self.session, self.steps
+        if session is None or steps is None or self.controls is None or not self.controls.engaged:
+            return
+        if os.getpid() != session.pid:
+            return
+        self.controls.engaged = False
+        self.active = False
+        while self._remove:
+            self._remove.pop()()
+        steps.finish()
+        steps.phases.told = steps.saves_told = False
+        if self._shared:
+            steps.only = self._only
+            steps.stop.held = False
+        if self._patches is not None:
+            self._patches.restore()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._ours:
+            atexit.unregister(self.end)
+            current.leave(session)
+            session.finish(ending or Ending())
+
+    # -- events -----------------------------------------------------------------------
+
+    def emit(self, kind: EventKind, **facts: Any) -> None:
+        """One event that torch cannot tell, in the step that is under way or has just ended."""
+        if not self.active or self.session is None or self.steps is None or not self.session.wants(kind):
+            return
+        step = max(self.steps.last_attempt, 1)
+        facts.setdefault("epoch", self.steps.epoch)
+        self.session.emit(Event(kind, step, model=self.steps.view, max_steps=self.steps.max_steps, **facts))
+
+    def evaluation_begins(self, kind: EventKind = EventKind.EVAL_START, **facts: Any) -> None:
+        """A pause of training, unless one has begun."""
+        if self.active and self.steps is not None and not self.steps.phases.evaluating:
+            self.steps.phases.evaluating = True
+            self.emit(kind, phase=_phase(kind), **facts)
+
+    def evaluation_ends(self, kind: EventKind = EventKind.EVAL_END, **facts: Any) -> None:
+        """Its results are there. Several data sets in one pause: once for each."""
+        if self.active and self.steps is not None:
+            self.steps.phases.evaluating = False
+            self.emit(kind, phase=_phase(kind), **facts)
+
+    def _step_ended(self, event: Event) -> None:
+        """A framework that does not heed the stop for a few steps is ended by an exception."""
+        stop = self.steps.stop if self.steps is not None else None
+        if stop is None or not stop.pending or not stop.held:
+            return
+        if self._stopped_at is None:
+            self._stopped_at = event.step
+        elif event.step - self._stopped_at > PATIENCE:
+            stop.held = False
+
+    @property
+    def stop_pending(self) -> bool:
+        return self.steps is not None and self.steps.stop.pending
+
+    # -- faults of ours ---------------------------------------------------------------
+
+    def guard(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call one of ours from inside the framework's loop; our own faults must not end it.
+
+        Mistakes of the user (rules that cannot be read) and the deliberate stop pass.
+        """
+        try:
+            return function(*given, **named)
+        except HealthCheckError:
+            raise
+        except Exception as error:
+            if self.session is not None:
+                self.session.monitor_error(error, getattr(function, "__name__", ""))
+            return None
+
+    # -- resume -----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """Detector state as plain JSON values, to be kept beside a checkpoint; None if nothing is watched."""
+        if not self.active or self.session is None or self.steps is None:
+            return None
+        return {"step": self.steps.last_attempt, **self.session.state_dict()}
+
+    def _resume(self, step: int, state: Mapping[str, Any] | None) -> None:
+        assert self.session is not None and self.steps is not None
+        session = self.session
+        session.info.resumed_from = session.step = step
+        self.steps.start_at(step)
+        if state is None:
+            _start_fresh(session, step)
+            session.note(f"resumed after step {step:,} without detector state: rules start fresh")
+            return
+        try:
+            fresh = session.load_state_dict(state)
+        except (HealthCheckError, KeyError, TypeError, ValueError) as error:
+            _start_fresh(session, step)
+            session.note(f"resumed after step {step:,}; the saved detector state cannot be used: {error}")
+            return
+        session.step = step
+        if int(state.get("step", step)) != step:
+            session.engine.rewind(step)
+        for sentence in fresh:
+            session.note(sentence)
+
+    # -- results ----------------------------------------------------------------------
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Alerts of the run so far, oldest first."""
+        return [] if self.session is None else list(self.session.alerts)
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """Content of ``report.json``, once the session has ended."""
+        return None if self.session is None else self.session.report
+
+    def metrics_to_log(self, *, leave_out: Iterable[str] = ()) -> dict[str, float]:
+        """The newest value of each metric without labels, for the framework's own logger."""
+        if self.session is None:
+            return {}
+        out = set(leave_out)
+        values = self.session.history.values
+        return {n: kept[-1][1] for n, kept in values.items() if kept and "[" not in n and n not in out}
+
+
+def _start_fresh(session: Session, step: int) -> None:
+    """Rules that begin to look in the middle of a run: their warm-up begins there too."""
+    session.engine.step = step
+    for state in session.engine.states:
+        state.start_step = step
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside a framework's wrappers."""
+    for _ in range(4):
+        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
+        if inner is None or not hasattr(inner, "param_groups"):
+            break
+        optimizer = inner
+    return optimizer
+
+
+def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any], rank: int = 0) -> None:
+    """Write detector state into a checkpoint folder, whole or not at all. Rank 0 has the plain name."""
+    path = _state_path(folder, rank)
+    unfinished = f"{path}.part"
+    with open(unfinished, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    os.replace(unfinished, path)
+
+
+def read_state(folder: str | os.PathLike[str] | None, rank: int = 0) -> dict[str, Any] | None:
+    """Detector state of a checkpoint folder, or None if there is none that can be read."""
+    if folder is None:
+        return None
+    try:
+        with open(_state_path(folder, rank), encoding="utf-8") as file:
+            state = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def _state_path(folder: str | os.PathLike[str], rank: int) -> str:
+    name = STATE_FILE if rank == 0 else STATE_FILE.replace(".json", f"-rank{rank}.json")
+    return os.path.join(os.fspath(folder), name)
+
+
+def _phase(kind: EventKind) -> str:
+    return "test" if kind.value.startswith("test") else "eval"

@@ -1,0 +1,74 @@
+"""Opening a session for a framework's callback, or joining the one that watches this process already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.trainers import current
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+
+@dataclass(slots=True)
+class SessionOptions:
+    """What a user may say when a callback is made; the words of :func:`healthcheck.watch`."""
+
+    rules: Any = None
+    profile: str | None = None
+    observe: bool | None = None
+    fail_on: str | None = None
+    max_steps: int | None = None
+    off: Sequence[str] = ()
+    only: Sequence[str] = ()
+    set: Sequence[str] = ()
+    mute: Sequence[str] = ()
+    settings: Mapping[str, Any] | None = None
+    plugins: Sequence[str] = ()
+    reports: Mapping[str, str] | None = None
+    name: str = ""
+    console: bool = True
+    record: bool = True
+
+
+def switched_off() -> bool:
+    """``HEALTHCHECK=off``: every API is a no-op."""
+    return os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no")
+
+
+def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
+    """``(session, ours)``: the session that watches this process, else a new one that the caller must end.
+
+    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
+    """
+    running = current.current()
+    if running is not None:
+        if options.rules is not None:
+            running.note("the callback joined the run that healthcheck watches already; its own rules are not used")
+        return running, False
+    import healthcheck  # the lazy package: trainers know nothing of the composition root
+
+    given: dict[str, Any] = {}
+    if options.observe is not None:
+        given["mode"] = "observe" if options.observe else "act"
+    given |= {k: getattr(options, k) for k in ("fail_on", "max_steps") if getattr(options, k) is not None}
+    session = healthcheck.open_session(
+        target=options.name or os.path.basename(sys.argv[0] or "") or "notebook",
+        rules=options.rules,
+        profile=options.profile,
+        off=options.off,
+        only=options.only,
+        set=options.set,
+        mute=options.mute,
+        settings={**given, **(options.settings or {})},
+        plugins=options.plugins,
+        reports=options.reports,
+        argv=sys.argv,
+        console=options.console,
+        record=options.record,
+    )
+    return session, True

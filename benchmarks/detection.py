@@ -50,7 +50,11 @@ def main() -> int:
         print(f"detection: no corpus in {args.corpus}; nothing to score")
         return 0
     given = Given(
-        rules=args.rules or ["healthcheck:recommended"], set=args.set, only=args.only, off=args.off, profile=args.profile
+        rules=args.rules or ["healthcheck:recommended"],
+        set=args.set,
+        only=args.only,
+        off=args.off,
+        profile=args.profile,
     )
     scored = run_corpus(given, args.corpus, args.run)
     faults = _faults(args) if args.faults else []
@@ -75,7 +79,9 @@ def run_corpus(given: Given, corpus: Path, wanted: Sequence[str] = ()) -> list[S
         path = str(corpus / entry["file"])
         outcome = judge(path)
         if outcome.problem:
-            results.append(Scored(entry, [], "missed" if entry["label"] == "incident" else "clean", problem=outcome.problem))
+            results.append(
+                Scored(entry, [], "missed" if entry["label"] == "incident" else "clean", problem=outcome.problem)
+            )
             continue
         found = [
             Found(a["rule"], a["fired_step"], a["severity"], named.get(a["rule"], frozenset()), a["series"][0]["name"])

@@ -28,6 +28,7 @@ BUILTINS = (
     "healthcheck.rulelang.conditions",
     "healthcheck.probes",
     "healthcheck.actions",
+    "healthcheck.trainers",
     "healthcheck.reports",
     "healthcheck.readers",
 )

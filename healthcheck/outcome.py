@@ -174,7 +174,13 @@ def run_report(run: JudgedRun, judged: list[Verdict], ended: tuple[int, str, str
         "off": run.rules.off,
         "alerts": [alert_json(alert) for alert in run.alerts],
         "mutes": [
-            {"rule": m.rule, "first": m.first, "last": m.last, "reason": m.reason, "hits": run.engine.mute_hits.get(i, 0)}
+            {
+                "rule": m.rule,
+                "first": m.first,
+                "last": m.last,
+                "reason": m.reason,
+                "hits": run.engine.mute_hits.get(i, 0),
+            }
             for i, m in enumerate(run.engine.mutes)
         ],
         "action_errors": run.action_errors,
@@ -228,7 +234,11 @@ def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, s
         return OK, "ok", "observe mode: alerts do not count"
     failing = _failing(run)
     if failing:
-        return ALERTS, "alert", f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(run.rules)}"
+        return (
+            ALERTS,
+            "alert",
+            f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(run.rules)}",
+        )
     without = [v.rule for v in judged if v.required and v.outcome is Outcome.NOT_JUDGED]
     if without:
         return ALERTS, "alert", f"required but not judged: {', '.join(without)}"
@@ -292,7 +302,12 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "severity": str(alert.severity),
         "phase": alert.phase,
         "series": [
-            {"name": f.name, "value": encode_number(f.value), "score": encode_number(f.score), "normal": encode_number(f.normal)}
+            {
+                "name": f.name,
+                "value": encode_number(f.value),
+                "score": encode_number(f.score),
+                "normal": encode_number(f.normal),
+            }
             for f in alert.series
         ],
         "count": alert.count,

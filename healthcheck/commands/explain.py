@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,10 +163,11 @@ def _condition_text(name: str, help: str, schema: Any) -> str:
 
 
 def _page(rule_id: str) -> str:
-    """The rule's page: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "rulelang" / "pages", package.parent / "docs" / "rules"):
-        path = folder / f"{rule_id}.md"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    return ""
+    """The rule's page: package data of an installation, ``docs/rules`` of a bare checkout."""
+    name = f"{rule_id}.md"
+    try:
+        text = (resources.files("healthcheck.rulepages") / name).read_text(encoding="utf-8")
+    except (ModuleNotFoundError, OSError):
+        path = Path(__file__).resolve().parents[2] / "docs" / "rules" / name
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text

@@ -26,7 +26,9 @@ MANY = 5
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "healthcheck replay RUN... [options]"
-    parser.epilog = "RUN is a file, a folder or a glob: our record, trainer_state.json, CSV, JSON lines, TensorBoard, text logs."
+    parser.epilog = (
+        "RUN is a file, a folder or a glob: our record, trainer_state.json, CSV, JSON lines, TensorBoard, text logs."
+    )
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="recorded runs: files, folders, globs")
     add("--rules", action="append", metavar="FILE", help="rule file or pack; repeatable, later ones win")
@@ -191,7 +193,11 @@ def _show_columns(paths: Sequence[str], problems: Sequence[Outcome], given: Give
             problems = [*problems, Outcome(path, problem=str(error))]
             failed = True
             continue
-        print(path if len(paths) > 1 else "", *(f"  {line}" for line in text.splitlines()), sep="\n" if len(paths) > 1 else "")
+        print(
+            path if len(paths) > 1 else "",
+            *(f"  {line}" for line in text.splitlines()),
+            sep="\n" if len(paths) > 1 else "",
+        )
     say_problems(problems)
     return USAGE if failed else OK
 

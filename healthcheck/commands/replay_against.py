@@ -78,7 +78,9 @@ def old_rules(text: str, folder: Path) -> str:
     if not _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"):
         if is_pack_name(text):
             return text
-        raise UsageError(f"healthcheck replay: --against: {revision} is no revision of git here, and {text} is no file or pack")
+        raise UsageError(
+            f"healthcheck replay: --against: {revision} is no revision of git here, and {text} is no file or pack"
+        )
     inside = _path_in_tree(revision, path)
     parent = str(PurePosixPath(inside).parent)
     packed = _git("archive", "--format=tar", revision, *([] if parent == "." else [parent]))

@@ -113,7 +113,10 @@ def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: fro
         if seen.problem and not seen.batches:
             swept.problem = seen.problem
         swept.fired = [first_fired(p, rule_id) for p in plays]
-        swept.judged = any(s is not None and s.state.value not in ("no_data", "warming") for s in plays[0].engine.by_id[rule_id].series.values())
+        swept.judged = any(
+            s is not None and s.state.value not in ("no_data", "warming")
+            for s in plays[0].engine.by_id[rule_id].series.values()
+        )
         if followed:
             swept.critical, swept.critical_step = followed[0].value, followed[0].step
         return swept
@@ -157,7 +160,9 @@ def _today(base: RuleSet, rule_id: str, key: str, values: Sequence[str]) -> int 
     first, *inner = key.split(".")
     at: Any = base[rule_id].when if first == "when" else None
     for part in inner:
-        at = at.get(part) if isinstance(at, dict) else at[int(part)] if isinstance(at, list) and part.isdigit() else None
+        at = (
+            at.get(part) if isinstance(at, dict) else at[int(part)] if isinstance(at, list) and part.isdigit() else None
+        )
     if first != "when" and not inner:
         rule = base[rule_id]
         at = {"every": rule.every, "min_samples": rule.min_samples, "cooldown": rule.cooldown}.get(first)

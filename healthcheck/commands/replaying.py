@@ -91,9 +91,7 @@ class Given:
     def read(self, path: str) -> RecordedRun:
         from healthcheck.readers.api import read_run
 
-        return read_run(
-            path, mapping=self.mapping, pattern=list(self.pattern) or None, registry=self.host.registry
-        )
+        return read_run(path, mapping=self.mapping, pattern=list(self.pattern) or None, registry=self.host.registry)
 
 
 def judge_of(given: Given) -> Callable[[str], Outcome]:

@@ -92,7 +92,11 @@ class RuleState:
             return self.series[labels]
         except KeyError:
             rule = self.rule
-            made = SeriesState(rule, labels, self._scorer(), self.start_step, excused=self.excused) if rule.selector.matches(labels) else None
+            made = (
+                SeriesState(rule, labels, self._scorer(), self.start_step, excused=self.excused)
+                if rule.selector.matches(labels)
+                else None
+            )
             self.series[labels] = made
             return made
 
@@ -151,7 +155,9 @@ class RuleState:
                 for sample in group:
                     self.judge(sample, sample.value / middle, now, transitions)
 
-    def judge_absence(self, silent_seconds: float | None, step: int, now: float, transitions: list[Transition] | None) -> None:
+    def judge_absence(
+        self, silent_seconds: float | None, step: int, now: float, transitions: list[Transition] | None
+    ) -> None:
         """``missing`` (steps since the last sample) and ``stale`` (seconds): by the clock.
 
         Until the first sample the condition's start-up budget ``first`` holds instead.

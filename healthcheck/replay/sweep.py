@@ -109,7 +109,9 @@ def sweep_lines(
     lines = columns(rows, align="rlrrr")
     silent = [run.path for run in readable if not run.judged]
     if silent:
-        lines.append(f"  not judged in {plural(len(silent), 'run')}: {', '.join(silent[:3])}{' ...' if len(silent) > 3 else ''}")
+        lines.append(
+            f"  not judged in {plural(len(silent), 'run')}: {', '.join(silent[:3])}{' ...' if len(silent) > 3 else ''}"
+        )
     lines += [f"  {text}" for text in closest(rule, key, values, good, bad)]
     best = recommended(good, bad, len(values))
     if best is not None:
@@ -123,13 +125,13 @@ def _count(runs: Sequence[Swept], index: int) -> int:
 
 def _delay(bad: Sequence[Swept], index: int) -> str:
     """Steps after the first alert that any of the values gives in the same run."""
-    late = [run.fired[index] - min(f for f in run.fired if f is not None) for run in bad if run.fired[index] is not None]  # type: ignore[operator]
+    late = [
+        run.fired[index] - min(f for f in run.fired if f is not None) for run in bad if run.fired[index] is not None
+    ]  # type: ignore[operator]
     return f"{plural(int(median(late)), 'step')}" if late else "-"
 
 
-def closest(
-    rule: Rule, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]
-) -> list[str]:
+def closest(rule: Rule, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]) -> list[str]:
     """How near good runs came, how clear bad ones are, and which values lie between them."""
     if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when."):
         return []

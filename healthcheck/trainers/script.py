@@ -13,6 +13,7 @@ from healthcheck.errors import StopTraining, UsageError
 from healthcheck.outcome import Ending
 from healthcheck.trainers import current
 from healthcheck.trainers.children import Children
+from healthcheck.trainers.companions import Companions
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.native import TorchSource
@@ -75,6 +76,7 @@ class ScriptTrainer:
         self._patches.replace(os, "_exit", self._exit_at_once)
         self._patches.replace(threading, "excepthook", _quiet_stop)
         self._hooks.install()
+        Companions(self.session, self._patches, self._imports).install()
         self._children.install()
         self._watchdog = watch_if_needed(self.session)
         LoggedMetrics(self._steps.phases.logged, self.session, self._patches, self._imports).install()

@@ -282,9 +282,9 @@ class TrainingSteps:
             self.session.emit(event)
 
     def _next_step_if_ended(self, *, attempt: bool = False) -> None:
-        """Begin the next step. With several optimizers only an attempt tells whose turn it is."""
-        several = bool(self._index) and max(len(self._index), self._living) > 1
-        if self._ended and (attempt or not several):
+        """Begin the next step, unless optimizers that have not stepped yet may still belong to this one."""
+        others = bool(self._index) and len(self._attempted) < max(len(self._index), self._living)
+        if self._ended and (attempt or not others):
             self._ended = False
             if self._attempted:
                 self._expected = self._attempted

@@ -220,7 +220,12 @@ def test_several_processes_say_the_same_in_the_same_order(says: Says, tmp_path: 
     alone = says("run*.csv", "--format", "json")
     together = says("run*.csv", "--format", "json", "--jobs", 2)
     assert together == alone
-    assert [a["fired_step"] for r in json.loads(alone[1]) for a in r["alerts"] if a["rule"] == "loss-high"] == [41, 42, 43, 44]
+    assert [a["fired_step"] for r in json.loads(alone[1]) for a in r["alerts"] if a["rule"] == "loss-high"] == [
+        41,
+        42,
+        43,
+        44,
+    ]
 
 
 def test_derived_metrics_start_empty_for_each_run(says: Says, tmp_path: Path) -> None:
@@ -234,7 +239,17 @@ def test_derived_metrics_start_empty_for_each_run(says: Says, tmp_path: Path) ->
 
 def test_muted_steps_do_not_count_and_a_mute_without_effect_is_named(says: Says, tmp_path: Path) -> None:
     csv(tmp_path / "run.csv", losses(bad=[(60, 9.0), (61, 9.0)]))
-    code, out, _ = says("run.csv", "--fail-on", "warning", "--mute", "loss-high@50..70", "--mute", "spike@50..70", "--mute", "lr-zero@1..2")
+    code, out, _ = says(
+        "run.csv",
+        "--fail-on",
+        "warning",
+        "--mute",
+        "loss-high@50..70",
+        "--mute",
+        "spike@50..70",
+        "--mute",
+        "lr-zero@1..2",
+    )
     assert code == 0
     assert "muted" in out
     assert "mutes that matched nothing: lr-zero" in out
@@ -258,7 +273,9 @@ def test_show_columns_and_map_decide_what_is_read(says: Says, tmp_path: Path) ->
 
 
 def test_a_text_log_is_read_by_a_pattern(says: Says, tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text("".join(f"[{i}] objective was {9.0 if i > 50 else 2.0}!\n" for i in range(1, 80)))
+    (tmp_path / "train.log").write_text(
+        "".join(f"[{i}] objective was {9.0 if i > 50 else 2.0}!\n" for i in range(1, 80))
+    )
     _, out, _ = says("train.log", "--pattern", r"\[(?P<step>\d+)\] objective was (?P<loss>[\d.]+)", "--format", "json")
     assert [a["fired_step"] for a in json.loads(out)[0]["alerts"] if a["rule"] == "loss-high"] == [52]
 
@@ -288,7 +305,7 @@ def test_replay_neither_imports_torch_nor_writes_anything(tmp_path: Path) -> Non
 
 
 def test_a_condition_of_a_plugin_that_raises_is_our_fault_and_not_a_pass(says: Says, tmp_path: Path) -> None:
-    plugin = '''
+    plugin = """
 import healthcheck
 from healthcheck.protocols import ConditionType
 from healthcheck.rulelang.comparators import make_comparator
@@ -306,7 +323,7 @@ class Broken:
 @healthcheck.hookimpl
 def healthcheck_register_conditions(register):
     register(ConditionType("acme.broken", {"type": "object"}, lambda o, r: Compiled("acme.broken", make_comparator("above", 1), Broken, "x"), help="x"))
-'''
+"""
     (tmp_path / "acme.py").write_text(plugin)
     (tmp_path / "acme.yaml").write_text("version: 1\nrules:\n  x: {metric: loss, when: {acme.broken: {}}}\n")
     csv(tmp_path / "run.csv", losses())

@@ -19,12 +19,13 @@ def listed_packages() -> set[str]:
 
 def test_every_package_folder_is_in_the_wheel() -> None:
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "healthcheck").rglob("__init__.py")}
-    assert folders | {"healthcheck.rulepacks"} == listed_packages()
+    assert folders | {"healthcheck.rulepacks", "healthcheck.rulepages"} == listed_packages()
 
 
 def test_the_packs_are_a_package() -> None:
-    """Without rules/__init__.py an editable install does not find healthcheck.rulepacks."""
+    """Without an __init__.py an editable install does not find a package that lies elsewhere."""
     assert (ROOT / "rules" / "__init__.py").is_file()
+    assert (ROOT / "docs" / "rules" / "__init__.py").is_file()
 
 
 def test_the_package_says_that_it_is_typed() -> None:

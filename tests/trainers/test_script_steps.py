@@ -217,10 +217,11 @@ def test_optimizers_inside_the_backward_pass_make_one_step_of_it(play: Callable)
         def step(p):
             optimizers[p].step()
             optimizers[p].zero_grad()
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(step)
+        handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
         for i in range(2):
             model(torch.ones(4, 2)).square().mean().backward()
+        for handle in handles:  # a cycle through C++ that the garbage collector cannot free
+            handle.remove()
         """
     )
 

@@ -1,0 +1,62 @@
+"""Under ``healthcheck run``, a framework that the script uses gets its native adapter by itself.
+
+Nothing is imported here: a framework's constructor is wrapped once the script has imported it. A
+script that adds our callback itself keeps that one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.steps import guarded
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+_LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+
+
+class Companions:
+    """Adds the adapters of one session to trainers as they are built."""
+
+    def __init__(self, session: Session, patches: Patches, imports: AfterImport) -> None:
+        self._session = session
+        self._patches = patches
+        self._imports = imports
+
+    def install(self) -> None:
+        when = self._imports.when
+        when("transformers.trainer", functools.partial(self._follow, "Trainer", self._huggingface))
+        for name in _LIGHTNING:
+            when(name, functools.partial(self._follow, "Trainer", self._lightning))
+        when("accelerate.accelerator", functools.partial(self._follow, "Accelerator", self._accelerate))
+
+    def _follow(self, kind: str, attach: Callable[[Any], Any], module: ModuleType) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def __init__(trainer: Any, *args: Any, **kwargs: Any) -> None:
+                original(trainer, *args, **kwargs)
+                if self._patches.active:
+                    guarded(self._session, attach, trainer)
+
+            return __init__
+
+        self._patches.replace(getattr(module, kind), "__init__", make)
+
+    def _huggingface(self, trainer: Any) -> None:
+        from healthcheck.trainers.huggingface import attach
+
+        attach(trainer, self._session)
+
+    def _lightning(self, trainer: Any) -> None:
+        from healthcheck.trainers.lightning import attach
+
+        attach(trainer, self._session)
+
+    def _accelerate(self, accelerator: Any) -> None:
+        from healthcheck.trainers.accelerate import attach
+
+        attach(accelerator, self._session)

@@ -253,7 +253,7 @@ def _md(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def markdown(scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> str:
-    bad, good = _split(scored)
+    bad, _ = _split(scored)
     loaded = given.load()
     lines = [
         f"Rules: `{' '.join(given.rules or [])}`, {len(loaded.rules)} rules; {len(scored)} recorded runs.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from healthcheck.callback import Callback, rank_zero_only
     from healthcheck.errors import (
         HealthCheckError,
         PluginError,
@@ -33,6 +34,7 @@ _HOME = {
     "ActionContext": "protocols",
     "ActionOutcome": "verdicts",
     "Alert": "verdicts",
+    "Callback": "callback",
     "Capabilities": "protocols",
     "ConditionType": "protocols",
     "Controls": "protocols",
@@ -54,6 +56,7 @@ _HOME = {
     "hookimpl": "hookspecs",
     "log": "trainers.current",
     "open_session": "assembly",
+    "rank_zero_only": "callback",
     "watch": "trainers.loop",
 }
 
@@ -61,6 +64,7 @@ __all__ = [
     "ActionContext",
     "ActionOutcome",
     "Alert",
+    "Callback",
     "Capabilities",
     "ConditionType",
     "Controls",
@@ -83,6 +87,7 @@ __all__ = [
     "hookimpl",
     "log",
     "open_session",
+    "rank_zero_only",
     "watch",
 ]
 

@@ -110,6 +110,7 @@ def open_session(
     console: bool = True,
     record: bool = True,
     clock: LiveClock | VirtualClock | None = None,
+    metrics: Sequence[str] = (),
 ) -> Session:
     """Open a session for one run. Adapters bind their controls to it and emit events.
 
@@ -119,11 +120,13 @@ def open_session(
     :param reports: ``{"json": "path"}``: extra outputs.
     :param console: False keeps stderr quiet (tests, libraries).
     :param record: False writes no run folder.
+    :param metrics: collected beside those that the rules ask for.
 
     Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
     """
     from healthcheck.probes.mailbox import StepMailbox
     from healthcheck.reports import launch
+    from healthcheck.reports.files import kinds_of, parse_reports
     from healthcheck.reports.rundir import open_run_dir
 
     notes: list[str] = []
@@ -136,6 +139,7 @@ def open_session(
         host=host, rules=found, profile=profile, off=off, only=only, set=set, mute=mute, force=force, settings=given, notes=notes
     )
     notes.extend(str(failure) for failure in host.failures)
+    parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
     if not console:
         ruleset.settings["verbosity"] = -2
     info = RunInfo(
@@ -153,6 +157,7 @@ def open_session(
         mailbox=StepMailbox(),
         info=info,
         clock=clock,
+        extra_metrics=tuple(metrics),
         accepted=load_accepted(known) if known is not None else None,
         say=_say if console else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import HealthCheckError
@@ -44,6 +45,8 @@ class Given:
     plugins: Sequence[str] = ()
     mapping: dict[str, str] = field(default_factory=dict)
     pattern: Sequence[str] = ()
+    readers: dict[str, str] = field(default_factory=dict)
+    """Path -> name of its reader, once :meth:`find` has looked."""
     _host: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,12 +89,18 @@ class Given:
     def find(self, paths: Sequence[str]) -> list[RunFile]:
         from healthcheck.readers.find import find_runs
 
-        return find_runs(paths, self.host.registry.readers)
+        found = find_runs(paths, self.host.registry.readers)
+        self.readers |= {str(run.path): run.reader.name for run in found if run.reader is not None}
+        return found
 
     def read(self, path: str) -> RecordedRun:
         from healthcheck.readers.api import read_run
+        from healthcheck.readers.find import RunFile
 
-        return read_run(path, mapping=self.mapping, pattern=list(self.pattern) or None, registry=self.host.registry)
+        registry = self.host.registry
+        reader = registry.readers.get(self.readers.get(path, ""))
+        found = RunFile(Path(path), reader) if reader is not None else path
+        return read_run(found, mapping=self.mapping, pattern=list(self.pattern) or None, registry=registry)
 
 
 def judge_of(given: Given) -> Callable[[str], Outcome]:

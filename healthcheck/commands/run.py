@@ -38,7 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
     add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
     add("--force", action="store_true", help="let --mute name rules for NaN and infinity too")
-    add("--report", action="append", default=[], metavar="FORMAT=PATH", help="a report besides the record: json=hc.json")
+    add("--report", action="append", default=[], metavar="KIND=PATH", help="a report besides the record: json=hc.json, junit=hc.xml, github; repeatable")
+    add("--inject", action="append", default=[], metavar="FAULT@STEP", help="break the run on purpose, to rehearse your alarms: nan-grad@120")
     add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
     add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
     add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")
@@ -59,7 +60,10 @@ def main(args: argparse.Namespace) -> int:
     if os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no"):
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
+    from healthcheck.faults.spec import parse_faults
     from healthcheck.trainers.script import ScriptTrainer
+
+    faults = parse_faults(args.inject, option="healthcheck run: --inject")
 
     session = open_session(
         target=f"-m {target}" if args.module else target,
@@ -79,6 +83,11 @@ def main(args: argparse.Namespace) -> int:
     clash = name_clash(target, args.module)
     if clash:
         session.note(clash)
+    if faults:
+        from healthcheck.faults.machine import rehearsal
+
+        with rehearsal(session, faults):
+            return ScriptTrainer(session).run(target, argv, args.module, restore=False)
     return ScriptTrainer(session).run(target, argv, args.module, restore=False)
 
 
@@ -170,11 +179,14 @@ def _seconds(text: str) -> float:
 
 
 def _reports(given: Sequence[str]) -> dict[str, str]:
-    found = {}
+    """Kind -> path; which kinds there are is known once the plugins are loaded."""
+    found: dict[str, str] = {}
     for item in given:
-        kind, _, path = item.partition("=")
-        if not kind or not path:
-            raise UsageError(f"healthcheck run: --report takes FORMAT=PATH, for instance json=hc.json, not {item!r}")
+        kind, equals, path = item.partition("=")
+        if not kind or (equals and not path):
+            raise UsageError(f"healthcheck run: --report takes KIND=PATH, for instance json=hc.json, not {item!r}")
+        if kind in found:
+            raise UsageError(f"healthcheck run: --report {kind} is given twice ({found[kind]} and {path})")
         found[kind] = path
     return found
 

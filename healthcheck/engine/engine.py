@@ -17,7 +17,7 @@ from healthcheck.engine.series import SeriesState
 from healthcheck.errors import StateError
 from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Derived, Mute, Rule, RuleSet
-from healthcheck.samples import NO_LABELS, Labels, Sample
+from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 from healthcheck.verdicts import Alert, Severity, Transition
 
 STATE_VERSION = 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.late import Late
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -36,12 +38,10 @@ class ClippingProbe:
             return ()
         self._given[event.optimizer_index] = event.step
         labels = optimizer_labels(event.optimizer_index)
-        raw = event.max_norm / (norm + 1e-6)
+        limit = event.max_norm
+        applied: Any = lambda norm: float(norm > limit)  # noqa: E731
+        ratio: Any = lambda norm: min(1.0, limit / (norm + 1e-6))  # noqa: E731
+        made = (("clip.applied", applied), ("clip.ratio", ratio))
         if on_host(norm):
-            applied, ratio = float(norm > event.max_norm), min(1.0, raw)
-        else:
-            applied, ratio = (norm > event.max_norm).float(), raw.clamp(max=1.0)
-        return (
-            Sample("clip.applied", event.step, applied, labels),
-            Sample("clip.ratio", event.step, ratio, labels),
-        )
+            return [Sample(name, event.step, of(norm), labels) for name, of in made]
+        return [Sample(name, event.step, Late(of, norm), labels) for name, of in made if demand.wants(name)]

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.blame import BAD_GRADIENTS, bad_gradient_facts
-from healthcheck.probes.gradstats import GradientStats, gradient_stats, nonfinite_count
+from healthcheck.probes.blame import bad_gradient_facts, remember_gradients
+from healthcheck.probes.foreach import nonfinite_count
+from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
+from healthcheck.probes.late import Element, Late
 from healthcheck.probes.names import first_few
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, with_label
+from healthcheck.probes.values import optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
@@ -47,6 +49,8 @@ class GradientProbe:
 
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
+        self._passes: dict[int, GradientPass] = {}
+        self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if self._given.get(event.optimizer_index) == event.step:
@@ -62,11 +66,20 @@ class GradientProbe:
             self._given[event.optimizer_index] = event.step
             return (Sample("grad_norm", event.step, norm, labels),)
         named = self._trainable(event)
-        stats = gradient_stats([p for _, p in named]) if named else None
+        stats = self._measure(event.optimizer_index, [p for _, p in named]) if named else None
         if stats is None:
             return ()
         self._given[event.optimizer_index] = event.step
         return list(self._samples(event, demand, named, stats, labels))
+
+    def _measure(self, index: int, params: list[Any]) -> GradientStats | None:
+        """One pass over the gradients of one optimizer's parameters."""
+        if not params or params[0].device.type == "cpu":
+            return gradient_stats(params)
+        known = self._passes.get(index)
+        if known is None:
+            known = self._passes[index] = GradientPass()
+        return known.measure(params)
 
     def _trainable(self, event: Event) -> Named:
         if event.model is None:
@@ -87,78 +100,190 @@ class GradientProbe:
     def _samples(
         self, event: Event, demand: Demand, named: Named, stats: GradientStats, labels: Labels
     ) -> Iterable[Sample]:
-        total, norms = stats.total, stats.norms
         given = scalar(event.grad_norm)
-        undo = self._undo(event, given)
-        if undo is not None:
-            norms = norms * undo
-            total = total * undo
-        host = on_host(total)
-        if host:
-            total = float(total)
-        detail: Callable[[], dict[str, Any]] | None
-        if host and not math.isfinite(total):
-            facts = bad_gradient_facts([named[i] for i in stats.indices])
-            event.user_state[BAD_GRADIENTS] = (event.step, facts)
-            detail = lambda: facts  # noqa: E731
-        else:
-            detail = _facts_of_norms(norms, [named[i][0] for i in stats.indices])
-        yield Sample("grad_norm", event.step, _better_norm(given, total), labels, detail=detail)
-        if demand.due("grad_norm[]", event.step):
-            values = norms.tolist() if host else norms.unbind()
-            for index, value in zip(stats.indices, values, strict=True):
-                own = with_label(labels, "parameter", named[index][0])
-                yield Sample("grad_norm", event.step, value, own, detail=detail)
+        if stats.table is not None:
+            facts = GradientFacts(stats, named)
+            remember_gradients(event.user_state, event.step, facts)
+            return self._late_samples(event, demand, named, stats, labels, given, facts)
+        return self._host_samples(event, demand, named, stats, labels, given)
+
+    def _late_samples(
+        self,
+        event: Event,
+        demand: Demand,
+        named: Named,
+        stats: GradientStats,
+        labels: Labels,
+        given: Any,
+        facts: GradientFacts,
+    ) -> Iterable[Sample]:
+        """Gradients on a device: nothing is computed there but the one pass; the host does the rest later."""
+        step = event.step
+        scale, clip = self._pending_scale(event), _clipped_by(event, given)
+        yield Sample("grad_norm", step, _late_norm(stats.element("norm"), given, scale, clip), labels, detail=facts)
+        if demand.due("grad_norm[]", step):
+            plain = scale is None and clip is None
+            for k, own in enumerate(self._family_labels(labels, named, stats.indices)):
+                element = stats.element("norm", k)
+                value = element if plain else _late_norm(element, None, scale, clip)
+                yield Sample("grad_norm", step, value, own, detail=facts)
         if demand.wants("grad_nonfinite"):
-            count = self._nonfinite(named, stats, total if host else None)
-            yield Sample("grad_nonfinite", event.step, count, labels, detail=detail)
+            if stats.has("nonfinite"):
+                yield Sample("grad_nonfinite", step, stats.element("nonfinite"), labels, detail=facts)
+            else:
+                count = nonfinite_count([named[i][1].grad for i in stats.indices])
+                yield Sample("grad_nonfinite", step, scalar(count), labels, detail=facts)
         if demand.wants("grads.zero"):
-            zero = norms == 0
             names = [named[i][0] for i in stats.indices]
-            yield Sample("grads.zero", event.step, scalar(zero.sum()), labels, detail=lambda: _zero_facts(zero, names))
+            if stats.has("all_zero"):
+                zeros = ZeroFacts(stats, names)
+                yield Sample("grads.zero", step, stats.element("all_zero"), labels, detail=zeros)
+            else:
+                zero = stats.norms == 0
+                yield Sample("grads.zero", step, zero.sum(), labels, detail=lambda: _zero_facts(zero.tolist(), names))
         if demand.wants("grad.layer_ratio"):
-            matrices = [k for k, i in enumerate(stats.indices) if named[i][1].dim() > 1]
-            if len(matrices) > 1:
-                first, last = norms[matrices[0]], norms[matrices[-1]]
-                if not host or float(last) > 0:
-                    yield Sample("grad.layer_ratio", event.step, scalar(first / last), labels)
+            ends = _first_and_last_matrix(named, stats.indices)
+            if ends is not None:
+                first, last = (stats.element("norm", k) for k in ends)
+                yield Sample("grad.layer_ratio", step, Late(_quotient, first, last), labels)
+
+    def _host_samples(
+        self, event: Event, demand: Demand, named: Named, stats: GradientStats, labels: Labels, given: Any
+    ) -> Iterable[Sample]:
+        total, norms, step = float(stats.total), stats.norms, event.step
+        scale, clip = self._pending_scale(event), _clipped_by(event, given)
+        if scale is not None or clip is not None:
+            factor = _undo(1.0, None if scale is None else float(scale), given, clip)
+            total, norms = total * factor, norms * factor
+        detail: Callable[[], dict[str, Any]]
+        if math.isfinite(total):
+            detail = _facts_of_norms(norms, [named[i][0] for i in stats.indices])
+        else:
+            facts = bad_gradient_facts([named[i] for i in stats.indices])
+            detail = lambda: facts  # noqa: E731
+            remember_gradients(event.user_state, step, detail)
+        yield Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)
+        if demand.due("grad_norm[]", step):
+            own = self._family_labels(labels, named, stats.indices)
+            for label, value in zip(own, norms.tolist(), strict=True):
+                yield Sample("grad_norm", step, value, label, detail=detail)
+        if demand.wants("grad_nonfinite"):
+            count = 0.0  # a finite norm proves it
+            if not math.isfinite(total):
+                count = scalar(nonfinite_count([named[i][1].grad for i in stats.indices]))
+            yield Sample("grad_nonfinite", step, count, labels, detail=detail)
+        if demand.wants("grads.zero"):
+            zero, names = norms == 0, [named[i][0] for i in stats.indices]
+            yield Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: _zero_facts(zero.tolist(), names))
+        if demand.wants("grad.layer_ratio"):
+            ends = _first_and_last_matrix(named, stats.indices)
+            if ends is not None and float(norms[ends[1]]) > 0:
+                yield Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels)
+
+    def _family_labels(self, labels: Labels, named: Named, indices: list[int]) -> list[Labels]:
+        """Labels of the per-parameter series, made once per set of parameters."""
+        names = [named[i][0] for i in indices]
+        known = self._labels.get(labels)
+        if known is None or known[0] != names:
+            known = self._labels[labels] = (names, [with_label(labels, "parameter", name) for name in names])
+        return known[1]
 
     @staticmethod
-    def _undo(event: Event, given: Any) -> Any:
-        """What takes clipping and a fused optimizer's pending scale out of gradients read late."""
+    def _pending_scale(event: Event) -> Any:
+        """The loss scale that a fused optimizer will take out of the gradients itself, else None."""
         if event.kind is not EventKind.BEFORE_UPDATE:
             return None
-        scale = getattr(event.optimizer, "grad_scale", None)  # set while a GradScaler drives a fused step
-        if scale is not None:
-            return 1.0 / scale
-        if given is None or event.max_norm is None:
-            return None
-        ratio = (given + 1e-6) / event.max_norm
-        if on_host(ratio):
-            return ratio if math.isfinite(ratio) and ratio > 1.0 else None
-        import torch
-
-        return torch.where(torch.isfinite(ratio), ratio.clamp(min=1.0), torch.ones_like(ratio))
-
-    @staticmethod
-    def _nonfinite(named: Named, stats: GradientStats, total: float | None) -> Any:
-        """Element count. On the host a finite norm proves that it is zero."""
-        if total is not None and math.isfinite(total):
-            return 0.0
-        return scalar(nonfinite_count([named[i][1].grad for i in stats.indices]))
+        return getattr(event.optimizer, "grad_scale", None)
 
 
-def _better_norm(given: Any, own: Any) -> Any:
+def _clipped_by(event: Event, given: Any) -> float | None:
+    """The threshold by which gradients that are read late were clipped; ``given`` is the norm before."""
+    if event.kind is not EventKind.BEFORE_UPDATE or given is None:
+        return None
+    return event.max_norm
+
+
+def _undo(norm: float, scale: float | None, given: float | None, clip: float | None) -> float:
+    """A norm without the pending loss scale, or else without the clipping."""
+    if scale is not None:
+        return norm / scale
+    if clip is not None and given is not None:
+        ratio = (given + 1e-6) / clip
+        if math.isfinite(ratio) and ratio > 1.0:
+            return norm * ratio
+    return norm
+
+
+def _late_norm(own: Element, given: Any, scale: Any, clip: float | None) -> Element | Late:
+    """The loop's norm where it has one, else ours with scale and clipping taken out."""
+    if scale is not None:
+        if given is None:
+            return Late(lambda norm, s: norm / s, own, scale)
+        return Late(lambda norm, s, known: _better_norm(known, norm / s), own, scale, given)
+    if given is None:
+        return own
+    return Late(lambda norm, known: _better_norm(known, _undo(norm, None, known, clip)), own, given)
+
+
+def _quotient(first: float, last: float) -> float:
+    return first / last if last > 0 or math.isnan(last) else math.inf
+
+
+def _first_and_last_matrix(named: Named, indices: list[int]) -> tuple[int, int] | None:
+    matrices = [k for k, i in enumerate(indices) if named[i][1].dim() > 1]
+    return (matrices[0], matrices[-1]) if len(matrices) > 1 else None
+
+
+def _better_norm(given: float | None, own: float) -> float:
     """The loop's norm, except where only its float32 overflowed."""
     if given is None:
         return own
-    if on_host(given) and on_host(own):
-        return own if not math.isfinite(given) and math.isfinite(own) else given
-    import torch
+    return own if not math.isfinite(given) and math.isfinite(own) else given
 
-    given, own = (torch.as_tensor(x, dtype=torch.float64 if not on_host(own) else None) for x in (given, own))
-    given = given.to(own.device)
-    return torch.where(torch.isfinite(given) | ~torch.isfinite(own), given, own)
+
+class GradientFacts:
+    """Facts for a message, from the statistics that came with the value: of its step, not of a later one."""
+
+    __slots__ = ("_names", "_stats", "tables")
+
+    def __init__(self, stats: GradientStats, named: Named) -> None:
+        self._stats = stats
+        self._names = [named[i][0] for i in stats.indices]
+        self.tables = (stats.table,)
+        """Shipped by the mailbox with the letter."""
+
+    def __call__(self) -> dict[str, Any]:
+        stats, names = self._stats, self._names
+        assert stats.table is not None
+        numbers = stats.table.numbers()
+        norms = [numbers[stats.element("norm", k).position] for k in range(len(names))]
+        bad = [k for k, norm in enumerate(norms) if not math.isfinite(norm)]
+        if bad:
+            first = names[bad[0]]
+            if stats.has("nonfinite"):
+                count = numbers[stats.element("nonfinite", bad[0]).position]
+                first += f", {count:,.0f} of {stats.lengths[bad[0]]:,} values"
+            return {"first": first, "tensors": f"{len(bad):,} of {len(names):,} gradients not finite"}
+        largest = max(range(len(norms)), key=norms.__getitem__)
+        return {"largest": f"{names[largest]}, norm {norms[largest]:.3g}"}
+
+
+class ZeroFacts:
+    """Which gradients were exactly zero, from the statistics of that step."""
+
+    __slots__ = ("_names", "_stats", "tables")
+
+    def __init__(self, stats: GradientStats, names: list[str]) -> None:
+        self._stats = stats
+        self._names = names
+        self.tables = (stats.table,)
+
+    def __call__(self) -> dict[str, Any]:
+        assert self._stats.table is not None
+        numbers = self._stats.table.numbers()
+        return _zero_facts(
+            [numbers[self._stats.element("all_zero", k).position] for k in range(len(self._names))], self._names
+        )
 
 
 def _facts_of_norms(norms: Any, names: list[str]) -> Callable[[], dict[str, Any]]:
@@ -175,6 +300,6 @@ def _facts_of_norms(norms: Any, names: list[str]) -> Callable[[], dict[str, Any]
     return facts
 
 
-def _zero_facts(zero: Any, names: list[str]) -> dict[str, Any]:
-    hit = [name for name, flag in zip(names, zero.tolist(), strict=True) if flag]
+def _zero_facts(zero: Sequence[Any], names: list[str]) -> dict[str, Any]:
+    hit = [name for name, flag in zip(names, zero, strict=True) if flag]
     return {"which": first_few(hit), "tensors": f"{len(hit):,} of {len(names):,} gradients exactly zero"}

@@ -1,43 +1,179 @@
-"""Statistics of all gradients in one pass. The one place to make faster.
+"""Statistics of all gradients in one pass, without ever waiting for a device.
 
-:func:`gradient_stats` is what every gradient metric is built on; a fused kernel can replace its
-inside without anybody noticing. It never waits for a device.
+On CUDA and ROCm a kernel of our own reads every gradient once (:mod:`healthcheck.probes.gradkernel`);
+elsewhere, and for gradients that it cannot read, torch's foreach kernels measure the norms.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.probes.foreach import l2_norms, nonfinite_count, norm_of, plain_values, sharding_of
+from healthcheck.probes.late import Element, LateTable
 from healthcheck.probes.values import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["GradientPass", "GradientStats", "gradient_stats", "l2_norms", "nonfinite_count", "plain_values"]
 
-@dataclass(slots=True)
+
 class GradientStats:
-    """L2 norms of the gradients that exist.
+    """Statistics of the gradients that exist.
 
-    ``indices`` are positions in the list of parameters that was given, in its order; ``norms``
-    is a vector of that length and ``total`` a scalar, both on one device and float64 where the
-    device has it. Finite gradients always have finite norms: sums of squares are accumulated in
-    float64 where float32 would overflow.
+    ``indices`` are positions in the list of parameters that was given, in its order. On a device
+    everything lies in ``table``, whose rows are ``fields`` and whose last column are the totals; on
+    the host ``table`` is None. Finite gradients always have finite norms: where a float32 sum of
+    squares would overflow, a scaled or a float64 one takes its place.
     """
 
-    indices: list[int]
-    norms: Tensor
-    total: Tensor
+    __slots__ = ("_columns", "_norms", "fields", "indices", "lengths", "table")
+
+    def __init__(
+        self,
+        indices: list[int],
+        *,
+        norms: Any = None,
+        table: LateTable | None = None,
+        fields: tuple[str, ...] = ("norm",),
+        columns: list[int] | None = None,
+        lengths: list[int] | None = None,
+    ) -> None:
+        self.indices = indices
+        self.lengths = lengths or []
+        """Elements that this rank holds of each gradient; only where there are counts."""
+        self.table = table
+        self.fields = fields
+        self._norms = norms
+        self._columns = columns
+
+    @property
+    def norms(self) -> Tensor:
+        """L2 norm of each gradient: a float64 vector (float32 where the device has no float64)."""
+        if self._norms is None:
+            norms = self._row(0)[:-1]
+            self._norms = norms if self._columns is None else norms[_index(self._columns, norms)]
+        return self._norms
+
+    @property
+    def total(self) -> Tensor:
+        """L2 norm of all gradients together, 0-dim."""
+        return self._row(0)[-1] if self.table is not None else norm_of(self.norms)
+
+    def has(self, field: str) -> bool:
+        return self.table is not None and field in self.fields
+
+    def element(self, field: str, k: int | None = None) -> Element:
+        """A statistic of the ``k``-th gradient of ``indices``, or of all together; only with a table."""
+        assert self.table is not None
+        return Element(self.table, self.fields.index(field) * (len(self.indices) + 1) + self.column(k))
+
+    def column(self, k: int | None) -> int:
+        """Where the ``k``-th gradient stands in a row of the table; None for the totals."""
+        if k is None:
+            return len(self.indices)
+        return k if self._columns is None else self._columns[k]
+
+    def _row(self, number: int) -> Any:
+        assert self.table is not None and self.table.tensor is not None
+        return self.table.tensor[number]
+
+
+class GradientPass:
+    """Measures the gradients of one list of parameters, step after step.
+
+    What does not change from step to step (lengths, types, scratch memory) is made once. Parameters
+    and gradients are not kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._present: list[int] = []
+        self._absent: list[int] = []
+        self._table: Any = None
+        self._lengths: list[int] = []
+        self._sharded: list[tuple[Any, list[int]]] = []
+        self._known: list[int] = []
+
+    def measure(self, params: Sequence[Any]) -> GradientStats | None:
+        """Statistics of the gradients that exist; None without any.
+
+        Dense gradients of bf16, fp16, fp32 and float8 on one CUDA device take the kernel. Sparse ones
+        count by their coalesced values, complex ones as pairs of reals, sharded ones (DTensor) by their
+        local parts, reduced over the ranks that hold them: a collective, so call it on all of them.
+        """
+        addresses = self._addresses(params)
+        if addresses is None and not self._prepare(params):
+            return gradient_stats(params)
+        if addresses is None:
+            addresses = self._addresses(params)
+            if addresses is None:
+                return gradient_stats(params)
+        result = self._table.measure(addresses)
+        if self._sharded:
+            result = _reduced(result, self._sharded)
+        columns = None if self._table.in_order else self._table.columns
+        return GradientStats(
+            self._present,
+            table=LateTable(result),
+            fields=self._table.fields,
+            columns=columns,
+            lengths=self._lengths,
+        )
+
+    def _addresses(self, params: Sequence[Any]) -> list[int] | None:
+        """Where the gradients are now; None if the table does not fit them."""
+        if self._table is None or list(map(id, params)) != self._ids:
+            return None
+        try:
+            if self._sharded:
+                addresses = [params[i].grad._local_tensor.data_ptr() for i in self._present]
+            elif self._absent:
+                addresses = [params[i].grad.data_ptr() for i in self._present]
+            else:
+                addresses = [p.grad.data_ptr() for p in params]
+        except (AttributeError, RuntimeError):  # a gradient is gone, or of another layout
+            return None
+        if any(params[i].grad is not None for i in self._absent):
+            return None
+        if addresses != self._known:
+            if not self._table.fits(addresses) or self._lengths != [_length(params[i].grad) for i in self._present]:
+                return None
+            self._known = addresses
+        return addresses
+
+    def _prepare(self, params: Sequence[Any]) -> bool:
+        """Make the table for the gradients that are there; False where the kernel cannot read them."""
+        self._table, self._sharded, self._known = None, [], []
+        present = [i for i, p in enumerate(params) if p.grad is not None]
+        kernel = _kernel(params[present[0]].grad) if present else None
+        if kernel is None:
+            return False
+        locals_, groups = [], dict[Any, list[int]]()
+        for k, i in enumerate(present):
+            gradient = params[i].grad
+            if hasattr(gradient, "_local_tensor"):
+                groups.setdefault(sharding_of(gradient), []).append(k)
+                gradient = gradient._local_tensor
+            locals_.append(gradient)
+        home = locals_[0].device
+        if 0 < sum(map(len, groups.values())) < len(present):
+            return False  # sharded and plain ones together: the fallback sorts them
+        if not all(g.device == home and kernel.usable(g) for g in locals_):
+            return False
+        self._table = kernel.GradientTable(locals_)
+        self._ids, self._present = list(map(id, params)), present
+        there = set(present)
+        self._absent = [i for i in range(len(params)) if i not in there]
+        self._lengths = [g.numel() for g in locals_]
+        self._sharded = [(sharding, [self._table.columns[k] for k in members]) for sharding, members in groups.items()]
+        return True
 
 
 def gradient_stats(params: Sequence[Any]) -> GradientStats | None:
-    """L2 norm of each parameter's gradient and of all together; None without any gradient.
-
-    Dense real gradients go through foreach kernels, grouped by device and type; sparse ones count
-    by their coalesced values, complex ones as pairs of reals, sharded ones (DTensor) by their
-    squared local norms summed over the ranks that hold them.
-    """
+    """The same through torch's foreach kernels, for any device and layout: norms only."""
     indices, gradients = [], []
     for index, parameter in enumerate(params):
         gradient = parameter.grad
@@ -47,113 +183,60 @@ def gradient_stats(params: Sequence[Any]) -> GradientStats | None:
     if not gradients:
         return None
     norms = l2_norms(gradients)
-    return GradientStats(indices, norms, _norm_of(norms))
-
-
-def l2_norms(tensors: Sequence[Any]) -> Tensor:
-    """L2 norm of each tensor as one vector on the device of the first.
-
-    float64 except where the device lacks it (MPS). On the host the sum is taken in float32 first
-    and repeated in float64 only where it came out non-finite, since the second costs three times
-    as much; devices are bound by their memory and take float64 at once.
-    """
+    if on_host(norms):
+        return GradientStats(indices, norms=norms)
     import torch
 
-    groups: dict[tuple[Any, Any, Any], list[int]] = {}
-    plain: list[Any] = []
-    for index, tensor in enumerate(tensors):
-        local, sharded = plain_values(tensor)
-        plain.append(local)
-        groups.setdefault((local.device, local.dtype, _sharding(sharded)), []).append(index)
-    home = plain[0].device
-    kind = torch.float32 if home.type == "mps" else torch.float64
-    vectors, order = [], []
-    for (device, dtype, sharding), members in groups.items():
-        wide = _accumulator(torch, device, dtype)
-        some = [plain[i] for i in members]
-        norms = torch.stack(torch._foreach_norm(some, 2, dtype=wide))
-        if on_host(norms):
-            norms = norms.double()
-            if wide is not torch.float64 and not bool(norms.isfinite().all()):
-                for k in (~norms.isfinite()).nonzero().flatten().tolist():
-                    norms[k] = torch.linalg.vector_norm(some[k], 2, dtype=torch.float64)
-        if sharding is not None:
-            norms = _over_shards(norms, sharding)
-        vectors.append(norms.to(device=home, dtype=kind, non_blocking=True))
-        order += members
-    if len(vectors) == 1:
-        return vectors[0]
-    together = torch.empty(len(tensors), dtype=kind, device=home)
-    together[torch.tensor(order).to(home, non_blocking=True)] = torch.cat(vectors)
-    return together
+    together = torch.cat([norms, norm_of(norms).reshape(1)]).unsqueeze(0)
+    return GradientStats(indices, norms=norms, table=LateTable(together))
 
 
-def nonfinite_count(tensors: Sequence[Any]) -> Tensor | None:
-    """How many elements of all tensors are NaN or infinite, as one scalar; None for no tensors.
-
-    A few kernels per tensor: for use after a hit, or where a rule asks for the count.
-    """
-    import torch
-
-    if not tensors:
+def _kernel(gradient: Any) -> Any:
+    """The kernel's module where the device is CUDA or ROCm and Triton is installed and works."""
+    if gradient.device.type != "cuda" or _broken:
         return None
-    home = tensors[0].device
-    counts = [(~torch.isfinite(plain_values(t)[0])).sum().to(home, non_blocking=True) for t in tensors]
-    return torch.stack(counts).sum()
+    try:
+        return importlib.import_module("healthcheck.probes.gradkernel")
+    except Exception as error:  # no Triton, or one that does not fit this torch
+        _broken.append(repr(error))
+        return None
 
 
-def plain_values(tensor: Any) -> tuple[Any, Any]:
-    """A dense real local tensor with the same L2 norm, and the sharded tensor it is a part of.
+_broken: list[str] = []
+"""Why the kernel cannot be used in this process."""
 
-    float8 storage is widened, since no reduction is defined on it.
-    """
+
+def _length(gradient: Any) -> int:
+    return int(getattr(gradient, "_local_tensor", gradient).numel())
+
+
+def _index(columns: list[int], like: Any) -> Any:
     import torch
 
-    sharded = None
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):
-        sharded, tensor = tensor, tensor.to_local()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if not tensor.is_floating_point():
-        tensor = tensor.float()
-    elif tensor.element_size() == 1:
-        tensor = tensor.to(torch.bfloat16)
-    return tensor, sharded
+    return torch.tensor(columns).to(like.device, non_blocking=True)
 
 
-def _accumulator(torch: Any, device: Any, dtype: Any) -> Any:
-    if dtype is torch.float64 or device.type not in ("cpu", "mps"):
-        return torch.float64
-    return torch.float32
-
-
-def _norm_of(norms: Tensor) -> Tensor:
-    """Norm of norms; scaled by the largest so that no square overflows in any precision."""
-    import torch
-
-    largest = norms.max()
-    safe = torch.where((largest > 0) & torch.isfinite(largest), largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(norms / safe, 2) * safe
-
-
-def _sharding(sharded: Any) -> Any:
-    """What tensors must share to be reduced together: mesh and placements; None if not sharded."""
-    return None if sharded is None else (sharded.device_mesh, tuple(sharded.placements))
-
-
-def _over_shards(norms: Tensor, sharding: Any) -> Tensor:
-    """Norms of the whole tensors from those of this rank's shards: a collective, on all ranks.
+def _reduced(result: Any, sharded: list[tuple[Any, list[int]]]) -> Any:
+    """The table of whole gradients from that of this rank's shards.
 
     Only ranks along sharded dimensions of the mesh hold different parts; replicas count once.
     """
+    import torch
     import torch.distributed as dist
 
-    mesh, placements = sharding
-    squared = norms.square()
-    for dimension, placement in enumerate(placements):
-        if not placement.is_replicate():
-            dist.all_reduce(squared, group=mesh.get_group(dimension))
-    return squared.sqrt()
+    for (mesh, placements), columns in sharded:
+        every = len(columns) == result.shape[1] - 1
+        index = slice(0, -1) if every else _index(columns, result)
+        part = result[:, index]
+        sums = torch.stack([part[0].square(), part[2], part[3]])
+        largest = part[1].clone()
+        for dimension, placement in enumerate(placements):
+            if not placement.is_replicate():
+                group = mesh.get_group(dimension)
+                dist.all_reduce(sums, group=group)
+                dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        zero = ((largest == 0) & (sums[1] == 0)).to(result.dtype)
+        result[:, index] = torch.stack([sums[0].sqrt(), largest, sums[1], sums[2], zero])
+    each = result[:, :-1]
+    result[:, -1] = torch.stack([each[0].square().sum().sqrt(), each[1].max(), *each[2:].sum(1)])
+    return result

@@ -97,7 +97,10 @@ class LossProbe:
 
     def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> Iterable[Sample]:
         model, state, step = event.model, event.user_state, event.step
-        detail = None if model is None else (lambda: loss_facts(model.named_parameters(), state, step))
+        detail = None
+        if model is not None:
+            late = not on_host(value)
+            detail = lambda: loss_facts(model.named_parameters(), state, step, late=late)  # noqa: E731
         yield Sample("loss", step, value, labels, detail=detail)
         if demand.wants("loss.best"):
             best = self._better(event.optimizer_index, value)

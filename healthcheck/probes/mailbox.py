@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from healthcheck.probes.late import Element, Late, LateTable
+from healthcheck.probes.letters import DeviceCopy, Parcel, PinnedMemory
 from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.samples import Sample
 
-MAX_IN_FLIGHT = 8
-"""Posts under way at most. A host that runs further ahead of its device than that gives up the
-device values of a step rather than wait, and counts them: :attr:`StepMailbox.dropped`."""
+MAX_IN_FLIGHT = 128
+"""Posts under way at most. A host that runs further ahead of its device than that (a loop that
+replays CUDA graphs) gives up the device values of a step rather than wait, and counts them:
+:attr:`StepMailbox.dropped`."""
 
 
 class HostMailbox:
@@ -39,26 +41,19 @@ class HostMailbox:
         return self.ready()
 
 
-@dataclass(slots=True)
 class _Letter:
     """The samples of one ``post``, and where their device values will appear."""
 
-    samples: list[Sample]
-    copies: list[_Copy] = field(default_factory=list)
+    __slots__ = ("copies", "late", "samples")
+
+    def __init__(self, samples: list[Sample], late: list[Sample], copies: list[DeviceCopy]) -> None:
+        self.samples = samples
+        self.late = late
+        """Those whose value is not a number yet."""
+        self.copies = copies
 
     def done(self) -> bool:
         return all(copy.event.query() for copy in self.copies)
-
-
-@dataclass(slots=True)
-class _Copy:
-    """One packed vector of one device on its way to pinned memory."""
-
-    positions: list[int]
-    buffer: Any
-    event: Any
-    packed: Any
-    """Kept until the copy is done, so that its memory is not handed to somebody else."""
 
 
 class DeviceMailbox:
@@ -69,30 +64,45 @@ class DeviceMailbox:
         self.dropped = 0
         """Samples given up because more than ``max_in_flight`` posts were under way."""
         self._letters: deque[_Letter] = deque()
-        self._free: dict[int, list[Any]] = {}
+        self._memory = PinnedMemory()
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
         kept: list[Sample] = []
-        by_device: dict[Any, list[int]] = {}
+        late: list[Sample] = []
+        parcels: dict[Any, Parcel] = {}
+        told: Any = None
         for sample in samples:
-            if on_host(sample.value):
-                if read_now(sample):
-                    kept.append(sample)
-            elif sample.value.device.type == "cuda":
-                by_device.setdefault(sample.value.device, []).append(len(kept))
+            value = sample.value
+            kind = type(value)
+            if kind is float:
+                kept.append(sample)
+            elif kind is Element and value.table.tensor is not None:
+                self._parcel(parcels, value.table.tensor.device).add_table(value.table)
+                late.append(sample)
+                kept.append(sample)
+            elif kind is Late:
+                for part in value.parts:
+                    self._add_part(parcels, part)
+                late.append(sample)
+                kept.append(sample)
+            elif is_tensor(value) and value.device.type == "cuda":
+                self._parcel(parcels, value.device).add_scalar(value)
+                late.append(sample)
                 kept.append(sample)
             elif read_now(sample):
                 kept.append(sample)
-        letter = _Letter(kept)
-        if by_device and self._under_way() >= self.max_in_flight:
-            late = {i for positions in by_device.values() for i in positions}
+            if sample.detail is not told:
+                told = sample.detail
+                for table in getattr(told, "tables", ()):
+                    if table.tensor is not None and table.tensor.device.type == "cuda":
+                        self._parcel(parcels, table.tensor.device).add_table(table)
+        if parcels and self._under_way() >= self.max_in_flight:
             self.dropped += len(late)
-            letter.samples = [s for i, s in enumerate(kept) if i not in late]
-            by_device = {}
-        for device, positions in by_device.items():
-            letter.copies.append(self._send(device, positions, [kept[i].value for i in positions]))
-        if letter.samples:
-            self._letters.append(letter)
+            gone = set(map(id, late))
+            kept, late, parcels = [s for s in kept if id(s) not in gone], [], {}
+        copies = [self._memory.send(device, parcel) for device, parcel in parcels.items()]
+        if kept:
+            self._letters.append(_Letter(kept, late, copies))
 
     def ready(self) -> list[Sample]:
         arrived: list[Sample] = []
@@ -109,34 +119,31 @@ class DeviceMailbox:
     def _under_way(self) -> int:
         return sum(1 for letter in self._letters if letter.copies)
 
-    def _send(self, device: Any, positions: list[int], values: list[Any]) -> _Copy:
-        import torch
+    @staticmethod
+    def _parcel(parcels: dict[Any, Parcel], device: Any) -> Parcel:
+        parcel = parcels.get(device)
+        if parcel is None:
+            parcel = parcels[device] = Parcel()
+        return parcel
 
-        by_type: dict[Any, list[int]] = {}
-        for index, value in enumerate(values):
-            by_type.setdefault(value.dtype, []).append(index)
-        with torch.cuda.device(device):
-            # One stack per type, since converting each scalar on its own would be a kernel each.
-            parts = [
-                torch.stack([values[i].detach().reshape(()) for i in members]).to(torch.float64)
-                for members in by_type.values()
-            ]
-            packed = parts[0] if len(parts) == 1 else torch.cat(parts)
-            size = 1 << (len(values) - 1).bit_length()
-            spare = self._free.get(size)
-            buffer = spare.pop() if spare else torch.empty(size, dtype=torch.float64, pin_memory=True)
-            buffer[: len(values)].copy_(packed, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-        order = [positions[i] for members in by_type.values() for i in members]
-        return _Copy(order, buffer, event, packed)
+    def _add_part(self, parcels: dict[Any, Parcel], part: Any) -> None:
+        if isinstance(part, Element):
+            table: LateTable = part.table
+            if table.tensor is not None and table.tensor.device.type == "cuda":
+                self._parcel(parcels, table.tensor.device).add_table(table)
+        elif is_tensor(part) and part.device.type == "cuda":
+            self._parcel(parcels, part.device).add_scalar(part)
 
     def _open(self, letter: _Letter) -> list[Sample]:
+        numbers: dict[int, float] = {}
         for copy in letter.copies:
-            numbers = copy.buffer[: len(copy.positions)].tolist()
-            for position, number in zip(copy.positions, numbers, strict=True):
-                letter.samples[position].value = number
-            self._free.setdefault(copy.buffer.numel(), []).append(copy.buffer)
+            self._memory.receive(copy, numbers)
+        for sample in letter.late:
+            value = sample.value
+            if isinstance(value, Late):
+                sample.value = value.finish([_number(part, numbers) for part in value.parts])
+            else:
+                sample.value = _number(value, numbers)
         return letter.samples
 
 
@@ -170,6 +177,12 @@ def read_now(sample: Sample) -> bool:
     value = sample.value
     if isinstance(value, float):
         return True
+    if isinstance(value, Element):
+        sample.value = value.table.numbers()[value.position]
+        return True
+    if isinstance(value, Late):
+        sample.value = value.read()
+        return True
     if is_tensor(value) and not on_host(value):
         sample.value = float(value)
         return True
@@ -180,5 +193,16 @@ def read_now(sample: Sample) -> bool:
     return True
 
 
+def _number(part: Any, numbers: dict[int, float]) -> float:
+    if isinstance(part, Element):
+        return float(part.table.numbers()[part.position])
+    known = numbers.get(id(part))
+    return float(part) if known is None else known
+
+
 def _on_cuda(value: Any) -> bool:
+    if isinstance(value, Late):
+        return any(map(_on_cuda, value.parts))
+    if isinstance(value, Element):
+        value = value.table.tensor
     return is_tensor(value) and value.device.type == "cuda"

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from healthcheck.probes.late import Element, Late
 from healthcheck.samples import Labels
 
 
@@ -21,7 +22,9 @@ def is_tensor(value: Any) -> bool:
 
 def on_host(value: Any) -> bool:
     """Whether reading ``value`` costs no wait for a device."""
-    return not is_tensor(value) or value.device.type == "cpu"
+    if is_tensor(value):
+        return bool(value.device.type == "cpu")
+    return not isinstance(value, (Late, Element))
 
 
 def scalar(value: Any) -> Any:

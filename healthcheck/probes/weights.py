@@ -7,7 +7,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.blame import bad_weight_facts
-from healthcheck.probes.gradstats import l2_norms
+from healthcheck.probes.foreach import l2_norms
 from healthcheck.probes.names import first_few
 from healthcheck.probes.values import scalar
 from healthcheck.protocols import Demand

@@ -63,6 +63,8 @@ def best_reader(path: Path, readers: Mapping[str, Reader]) -> tuple[Reader | Non
     best: Reader | None = None
     most = 0.0
     for reader in readers.values():
+        if most >= getattr(reader, "surest", 2.0):
+            continue
         try:
             sure = reader.recognises(path, head)
         except Exception:  # a plugin's reader must not keep the others from looking

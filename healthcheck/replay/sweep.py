@@ -125,9 +125,11 @@ def _count(runs: Sequence[Swept], index: int) -> int:
 
 def _delay(bad: Sequence[Swept], index: int) -> str:
     """Steps after the first alert that any of the values gives in the same run."""
-    late = [
-        run.fired[index] - min(f for f in run.fired if f is not None) for run in bad if run.fired[index] is not None
-    ]  # type: ignore[operator]
+    late = []
+    for run in bad:
+        fired = run.fired[index]
+        if fired is not None:
+            late.append(fired - min(f for f in run.fired if f is not None))
     return f"{plural(int(median(late)), 'step')}" if late else "-"
 
 

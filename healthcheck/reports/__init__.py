@@ -1,4 +1,4 @@
-"""Where samples and alerts go: console, record, JSON. Registered through the public hook like everybody's."""
+"""Where samples and alerts go: console, record, files for CI. Registered through the public hook like everybody's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from healthcheck.protocols import Report
 
 @hookimpl
 def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
-    """Fresh reports for one session. The record first: the console names what it has written."""
-    from healthcheck.reports.console import ConsoleReport
-    from healthcheck.reports.record import RecordReport
-    from healthcheck.reports.report_json import JsonReport
+    """Fresh reports for one session.
 
+    Equal stops are counted first, since the record and all others tell the count; the console comes
+    last, since it names what the others have written.
+    """
+    from healthcheck.reports.console import ConsoleReport
+    from healthcheck.reports.files import FileReports
+    from healthcheck.reports.hooktrace import HookTrace, wanted
+    from healthcheck.reports.record import RecordReport
+    from healthcheck.reports.restarts import RestartReport
+
+    register(RestartReport())
     register(RecordReport())
-    register(JsonReport())
+    register(FileReports())
     register(ConsoleReport())
+    if wanted():
+        register(HookTrace())

@@ -120,6 +120,12 @@ def _alerts_line(report: Mapping[str, Any]) -> str:
 def _warnings(report: Mapping[str, Any]) -> list[str]:
     """What went wrong with us, plugins and actions; required rules without data; mutes without effect."""
     lines = []
+    stop = report.get("stop") or {}
+    if stop.get("do_not_restart"):
+        lines.append(
+            f"stop {stop['times']} of this script by {stop['rule']} at this step: the data or the code, not luck; "
+            "wrote DO-NOT-RESTART in the run folder"
+        )
     required = [r for r, entry in report["rules"].items() if entry.get("required") and entry["verdict"] == "not judged"]
     if required:
         lines.append(f"required but not judged: {shorten(required)}")

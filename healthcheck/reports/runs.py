@@ -70,7 +70,7 @@ class Run:
     def other_ranks(self) -> list[Run]:
         """The records of other ranks of this run that had alerts, by rank."""
         found = [path for path in self.folder.glob("rank-*") if (path / RUN_FILE).is_file()]
-        runs = sorted(map(_load, found), key=lambda run: (len(run.name), run.name))
+        runs = sorted(map(load_run, found), key=lambda run: (len(run.name), run.name))
         return [run for run in runs if run.alerts]
 
     @property
@@ -106,7 +106,7 @@ def find_run(named: str | None = None) -> Run:
             raise UsageError(
                 f"no runs in {folder} yet; `healthcheck run train.py` makes one (HEALTHCHECK_RUNS names another folder)"
             )
-        return _load(folder / name)
+        return load_run(folder / name)
     path = Path(named).expanduser()
     if path.is_file() and path.suffix in (".json", ".jsonl"):
         path = path.parent
@@ -114,17 +114,17 @@ def find_run(named: str | None = None) -> Run:
         name = latest_name(path.parent)  # a file system without symbolic links
         path = path.parent / name if name is not None else path
     if (path / RUN_FILE).is_file():
-        return _load(path.resolve())
+        return load_run(path.resolve())
     if path.is_dir():
         name = latest_name(path)
         if name is not None:
-            return _load(path / name)
+            return load_run(path / name)
     names = [run.name for run in list_runs(folder)]
     if named in names:
-        return _load(folder / named)
+        return load_run(folder / named)
     begins = [name for name in names if name.startswith(named)]
     if len(begins) == 1:
-        return _load(folder / begins[0])
+        return load_run(folder / begins[0])
     if begins:
         raise UsageError(
             f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; write more of it'
@@ -157,10 +157,11 @@ def reading_folder() -> Path:
 
 def all_runs(folder: Path | None = None) -> list[Run]:
     """Every run of a folder (default: where records go), oldest first."""
-    return [_load(path) for path in list_runs(folder if folder is not None else reading_folder())]
+    return [load_run(path) for path in list_runs(folder if folder is not None else reading_folder())]
 
 
-def _load(folder: Path) -> Run:
+def load_run(folder: Path) -> Run:
+    """The record in a folder that is known to be one."""
     return Run(folder, _read_json(folder / RUN_FILE) or {})
 
 

@@ -7,6 +7,7 @@ script that adds our callback itself keeps that one.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,18 @@ class Companions:
         attach(trainer, self._session)
 
     def _accelerate(self, accelerator: Any) -> None:
+        if _inside("transformers.trainer"):  # the Trainer's own; its adapter is the Trainer's
+            return
         from healthcheck.trainers.accelerate import attach
 
         attach(accelerator, self._session)
+
+
+def _inside(module: str) -> bool:
+    """Whether a function of a module is on the call stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -247,18 +247,15 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
     @_contained
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        if self._save_wanted:
-            self._save_wanted = False
-            control.should_save = True
         self._forward_alerts(state)
-        self._heed(control)
+        self._heed(control, saves=True)
 
     @_contained
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
         self.watch.emit(EventKind.EPOCH_END, epoch=float(state.epoch or 0.0))
         self._forward_alerts(state)
-        self._heed(control)
+        self._heed(control, saves=True)
 
     # -- evaluation, checkpoints, log -------------------------------------------------
 
@@ -273,7 +270,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
         self.watch.evaluation_begins(dataset=dataset)
         self.watch.evaluation_ends(metrics=results, dataset=dataset)
         self._forward_alerts(state)
-        self._heed(control)
+        self._heed(control, saves=True)
 
     @_contained
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -321,8 +318,14 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
         if self.watch.steps is not None and self.watch.active:
             self.watch.steps.epoch = float(state.epoch or 0.0)
 
-    def _heed(self, control: Any) -> None:
-        """The control object may have been exchanged since the stop was asked for."""
+    def _heed(self, control: Any, *, saves: bool = False) -> None:
+        """Hand on what was asked for; the control object may have been exchanged since.
+
+        :param saves: the Trainer looks at ``should_save`` next.
+        """
+        if saves and self._save_wanted:
+            self._save_wanted = False
+            control.should_save = True
         if self.watch.active and self.watch.stop_pending:
             control.should_training_stop = True
 

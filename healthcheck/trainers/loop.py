@@ -57,6 +57,7 @@ def watch(
     mute: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
+    callbacks: Sequence[Any] = (),
     reports: Mapping[str, str] | None = None,
     name: str = "",
     console: bool = True,
@@ -70,6 +71,7 @@ def watch(
     :param rules: path, pack name, dict of rules, YAML text, or a list of these; None finds the
         nearest ``healthcheck.yaml``, else the recommended pack.
     :param observe: judge and report, never act.
+    :param callbacks: plugin objects, for instance of :class:`healthcheck.Callback`.
     :param name: what reports call this run; the script's name by default.
     :param console: False keeps stderr quiet. ``record=False`` writes no run folder.
 
@@ -111,6 +113,8 @@ def watch(
         console=console,
         record=record,
     )
+    for callback in callbacks:
+        session.register(callback)
     return Loop(session, modules, optimizers)
 
 
@@ -179,6 +183,10 @@ class Loop:
             if metrics and self.joined:
                 self.session.log(metrics)
             return
+        if self._adapters:  # a framework's adapter counts the steps
+            if metrics:
+                self.session.log(metrics)
+            return
         if self._told:
             self._stop.insist()
         if self.session.watching:
@@ -217,6 +225,8 @@ class Loop:
             return None
         for attach in self.session.host.registry.trainers.values():
             adapter = attach(self.session, target)
+            if hasattr(adapter, "heeds"):
+                adapter.heeds = True  # this loop asks `should_stop`
             if adapter is not None:
                 self._adapters.append(adapter)
                 return adapter

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
@@ -56,7 +58,14 @@ class NativeWatch:
     neither opens hooks a second time nor ends the session.
     """
 
-    def __init__(self, options: SessionOptions, capabilities: Capabilities, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        options: SessionOptions,
+        capabilities: Capabilities,
+        session: Session | None = None,
+        *,
+        patience: int = PATIENCE,
+    ) -> None:
         self.options = options
         self.capabilities = capabilities
         self.session = session
@@ -64,13 +73,14 @@ class NativeWatch:
         self.controls: NativeControls | None = None
         self.active = False
         """True between :meth:`begin` and :meth:`end`, if anybody wants to know anything."""
+        self.shared = False
+        """True if a watched script sees all optimizers, and we only add to it."""
+        self._patience = patience
         self._given = session
         self._ours = False
-        self._shared = False
         self._only: weakref.WeakSet[Any] | None = None
         self._patches: Patches | None = None
         self._watchdog: Watchdog | None = None
-        self._stopped_at: int | None = None
         self._remove: list[Callable[[], None]] = []
 
     # -- begin and end ----------------------------------------------------------------
@@ -85,11 +95,17 @@ class NativeWatch:
         epoch: float | None = None,
         max_steps: int | None = None,
         state: Mapping[str, Any] | None = None,
+        tells: bool = True,
+        ranks: tuple[int, int] | None = None,
     ) -> bool:
         """The framework is about to train. True if this run is watched.
 
         :param step: updates that were made before (a resume).
         :param state: what :meth:`state` gave when the checkpoint was written, if it is there.
+        :param tells: the framework announces evaluations and checkpoints, so that none is guessed.
+
+        :param ranks: ``(rank, world size)`` where the framework knows better than the environment did
+            when the session was opened (it starts the other ranks itself).
 
         Raises ``UsageError`` for rules with mistakes.
         """
@@ -100,11 +116,14 @@ class NativeWatch:
         else:
             self.session, self._ours = open_or_join(self.options)
         session = self.session
+        if ranks is not None and ranks[1] > session.info.world_size:
+            session.info.rank, session.info.world_size = ranks
+            session.actor.world_size = ranks[1]
         source = current.source_of(session)
         watching = session.watching
         chosen = [inner_optimizer(o) for o in optimizers]
-        self._shared = source is not None and source.shared
-        if self._shared:
+        self.shared = source is not None and source.shared
+        if self.shared:
             self.steps, base = source.steps, source.controls
             self._only, self.steps.only = self.steps.only, weakref.WeakSet(chosen)
         else:
@@ -117,12 +136,11 @@ class NativeWatch:
         session.bind(self.controls)
         if step > self.steps.last_attempt:
             self._resume(step, state)
-        self._stopped_at = None
         if not watching:
             return False
         self.active = True
         self.steps.phases.end()
-        self.steps.phases.told = self.steps.saves_told = True
+        self.steps.phases.told = self.steps.saves_told = tells
         self.steps.epoch, self.steps.max_steps = epoch, max_steps
         self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
         self.steps.start()
@@ -138,7 +156,7 @@ class NativeWatch:
             self._watchdog = watch_if_needed(session)
         if self._ours:
             current.enter(session, TorchSource(self.steps, base))
-            atexit.register(self.end)
+            atexit.register(self._at_exit)
         return base
 
     def end(self, ending: Ending | None = None) -> None:
@@ -154,7 +172,7 @@ class NativeWatch:
             self._remove.pop()()
         steps.finish()
         steps.phases.told = steps.saves_told = False
-        if self._shared:
+        if self.shared:
             steps.only = self._only
             steps.stop.held = False
         if self._patches is not None:
@@ -162,9 +180,13 @@ class NativeWatch:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._ours:
-            atexit.unregister(self.end)
+            atexit.unregister(self._at_exit)
             current.leave(session)
             session.finish(ending or Ending())
+
+    def _at_exit(self) -> None:
+        """Nobody said that training was over: the process ends, by an exception perhaps."""
+        self.end(ending_of(getattr(sys, "last_value", None)))
 
     # -- events -----------------------------------------------------------------------
 
@@ -193,9 +215,8 @@ class NativeWatch:
         stop = self.steps.stop if self.steps is not None else None
         if stop is None or not stop.pending or not stop.held:
             return
-        if self._stopped_at is None:
-            self._stopped_at = event.step
-        elif event.step - self._stopped_at > PATIENCE:
+        asked = self.controls.stopped_at if self.controls is not None else None
+        if asked is not None and event.step - asked > self._patience:
             stop.held = False
 
     @property

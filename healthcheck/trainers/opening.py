@@ -29,6 +29,8 @@ class SessionOptions:
     mute: Sequence[str] = ()
     settings: Mapping[str, Any] | None = None
     plugins: Sequence[str] = ()
+    callbacks: Sequence[Any] = ()
+    """Plugin objects, for instance of :class:`healthcheck.Callback`."""
     reports: Mapping[str, str] | None = None
     name: str = ""
     console: bool = True
@@ -71,4 +73,6 @@ def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
         console=options.console,
         record=options.record,
     )
+    for callback in options.callbacks:
+        session.register(callback)
     return session, True

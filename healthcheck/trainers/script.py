@@ -74,7 +74,7 @@ class ScriptTrainer:
         current.enter(self.session, TorchSource(self._steps, self._controls, shared=True))
         TerminationReport(self._terminated, self._patches).install()
         self._patches.replace(os, "_exit", self._exit_at_once)
-        self._patches.replace(threading, "excepthook", _quiet_stop)
+        self._patches.replace(threading, "excepthook", quiet_stop)
         self._hooks.install()
         Companions(self.session, self._patches, self._imports).install()
         self._children.install()
@@ -170,7 +170,7 @@ class ScriptTrainer:
         self._leave(code)
 
 
-def _quiet_stop(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def quiet_stop(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A deliberate stop in a training thread is no error to print."""
 
     def excepthook(args: Any) -> Any:

@@ -290,6 +290,7 @@ class TrainingSteps:
                 self._expected = self._attempted
             self._attempted = set()
             self._begun += 1
+            self.losses.step_begins()
             if self.session.wants(EventKind.STEP_START):
                 self._emit(EventKind.STEP_START)
 

@@ -20,6 +20,7 @@ from healthcheck.rulelang.conditions.nonfinite import NONFINITE
 from healthcheck.rulelang.conditions.outlier import OUTLIER
 from healthcheck.rulelang.conditions.progress import NO_IMPROVEMENT, UNCHANGED
 from healthcheck.rulelang.conditions.ratio import RATIO
+from healthcheck.rulelang.conditions.rebound import REBOUND
 from healthcheck.rulelang.conditions.robust_z import ROBUST_Z
 from healthcheck.rulelang.conditions.slope import SLOPE
 from healthcheck.rulelang.conditions.threshold import THRESHOLDS
@@ -36,6 +37,7 @@ CONDITIONS: tuple[ConditionType, ...] = (
     INCREASE,
     SLOPE,
     DRIFT,
+    REBOUND,
     NO_IMPROVEMENT,
     UNCHANGED,
     STALE,

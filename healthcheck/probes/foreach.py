@@ -1,0 +1,121 @@
+"""Norms and counts through torch's own kernels: for every device, type and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.probes.values import on_host
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def l2_norms(tensors: Sequence[Any]) -> Tensor:
+    """L2 norm of each tensor as one vector on the device of the first.
+
+    float64 except where the device lacks it (MPS). On the host the sum is taken in float32 first
+    and repeated in float64 only where it came out non-finite, since the second costs three times
+    as much; devices are bound by their memory and take float64 at once.
+    """
+    import torch
+
+    groups: dict[tuple[Any, Any, Any], list[int]] = {}
+    plain: list[Any] = []
+    for index, tensor in enumerate(tensors):
+        local, sharded = plain_values(tensor)
+        plain.append(local)
+        sharding = None if sharded is None else sharding_of(sharded)
+        groups.setdefault((local.device, local.dtype, sharding), []).append(index)
+    home = plain[0].device
+    kind = torch.float32 if home.type == "mps" else torch.float64
+    vectors, order = [], []
+    for (device, dtype, sharding), members in groups.items():
+        wide = _accumulator(torch, device, dtype)
+        some = [plain[i] for i in members]
+        norms = torch.stack(torch._foreach_norm(some, 2, dtype=wide))
+        if on_host(norms):
+            norms = norms.double()
+            if wide is not torch.float64 and not bool(norms.isfinite().all()):
+                for k in (~norms.isfinite()).nonzero().flatten().tolist():
+                    norms[k] = torch.linalg.vector_norm(some[k], 2, dtype=torch.float64)
+        if sharding is not None:
+            norms = _over_shards(norms, sharding)
+        vectors.append(norms.to(device=home, dtype=kind, non_blocking=True))
+        order += members
+    if len(vectors) == 1:
+        return vectors[0]
+    together = torch.empty(len(tensors), dtype=kind, device=home)
+    together[torch.tensor(order).to(home, non_blocking=True)] = torch.cat(vectors)
+    return together
+
+
+def nonfinite_count(tensors: Sequence[Any]) -> Tensor | None:
+    """How many elements of all tensors are NaN or infinite, as one scalar; None for no tensors.
+
+    A few kernels per tensor: for use after a hit, or where a rule asks for the count.
+    """
+    import torch
+
+    if not tensors:
+        return None
+    home = tensors[0].device
+    counts = [(~torch.isfinite(plain_values(t)[0])).sum().to(home, non_blocking=True) for t in tensors]
+    return torch.stack(counts).sum()
+
+
+def plain_values(tensor: Any) -> tuple[Any, Any]:
+    """A dense real local tensor with the same L2 norm, and the sharded tensor it is a part of.
+
+    float8 storage is widened, since no reduction is defined on it.
+    """
+    import torch
+
+    sharded = None
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        sharded, tensor = tensor, tensor.to_local()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        tensor = tensor.float()
+    elif tensor.element_size() == 1:
+        tensor = tensor.to(torch.bfloat16)
+    return tensor, sharded
+
+
+def norm_of(norms: Tensor) -> Tensor:
+    """Norm of norms; scaled by the largest so that no square overflows in any precision."""
+    import torch
+
+    largest = norms.max()
+    safe = torch.where((largest > 0) & torch.isfinite(largest), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(norms / safe, 2) * safe
+
+
+def sharding_of(sharded: Any) -> Any:
+    """What tensors must share to be reduced together: mesh and placements."""
+    return sharded.device_mesh, tuple(sharded.placements)
+
+
+def _accumulator(torch: Any, device: Any, dtype: Any) -> Any:
+    if dtype is torch.float64 or device.type not in ("cpu", "mps"):
+        return torch.float64
+    return torch.float32
+
+
+def _over_shards(norms: Tensor, sharding: Any) -> Tensor:
+    """Norms of the whole tensors from those of this rank's shards: a collective, on all ranks.
+
+    Only ranks along sharded dimensions of the mesh hold different parts; replicas count once.
+    """
+    import torch.distributed as dist
+
+    mesh, placements = sharding
+    squared = norms.square()
+    for dimension, placement in enumerate(placements):
+        if not placement.is_replicate():
+            dist.all_reduce(squared, group=mesh.get_group(dimension))
+    return squared.sqrt()

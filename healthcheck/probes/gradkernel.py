@@ -1,0 +1,284 @@
+"""Statistics of all gradients in one launch: a Triton kernel over a table of their addresses.
+
+Foreach kernels cost the host about two microseconds a tensor and read the gradients once per
+statistic. Here the host collects addresses, uploads them only where one changed, and launches once;
+the device reads every gradient once, at the speed of its memory.
+
+Each program takes one chunk of one gradient. The last program of a gradient to finish adds up its
+chunks, the last gradient to finish adds up all gradients: no atomic additions of floats, so that equal
+gradients give equal bits. Imported only where Triton and a CUDA or ROCm device are there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+FIELDS = ("norm", "largest", "nonfinite", "zeros", "all_zero")
+"""Rows of the result: L2 norm, largest finite absolute value, elements that are NaN or infinite,
+elements that are zero, and 1 where a gradient has only zeros."""
+
+CHUNK = 32768
+"""Elements of one program."""
+_TILE_ROWS, _TILE_COLUMNS, _WARPS = 8, 1024, 4
+
+_ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+for _name, _kind in (("float8_e4m3fn", tl.float8e4nv), ("float8_e5m2", tl.float8e5)):
+    if hasattr(torch, _name):
+        _ELEMENTS[getattr(torch, _name)] = _kind
+
+
+@triton.jit
+def _statistics(
+    addresses,
+    lengths,
+    first_chunk,
+    owner_of,
+    partial,
+    arrived,
+    result,
+    offset,
+    tensors,
+    chunks,
+    ELEMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One chunk; see the module.
+
+    ``addresses`` and ``lengths``: int64 per tensor. ``first_chunk``: int32, one more than tensors.
+    ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``. ``arrived``: int32, one more
+    than tensors, zero before and after. ``result``: float64 ``[5, tensors + 1]``, totals last.
+    """
+    chunk = tl.program_id(0) + offset
+    owner = tl.load(owner_of + chunk)
+    first = tl.load(first_chunk + owner)
+    last = tl.load(first_chunk + owner + 1)
+    begin = (chunk - first).to(tl.int64) * CHUNK
+    size = tl.minimum(tl.load(lengths + owner) - begin, CHUNK).to(tl.int32)
+    base = tl.load(addresses + owner).to(tl.pointer_type(ELEMENT))
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+    base += begin
+
+    # Squares of float32 overflow from 1.8e19 on, so they are summed a second time 2**-80 smaller.
+    TINY: tl.constexpr = 8.271806125530277e-25
+    INFINITY: tl.constexpr = float("inf")
+    column = tl.arange(0, COLUMNS)
+    square = tl.zeros([COLUMNS], tl.float32)
+    scaled = tl.zeros([COLUMNS], tl.float32)
+    largest = tl.zeros([COLUMNS], tl.float32)
+    nonfinite = tl.zeros([COLUMNS], tl.int32)
+    zeros = tl.zeros([COLUMNS], tl.int32)
+    tile = tl.arange(0, ROWS)[:, None] * COLUMNS + column[None, :]
+    whole = size // (ROWS * COLUMNS) * (ROWS * COLUMNS)
+    for start in range(0, whole, ROWS * COLUMNS):
+        x = tl.load(base + start + tile).to(tl.float32)
+        small = x * TINY
+        magnitude = tl.abs(x)
+        finite = magnitude < INFINITY
+        square += tl.sum(x * x, axis=0)
+        scaled += tl.sum(small * small, axis=0)
+        largest = tl.maximum(largest, tl.max(tl.where(finite, magnitude, 0.0), axis=0))
+        nonfinite += tl.sum(tl.where(finite, 0, 1), axis=0)
+        zeros += tl.sum(tl.where(magnitude == 0.0, 1, 0), axis=0)
+    for start in range(whole, size, COLUMNS):
+        there = start + column < size
+        x = tl.load(base + start + column, mask=there, other=0.0).to(tl.float32)
+        small = x * TINY
+        magnitude = tl.abs(x)
+        finite = magnitude < INFINITY
+        square += x * x
+        scaled += small * small
+        largest = tl.maximum(largest, tl.where(finite, magnitude, 0.0))
+        nonfinite += tl.where(finite, 0, 1)
+        zeros += tl.where((magnitude == 0.0) & there, 1, 0)
+
+    tl.store(partial + chunk, tl.sum(square, axis=0))
+    tl.store(partial + chunks + chunk, tl.sum(scaled, axis=0))
+    tl.store(partial + 2 * chunks + chunk, tl.max(largest, axis=0))
+    tl.store(partial + 3 * chunks + chunk, tl.sum(nonfinite, axis=0).to(tl.float32))
+    tl.store(partial + 4 * chunks + chunk, tl.sum(zeros, axis=0).to(tl.float32))
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + owner, 1) == last - first - 1:
+        s = tl.zeros([COLUMNS], tl.float64)
+        c = tl.zeros([COLUMNS], tl.float64)
+        m = tl.zeros([COLUMNS], tl.float32)
+        n = tl.zeros([COLUMNS], tl.float64)
+        z = tl.zeros([COLUMNS], tl.float64)
+        for start in range(first, last, COLUMNS):
+            there = start + column < last
+            at = partial + start + column
+            s += tl.load(at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            c += tl.load(at + chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            m = tl.maximum(m, tl.load(at + 2 * chunks, mask=there, other=0.0, cache_modifier=".cg"))
+            n += tl.load(at + 3 * chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            z += tl.load(at + 4 * chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+        total = tl.sum(s, axis=0)
+        peak = tl.max(m, axis=0).to(tl.float64)
+        bad = tl.sum(n, axis=0)
+        none = tl.sum(z, axis=0)
+        # 2**80 undoes the scaling. Squares below 1e-45 are lost, but a norm is never below the peak.
+        norm = tl.where(total < INFINITY, tl.sqrt(total), tl.sqrt(tl.sum(c, axis=0)) * 1.2089258196146292e24)
+        norm = tl.where(norm < peak, peak, norm)
+        width = tensors + 1
+        tl.store(result + owner, norm)
+        tl.store(result + width + owner, peak)
+        tl.store(result + 2 * width + owner, bad)
+        tl.store(result + 3 * width + owner, none)
+        tl.store(result + 4 * width + owner, tl.where((peak == 0.0) & (bad == 0.0), 1.0, 0.0).to(tl.float64))
+        tl.store(arrived + owner, 0)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tensors, 1) == tensors - 1:
+            ts = tl.zeros([COLUMNS], tl.float64)
+            tm = tl.zeros([COLUMNS], tl.float64)
+            tn = tl.zeros([COLUMNS], tl.float64)
+            tz = tl.zeros([COLUMNS], tl.float64)
+            ta = tl.zeros([COLUMNS], tl.float64)
+            for start in range(0, tensors, COLUMNS):
+                there = start + column < tensors
+                at = result + start + column
+                norms = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+                ts += norms * norms
+                tm = tl.maximum(tm, tl.load(at + width, mask=there, other=0.0, cache_modifier=".cg"))
+                tn += tl.load(at + 2 * width, mask=there, other=0.0, cache_modifier=".cg")
+                tz += tl.load(at + 3 * width, mask=there, other=0.0, cache_modifier=".cg")
+                ta += tl.load(at + 4 * width, mask=there, other=0.0, cache_modifier=".cg")
+            tl.store(result + tensors, tl.sqrt(tl.sum(ts, axis=0)))
+            tl.store(result + width + tensors, tl.max(tm, axis=0))
+            tl.store(result + 2 * width + tensors, tl.sum(tn, axis=0))
+            tl.store(result + 3 * width + tensors, tl.sum(tz, axis=0))
+            tl.store(result + 4 * width + tensors, tl.sum(ta, axis=0))
+            tl.store(arrived + tensors, 0)
+
+
+def usable(tensor: Any) -> bool:
+    """Whether the kernel can read this local, dense tensor: real, of a known type, without gaps."""
+    if tensor.dtype not in _ELEMENTS or tensor.layout is not torch.strided or tensor.device.type != "cuda":
+        return False
+    if tensor.element_size() == 1 and not _has_float8(tensor.device):
+        return False
+    return not tensor.numel() or bool(tensor.is_non_overlapping_and_dense())
+
+
+def _has_float8(device: Any) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+class GradientTable:
+    """What the kernel needs to know of a list of tensors on one device; everything but addresses is constant.
+
+    :param tensors: local dense tensors for which :func:`usable` is true. They are not kept.
+
+    Uses 24 bytes of device memory per 32,768 elements and 24 per tensor.
+    """
+
+    fields = FIELDS
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.device = tensors[0].device
+        self.count = len(tensors)
+        self.kinds = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+        lengths = [int(t.numel()) for t in tensors]
+        # An empty tensor (a shard of which this rank holds nothing) has one chunk without elements.
+        per_tensor = [max(1, -(-n // CHUNK)) for n in lengths]
+        self._chunks = sum(per_tensor)
+        # Chunks of one type and alignment stand together: one launch each, usually one in all.
+        self._launches: list[tuple[Any, bool, int, int]] = []
+        owners: list[int] = []
+        order: dict[tuple[Any, bool], list[int]] = {}
+        for index, kind in enumerate(self.kinds):
+            order.setdefault(kind, []).append(index)
+        starts = [0] * (self.count + 1)
+        position = 0
+        numbering: list[int] = []
+        for (dtype, aligned), members in order.items():
+            begin = position
+            for index in members:
+                starts[len(numbering)] = position
+                owners += [len(numbering)] * per_tensor[index]
+                numbering.append(index)
+                position += per_tensor[index]
+            self._launches.append((_ELEMENTS[dtype], aligned, begin, position - begin))
+        starts[self.count] = position
+        self._order = numbering
+        self.in_order = numbering == list(range(self.count))
+        self.columns = sorted(range(self.count), key=numbering.__getitem__)
+        """Position in the list given -> column of the result."""
+        upload = lambda values, dtype: torch.tensor(values, dtype=dtype, pin_memory=True).to(  # noqa: E731
+            self.device, non_blocking=True
+        )
+        self._lengths = upload([lengths[i] for i in numbering], torch.int64)
+        self._starts = upload(starts, torch.int32)
+        self._owners = upload(owners, torch.int32)
+        self._partial = torch.empty(5, self._chunks, dtype=torch.float32, device=self.device)
+        self._arrived = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
+        self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        self._known: list[int] = []
+        self._stream = _raw_stream(self.device)
+
+    def measure(self, addresses: list[int]) -> Any:
+        """float64 ``[5, n + 1]`` on the device: rows as :data:`FIELDS`, a column per tensor, totals last.
+
+        :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
+            and alignment must be those that the table was made for: see :meth:`fits`.
+        """
+        if torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._measure(addresses)
+        return self._measure(addresses)
+
+    def _measure(self, addresses: list[int]) -> Any:
+        stream = _raw_stream(self.device)
+        if stream != self._stream:
+            # The scratch memory of the step before may still be in use on the stream that was left.
+            torch.cuda.current_stream(self.device).wait_stream(torch.cuda.ExternalStream(self._stream, self.device))
+            self._stream = stream
+        if addresses != self._known:
+            self._upload(addresses)
+        result = torch.empty(len(FIELDS), self.count + 1, dtype=torch.float64, device=self.device)
+        for element, aligned, offset, chunks in self._launches:
+            _statistics[(chunks,)](
+                self._addresses,
+                self._lengths,
+                self._starts,
+                self._owners,
+                self._partial,
+                self._arrived,
+                result,
+                offset,
+                self.count,
+                self._chunks,
+                element,
+                aligned,
+                CHUNK,
+                _TILE_ROWS,
+                _TILE_COLUMNS,
+                num_warps=_WARPS,
+            )
+        return result
+
+    def fits(self, addresses: list[int]) -> bool:
+        """Whether the alignment of the tensors is still that for which the table was made."""
+        return addresses == self._known or all(
+            (address % 16 == 0) == aligned for address, (_, aligned) in zip(addresses, self.kinds, strict=True)
+        )
+
+    def _upload(self, addresses: list[int]) -> None:
+        self._known = addresses
+        ordered = addresses if self.in_order else [addresses[i] for i in self._order]
+        # Torch keeps the pinned block until the copy has read it, so it can be let go at once.
+        staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
+        (ctypes.c_int64 * self.count).from_address(staging.data_ptr())[:] = ordered
+        self._addresses.copy_(staging, non_blocking=True)
+
+
+def _raw_stream(device: Any) -> int:
+    return int(torch._C._cuda_getCurrentRawStream(device.index))

@@ -1,0 +1,126 @@
+"""A failed watch as an ordinary test failure: one readable block instead of a traceback of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.pytesting.places import shown
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+    from healthcheck.verdicts import Alert
+
+
+class HealthCheckFailed(AssertionError):
+    """A watched test failed by its rules, or could not be judged. The message is the whole story.
+
+    Mark a test that must fail so with ``pytest.mark.xfail(raises=HealthCheckFailed)``.
+    """
+
+    def __init__(self, headline: str, details: Sequence[str] = ()) -> None:
+        self.headline = headline
+        super().__init__("\n".join([headline, *details]))
+
+
+def longrepr(error: HealthCheckFailed, place: tuple[str, int]) -> Any:
+    """The block in the form that pytest prints, sends between processes and quotes in its summary."""
+    try:
+        from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+
+        lines = [f"{line}\n" for line in str(error).splitlines()]
+        where = ReprFileLocation(*place, error.headline)
+        return ReprExceptionInfo(reprtraceback=ReprTracebackNative(lines), reprcrash=where)
+    except (ImportError, TypeError):  # private names of another pytest version: text still says it all
+        return str(error)
+
+
+def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed | None:
+    """What a finished session makes of its test; None if the test may pass."""
+    from healthcheck.reports.closing import closing_line
+
+    ending = " ".join(closing_line(report).split())
+    broken = report["plugin_errors"]
+    if broken:
+        first = broken[0]
+        head = f'plugin "{first["plugin"]}" raised in {first["hook"]} at step {first.get("step", 0)}: {first["error"]}'
+        others = [f'  also "{e["plugin"]}" in {e["hook"]}: {e["error"]}' for e in broken[1:]]
+        return HealthCheckFailed(head, [f"  at {first.get('place') or 'loading'}", *others, ending])
+    if report["exit_code"] == 0:
+        return None
+    failing = failing_alerts(session, report)
+    if failing:
+        lines = block(session, failing[0], report)
+        return HealthCheckFailed(lines[0], [*lines[1:], *_others(session, failing[0]), ending])
+    reasons = [
+        f"  {rule}: {entry.get('reason', '')}" for rule, entry in report["rules"].items() if entry["verdict"] == "not judged"
+    ]
+    trace = [f"  {line}" for e in report["internal_errors"] for line in str(e.get("traceback", "")).splitlines()]
+    return HealthCheckFailed(str(report["exit_words"]), [*(trace or reasons), ending])
+
+
+def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
+    """Alerts that fail the test, the cause first: unexplained before explained, severe before mild."""
+    from healthcheck.verdicts import Severity
+
+    level = str(report.get("fail_on", "error"))
+    stopped = (report.get("stop") or {}).get("rule")
+    failing = [
+        a
+        for a in session.alerts
+        if a.counts and (a.rule == stopped or (level != "never" and a.severity >= Severity.parse(level)))
+    ]
+    return sorted(failing, key=lambda a: (bool(a.explained_by), a.rule != stopped, -a.severity))
+
+
+def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
+    """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
+    from healthcheck.reports.blocks import action_text, evidence_path, facts_text
+    from healthcheck.reports.text import number, step
+
+    entry = report["rules"].get(alert.rule, {})
+    lines = [f"{alert.rule}: {alert.message} at step {step(alert.fired_step)}"]
+    score = f", score {number(alert.score)}" if alert.score is not None and alert.score != alert.value else ""
+    lines.append(f"  value     {number(alert.value)}{score}; limit: {alert.threshold}")
+    lines.append(f"  normal    {_normal(session, alert)}")
+    seen = "; ".join(facts_text(alert))
+    if seen:
+        lines.append(f"  seen      {seen}")
+    done = "; ".join(dict.fromkeys(text for text in map(action_text, alert.actions) if text))
+    if done:
+        lines.append(f"  done      {done}")
+    if alert.hint:
+        lines.append(f"  try       {alert.hint}")
+    lines.append(f"  rule      {entry.get('origin') or 'unknown place'} ({alert.severity})")
+    evidence = evidence_path(alert)
+    if evidence:
+        lines.append(f"  evidence  {shown(Path(evidence))}")
+    elif session.info.run_dir is not None:
+        lines.append(f"  record    {shown(session.info.run_dir)}")
+    return lines
+
+
+def _normal(session: Session, alert: Alert) -> str:
+    import math
+
+    from healthcheck.reports.text import number, plural
+
+    if alert.normal is not None and math.isfinite(alert.normal):
+        return number(alert.normal)
+    for at, value in reversed(session.history(alert.series[0].name, 50) if alert.series else []):
+        if at < alert.fired_step and math.isfinite(value):
+            return f"{number(value)}, {plural(alert.fired_step - at, 'step')} earlier"
+    return "unknown, nothing finite was seen before"
+
+
+def _others(session: Session, first: Alert) -> list[str]:
+    from healthcheck.reports.text import step
+
+    lines = []
+    for alert in session.alerts:
+        if alert is not first:
+            why = next((f", {w}: {t}" for w, t in (("muted", alert.muted), ("accepted", alert.accepted)) if t), "")
+            why = f", explained by {alert.explained_by}" if alert.explained_by else why
+            lines.append(f"  also      {alert.rule} at step {step(alert.fired_step)} ({alert.severity}){why}")
+    return lines[:5] + ([f"  also      {len(lines) - 5} more alerts"] if len(lines) > 5 else [])

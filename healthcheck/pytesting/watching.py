@@ -1,0 +1,249 @@
+"""Watching one test: whatever trains in its body, unmodified, is judged; afterwards all is as before."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from healthcheck.errors import HealthCheckError, StopTraining
+from healthcheck.outcome import Ending
+from healthcheck.pytesting.failure import HealthCheckFailed, block, failure_of
+from healthcheck.pytesting.measures import Measures
+from healthcheck.pytesting.options import Wanted, runs_setting, wanted_by
+from healthcheck.pytesting.places import complaint
+from healthcheck.samples import Sample, series_name
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from healthcheck.session import Session
+    from healthcheck.verdicts import Alert
+
+WATCHED = pytest.StashKey["Watched"]()
+MOST_VALUES = 100_000
+"""Values kept of one series."""
+
+
+class Watched:
+    """The fixture ``healthcheck``: what the watch of this test sees, while it sees it.
+
+    A test that takes the fixture is watched, with or without the marker.
+    """
+
+    name = "pytest"
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+        self.notes: list[str] = []
+        self.reference_wanted: dict[str, Any] = {}
+        self.measures = Measures()
+        self._session: Session | None = None
+        self._values: dict[str, list[tuple[int, float]]] = {}
+
+    # -- for tests ----------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """The session that watches this test. Raises ``HealthCheckFailed`` outside the test's body."""
+        if self._session is None:
+            raise HealthCheckFailed(
+                "nothing is watched yet: a test is watched from the start of its body (or HEALTHCHECK=off)"
+            )
+        return self._session
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Alerts so far, oldest first."""
+        return list(self.session.alerts)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self.session.step
+
+    def series(self, name: str) -> list[float]:
+        """All values of a series: ``healthcheck.series("loss")``.
+
+        Raises ``KeyError`` for one that nothing collects; the message says how to have it collected.
+        """
+        return [value for _, value in self.history(name)]
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """The same with steps: ``[(1, 2.3), (2, 2.2), ...]``."""
+        found = self._values.get(name)
+        if found is None:
+            seen = ", ".join(self._values) or "nothing"
+            raise KeyError(
+                f'no sample of "{name}"; collected: {seen}. Only what rules ask for is collected: '
+                f'add it with @pytest.mark.healthcheck(metrics=["{name}"])'
+            )
+        return list(found)
+
+    def log(self, **metrics: Any) -> None:
+        """Feed metrics of your own to the watch."""
+        self.session.log(metrics)
+
+    def on(self, event: str, function: Callable[..., Any]) -> Callable[[], None]:
+        """Call a function at every such event; returns its remover."""
+        return self.session.on(event, function)
+
+    def muted(self, rule: str, *, reason: str) -> AbstractContextManager[None]:
+        """Inside this block a rule (or glob) is judged, but does not fail the test."""
+        return self.session.muted(rule, reason=reason)
+
+    @contextlib.contextmanager
+    def limit(self, steps: int) -> Iterator[None]:
+        """Training inside this block ends after so many steps, and the test goes on after the block."""
+        session = self.session
+        settings: dict[str, Any] = session.settings  # type: ignore[assignment]  # the rule set's own dict
+        settings["max_steps"] = session.step + steps
+        try:
+            yield
+        except StopTraining as stop:
+            if stop.rule:
+                raise
+
+    def reference(self, **tolerances: Any) -> None:
+        """Compare ``final_loss``, ``throughput`` or ``peak_memory`` with the reference file after the test.
+
+        :param tolerances: for each measure how much worse it may be, such as ``final_loss="5%"``;
+            None takes the tolerance of the file, else the usual one.
+        """
+        self.reference_wanted |= tolerances
+
+    # -- as a report of the session -------------------------------------------------------
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            name = sample.metric if not sample.labels else series_name(sample.metric, sample.labels)
+            kept = self._values.setdefault(name, [])
+            if len(kept) < MOST_VALUES:
+                kept.append((sample.step, sample.value))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    # -- for the plugin -------------------------------------------------------------------
+
+    def begin(self, session: Session) -> None:
+        self._session = session
+        session.reports.append(self)  # type: ignore[arg-type]
+        self.measures.start(session)
+
+    def losses(self) -> list[float]:
+        return [value for _, value in self._values.get("loss", [])]
+
+
+def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Round the body of one test. Raises ``HealthCheckFailed`` where the rules say so."""
+    from healthcheck.trainers.inprocess import InProcess
+    from healthcheck.trainers.opening import switched_off
+
+    if switched_off():
+        return (yield)
+    watched = item.stash.setdefault(WATCHED, Watched(item.nodeid))
+    wanted = wanted_by(item)
+    _forget_former_models()
+    try:
+        session = _open(item, wanted)
+        process = InProcess(session)
+    except HealthCheckError as error:
+        raise HealthCheckFailed(complaint(error)) from None
+    error: BaseException | None = None
+    result = None
+    try:
+        with process:
+            watched.begin(session)
+            try:
+                result = yield
+            except BaseException as raised:
+                error = raised
+    except HealthCheckError as refused:
+        session.finish(Ending())
+        raise HealthCheckFailed(complaint(refused)) from None
+    ended_early = process.stopped_by(error)
+    if ended_early:
+        error = None
+    report = session.finish(_ending(error))
+    stop = report.get("stop") or {}
+    if ended_early and not stop.get("rule"):
+        watched.note(f"training was ended as asked ({stop.get('reason', '')}); code of the test after it did not run")
+    _attach(item, watched, session, report)
+    if error is not None:
+        raise error
+    failure = failure_of(session, report)
+    if failure is None and (wanted.reference or watched.reference_wanted):
+        from healthcheck.pytesting.reference import compare
+
+        failure = compare(item, watched, wanted.reference)
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _open(item: pytest.Item, wanted: Wanted) -> Session:
+    from healthcheck.assembly import open_session
+
+    given: dict[str, Any] = {**runs_setting(item.config), **wanted.settings}
+    if wanted.observe:
+        given["mode"] = "observe"
+    for name in ("fail_on", "max_steps"):
+        if getattr(wanted, name) is not None:
+            given[name] = getattr(wanted, name)
+    return open_session(
+        target=item.nodeid,
+        rules=wanted.rules,
+        profile=wanted.profile,
+        off=wanted.off,
+        only=wanted.only,
+        set=wanted.set,
+        mute=wanted.mute,
+        plugins=wanted.plugins,
+        settings=given,
+        metrics=["loss", *wanted.metrics],
+        console=False,
+    )
+
+
+def _ending(error: BaseException | None) -> Ending:
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(interrupted=True)
+    return Ending(exception=error) if isinstance(error, Exception) else Ending()  # skip and xfail are no errors
+
+
+def _forget_former_models() -> None:
+    """Models of a test that failed live on in its traceback; they are no part of this one."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # pytest itself drops them a moment later
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()
+
+
+def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[str, Any]) -> None:
+    """The report section, the facts for JUnit, and what the summary at the end needs."""
+    from healthcheck.reports.closing import closing_block, count_line
+
+    lines = list(watched.notes)
+    for alert in session.alerts:
+        if not alert.explained_by:
+            lines += block(session, alert, report)
+    lines += closing_block(report, str(session.info.run_dir or ""), details=True)
+    item.add_report_section("call", "healthcheck", "\n".join(lines))
+    alerts = [f"{a.rule}@{a.fired_step}" for a in session.alerts]
+    facts = {
+        "verdict": report["verdict"],
+        "steps": report["steps"],
+        "counts": count_line(report["rules"]),
+        "alerts": ", ".join(alerts) or "none",
+    }
+    item.user_properties += [(f"healthcheck_{name}", str(value)) for name, value in facts.items()]
+    item.stash[REPORT] = {"nodeid": item.nodeid, "facts": facts, "report": report}
+
+
+REPORT = pytest.StashKey[dict[str, Any]]()
+"""What travels with the test's report to the process that prints the summary."""

@@ -1,0 +1,231 @@
+"""``healthcheck run``: what people type, and the right line when it is not quite right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HEALTHY = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+print("arguments", sys.argv[1:])
+"""
+
+SICK = HEALTHY.replace("torch.ones(4, 2)", "(torch.ones(4, 2) * (float('nan') if i == 4 else 1))")
+
+RULES = """
+version: 1
+rules:
+  loss-not-finite: {metric: loss, when: nonfinite, severity: error, then: [stop]}
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "healthy.py").write_text(HEALTHY)
+    (tmp_path / "sick.py").write_text(SICK)
+    (tmp_path / "team.yaml").write_text(RULES)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("run", "nothing to run"),
+        ("run nosuch.py", "there is no script nosuch.py"),
+        ("run helthy.py", 'did you mean "healthy.py"?'),
+        ("run python healthy.py --lr 1", "healthcheck run healthy.py --lr 1"),
+        ("run python3.11 -u -W error healthy.py", "healthcheck run healthy.py"),
+        ("run python -m pkg.train --x", "healthcheck run -m pkg.train --x"),
+        (
+            "run torchrun --standalone --nproc-per-node 8 healthy.py --config a.yaml",
+            "torchrun --standalone --nproc-per-node 8 --no-python healthcheck run healthy.py --config a.yaml",
+        ),
+        (
+            "run torchrun --nproc-per-node=2 -m pkg.train --x 1",
+            "torchrun --nproc-per-node=2 --no-python healthcheck run -m pkg.train --x 1",
+        ),
+        (
+            "run accelerate launch --num_processes 2 healthy.py",
+            "accelerate launch --num_processes 2 --no_python healthcheck run healthy.py",
+        ),
+        ("run deepspeed --num_gpus 4 healthy.py --x", "deepspeed --num_gpus 4 --no_python healthcheck run healthy.py --x"),
+        ("run srun -n 8 python healthy.py", "srun -n 8 healthcheck run healthy.py"),
+        ("run -m healthy.py", "leave -m out: healthcheck run healthy.py"),
+        ("run -m nosuchmodule.train", "there is no module nosuchmodule"),
+        ("run team.yaml healthy.py", "healthcheck run --rules team.yaml healthy.py"),
+        ("run --max-steps many healthy.py", "--max-steps takes a number of steps"),
+        ("run --max-time soon healthy.py", "--max-time takes a time such as 90s"),
+        ("run --report json healthy.py", "--report json=healthcheck.json"),
+        ("run --dry-run healthy.py", "did you mean --observe"),
+        ("run --obsrve healthy.py", 'did you mean "--observe"?'),
+        ("healthy.py --lr 1", "did you mean: healthcheck run healthy.py --lr 1"),
+        ("-m pkg.train", "did you mean: healthcheck run -m pkg.train"),
+        ("team.yaml", "did you mean: healthcheck check team.yaml"),
+        ("check healthy.py", "did you mean: healthcheck run healthy.py"),
+        ("rum healthy.py", 'did you mean "run"?'),
+        ("torchrun healthy.py", "did you mean: healthcheck run torchrun healthy.py"),
+    ],
+)
+def test_a_wrong_guess_gets_the_right_line(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, answer: str
+) -> None:
+    """Exit 4, one line, nothing was run."""
+    from healthcheck.commands import main
+
+    monkeypatch.chdir(work)
+    assert main(line.split()) == 4
+
+    out, err = capsys.readouterr()
+    assert answer in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert not (work / "healthcheck-runs").exists()
+
+
+def test_the_overview_names_every_command_by_purpose_in_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    from healthcheck.commands import TABLE, main
+
+    assert main([]) == 0
+
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 15
+    assert [name for name in ("Watch", "Understand", "Tune", "Write rules", "Extend") if name not in out] == []
+    words = out.replace(",", " ").split()
+    assert [entry.name for entry in TABLE if entry.name not in words] == []
+
+
+def test_every_command_of_the_table_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its module has what the table relies on."""
+    import importlib
+
+    from healthcheck.commands import GROUPS, TABLE, main
+
+    for entry in TABLE:
+        module = importlib.import_module(f"healthcheck.commands.{entry.name}")
+        assert (module.NAME, module.GROUP in GROUPS) == (entry.name, True)
+        assert entry.group == module.GROUP
+        with pytest.raises(SystemExit) as caught:
+            main([entry.name, "--help"])
+        assert caught.value.code == 0
+        assert f"healthcheck {entry.name}" in capsys.readouterr().out
+
+
+def test_a_command_of_a_plugin_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    from healthcheck import assembly, commands
+    from healthcheck.plugins import PluginHost
+
+    given: list[list[str]] = []
+    host = PluginHost()
+    host.registry.adder("commands", "acme")("page", "call somebody", lambda argv: given.append(argv) or 7)
+    monkeypatch.setattr(assembly, "plugin_host", lambda *a, **k: host)
+
+    assert commands.main(["page", "--now"]) == 7
+    assert given == [["--now"]]
+
+
+@pytest.mark.slow
+def test_everything_after_the_script_belongs_to_the_script(healthcheck_command: Callable, work: Path) -> None:
+    """No `--` is needed, and one that is there is the script's."""
+    result = healthcheck_command("run", "-q", "healthy.py", "--rules", "x", "-v", "--", "--max-steps", "3", cwd=work)
+
+    assert result.stdout == "arguments ['--rules', 'x', '-v', '--', '--max-steps', '3']\n"
+    assert result.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_sick_run_is_stopped_with_1_and_reported(healthcheck_command: Callable, work: Path) -> None:
+    result = healthcheck_command("run", "--rules", "team.yaml", "--report", "json=hc.json", "sick.py", cwd=work)
+
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "ERROR loss-not-finite  step 5" in result.stderr
+    assert "STOPPED at step 5 by loss-not-finite" in result.stderr
+    assert json.loads((work / "hc.json").read_text())["stop"]["step"] == 5
+
+
+@pytest.mark.slow
+def test_observe_lets_it_run_and_exits_like_the_script(healthcheck_command: Callable, work: Path) -> None:
+    result = healthcheck_command("run", "--rules", "team.yaml", "--observe", "sick.py", cwd=work)
+    strict = healthcheck_command("run", "--rules", "team.yaml", "--observe", "--fail-on", "error", "sick.py", cwd=work)
+
+    assert result.returncode == 0
+    assert "arguments []" in result.stdout
+    assert "would" in result.stderr
+    assert strict.returncode == 1
+
+
+@pytest.mark.slow
+def test_max_steps_and_max_time_end_a_healthy_run_with_0(healthcheck_command: Callable, work: Path) -> None:
+    steps = healthcheck_command("run", "--max-steps", 5, "--report", "json=a.json", "healthy.py", cwd=work)
+    time = healthcheck_command("run", "--max-time", "0.001s", "--report", "json=b.json", "healthy.py", cwd=work)
+
+    assert (steps.returncode, steps.stdout) == (0, "")
+    assert json.loads((work / "a.json").read_text())["steps"] == 5
+    assert "stopped as asked after 5 steps" in steps.stderr
+    assert time.returncode == 0
+    assert json.loads((work / "b.json").read_text())["steps"] == 1
+
+
+@pytest.mark.slow
+def test_the_off_switch_makes_it_plain_python(healthcheck_command: Callable, work: Path) -> None:
+    result = healthcheck_command("run", "--rules", "team.yaml", "sick.py", "a", cwd=work, env={"HEALTHCHECK": "off"})
+
+    assert (result.returncode, result.stdout, result.stderr) == (0, "arguments ['a']\n", "")
+    assert not (work / "runs").exists()
+
+
+def test_a_script_without_torch_ends_with_5_and_the_reason(healthcheck_command: Callable, work: Path) -> None:
+    (work / "plain.py").write_text("print('no training here')")
+
+    result = healthcheck_command("run", "plain.py", cwd=work)
+
+    assert (result.returncode, result.stdout) == (5, "no training here\n")
+    assert "never imported torch" in result.stderr
+
+
+def test_bad_rules_are_found_before_the_script_runs(healthcheck_command: Callable, work: Path) -> None:
+    (work / "bad.yaml").write_text("version: 1\nrules:\n  a: {metric: los, when: {abov: 1}}\n")
+
+    result = healthcheck_command("run", "--rules", "bad.yaml", "healthy.py", cwd=work)
+
+    assert (result.returncode, result.stdout) == (4, "")
+    assert "bad.yaml:3:" in result.stderr
+
+
+def test_a_module_of_the_scripts_that_has_our_name_is_pointed_out(healthcheck_command: Callable, work: Path) -> None:
+    (work / "healthcheck.py").write_text("raise SystemExit('the wrong module')")
+    (work / "plain.py").write_text("import healthcheck; print(healthcheck.__version__)")
+
+    result = healthcheck_command("run", "plain.py", cwd=work)
+
+    assert "healthcheck.py has our name" in result.stderr
+    assert "the wrong module" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_plugin_that_fails_never_ends_the_run(healthcheck_command: Callable, work: Path) -> None:
+    (work / "broken.py").write_text("raise RuntimeError('not today')")
+    (work / "exits.py").write_text(
+        "import sys, healthcheck\n"
+        "@healthcheck.hookimpl\n"
+        "def healthcheck_step_end(event):\n    sys.exit(9)\n"
+    )
+
+    result = healthcheck_command("run", "-p", "broken.py", "-p", "exits.py", "healthy.py", cwd=work)
+    strict = healthcheck_command("run", "--strict-plugins", "-p", "broken.py", "healthy.py", cwd=work)
+
+    assert result.returncode == 0
+    assert result.stdout == "arguments []\n"
+    assert result.stderr.count("not today") == 1
+    assert "exits" in result.stderr
+    assert (strict.returncode, strict.stdout) == (3, "")

@@ -83,7 +83,8 @@ def data(metrics: tuple[str, ...], steps: int) -> list[list[Sample]]:
     noise = random.Random(0)
     healthy = {"lr": 3e-4, "amp.skipped": 0.0, "amp.skipped_streak": 0.0, "updates.missing": 1.0, "amp.scale": 65536.0}
     return [
-        [Sample(m, step, healthy.get(m, 0.3 + 0.01 * noise.gauss(0, 1))) for m in metrics] for step in range(1, steps + 1)
+        [Sample(m, step, healthy.get(m, 0.3 + 0.01 * noise.gauss(0, 1))) for m in metrics]
+        for step in range(1, steps + 1)
     ]
 
 
@@ -135,7 +136,11 @@ def main() -> None:
             rounds.append(((time.process_time() - began) / len(batches) * 1e6, beat))
         row(f"condition {name}, one sample", rounds)
     thousand = rules_of(
-        {"version": 1, "external": ["x"], "rules": {f"r{i}": {"metric": "x", "when": {"above": 9 + i}} for i in range(1000)}}
+        {
+            "version": 1,
+            "external": ["x"],
+            "rules": {f"r{i}": {"metric": "x", "when": {"above": 9 + i}} for i in range(1000)},
+        }
     )
     row("1,000 rules on one metric, one step", per_step(lambda: Engine(thousand), data(("x",), 100)))
     family = rules_of({"version": 1, "rules": {"r": {"metric": "grad_norm[*]", "when": {"above": 9}}}})

@@ -82,9 +82,7 @@ def measure(steps: int, runs: int) -> dict[str, float]:
 
 def _peak(log: Path) -> float:
     """Peak memory in MiB of a process that replays the log."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--only", str(log)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--only", str(log)], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
@@ -112,7 +110,9 @@ def main() -> int:
     print(f"{args.steps:,} steps x 5 metrics, {found['rules']:.0f} rules of {RULES} (processor time)")
     print(f"  json.loads of the lines   {found['json.loads']:7.2f} s")
     print(f"  reading alone             {found['reading']:7.2f} s  {found['reading'] / found['json.loads']:5.1f} x")
-    print(f"  replay                    {found['replay']:7.2f} s  {found['ratio']:5.1f} x   {found['us_per_step']:.1f} us a step")
+    print(
+        f"  replay                    {found['replay']:7.2f} s  {found['ratio']:5.1f} x   {found['us_per_step']:.1f} us a step"
+    )
     print(f"  peak memory               {found['peak_mib']:7.0f} MiB")
     print(f"{args.runs:,} runs of 200 steps")
     for name in ("json.loads", "reading", "replay"):

@@ -54,7 +54,11 @@ def _run(entry: Mapping[str, Any], seed: int, rules: Sequence[str], tags: Mappin
         given = [word for file in rules for word in ("--rules", file)]
         command = [sys.executable, "-m", "healthcheck", "run", *given, "--report", f"json={target}"]
         subprocess.run(
-            [*command, str(FAULTS / entry["script"]), "--seed", str(seed)], env=env, cwd=ROOT, capture_output=True, check=False
+            [*command, str(FAULTS / entry["script"]), "--seed", str(seed)],
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
         )
         report = json.loads(target.read_text(encoding="utf-8"))
     loud = [a for a in report["alerts"] if a["severity"] != "info"]
@@ -73,7 +77,9 @@ def text(results: Sequence[ToyResult]) -> str:
     lines = ["toy faults, run live"]
     for r in results:
         said = ", ".join(f"{'!' if s == 'error' else ''}{rule}@{step}" for rule, step, s in r.alerts[:6])
-        lines.append(f"  {r.id} seed {r.seed}  {r.wanted:<10} {r.verdict.upper() if r.verdict in BAD else 'ok':<7} {said}")
+        lines.append(
+            f"  {r.id} seed {r.seed}  {r.wanted:<10} {r.verdict.upper() if r.verdict in BAD else 'ok':<7} {said}"
+        )
     return "\n".join([*lines, summary(results)])
 
 

@@ -85,6 +85,12 @@ class LatchingControls:
     def skip_update(self) -> bool:
         return self._controls.skip_update()
 
+    def gated(self, step: int) -> bool:
+        """Whether the device itself decided on the update of that step, before the host knew its values."""
+        controls = getattr(self._controls, "base", self._controls)
+        gated = getattr(controls, "gated", None)
+        return bool(gated is not None and gated(step))
+
     def request_checkpoint(self, path: Path | None = None) -> str:
         return self._controls.request_checkpoint(path)
 

@@ -94,7 +94,7 @@ def _listener(cls: type, event: str, methods: list[str]) -> Callable[..., None]:
     listener: Callable[..., None] = namespace["listener"]
     listener.__name__ = PREFIX + event
     listener.__qualname__ = f"{cls.__qualname__}.{PREFIX}{event}"
-    return cast("Callable[..., None]", hookimpl(listener))
+    return hookimpl(listener)
 
 
 def _taken(cls: type, name: str, arguments: tuple[str, ...]) -> list[int]:

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from healthcheck.dispatch import ListenerError
+from healthcheck.dispatch import Dispatch, ListenerError
+from healthcheck.errors import StopTraining
 
 _MEMORY = re.compile(r"memory|allocat|\bcuda\b", re.IGNORECASE)
 
@@ -21,6 +22,22 @@ def looks_like_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return True
     return isinstance(error, (RuntimeError, OSError)) and _MEMORY.search(str(error)) is not None
+
+
+class NotingDispatch(Dispatch):
+    """Tells of every error of a listener, also of those that are not said.
+
+    :param note: called with owner, hook and error.
+    """
+
+    def __init__(self, *, note: Callable[[str, str, BaseException], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._note = note
+
+    def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
+        if not isinstance(error, StopTraining):
+            self._note(owner, hook, error)
+        super().failed(owner, hook, step, error)
 
 
 class ContainedErrors:
@@ -54,12 +71,16 @@ class ContainedErrors:
         self.internal.append(entry)
         self._say(f"healthcheck: internal error at step {step}, training goes on: {text}")
 
-    def plugins(self, known: ListenerError, error: BaseException, epoch: float | None) -> None:
-        """A plugin's error that the dispatcher has taken down: add what it cannot know."""
+    def plugin(self, owner: str, hook: str, error: BaseException, epoch: float | None) -> None:
+        """A plugin's error that the dispatcher takes down: add what it cannot know."""
         facts = self._cleaned_up(error)
         if epoch is not None:
             facts["epoch"] = epoch
-        self._plugins.setdefault((known.owner, known.hook, known.error), facts)
+        known = self._plugins.setdefault((owner, hook, f"{type(error).__name__}: {error}"), facts)
+        known.update({name: value for name, value in facts.items() if name not in known})
+
+    def say_plugin(self, known: ListenerError) -> None:
+        """One line about it."""
         text = f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
         if known.quarantined:
             text += "; it is switched off for the rest of this run"

@@ -1,33 +1,25 @@
-"""The pytest plugin of healthcheck: rule tests (``*.hctest.yaml``) are ordinary test items.
+"""The pytest plugin of healthcheck: watched tests, and rule tests (``*.hctest.yaml``) as test items.
 
-Loaded by pytest through the entry point ``healthcheck``, also in projects that never use it.
-Therefore: only pytest and the standard library at module level, and one suffix check per file
-that pytest looks at. Everything else is imported where a rule-test file was really found.
+``@pytest.mark.healthcheck(...)`` or the fixture ``healthcheck`` watches whatever training runs inside
+a test; a failing rule is an ordinary test failure. Loaded by pytest through the entry point
+``healthcheck``, also in projects that never use it. Therefore: only pytest and the standard library
+at module level, one suffix check per file and one look at the markers per test. Everything else is
+imported where it is asked for.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from functools import partial
+import sys
+from collections.abc import Generator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from healthcheck.errors import Problem
-    from healthcheck.plugins import PluginHost
-    from healthcheck.ruletests.model import RuleTest
-    from healthcheck.ruletests.run import RuleTestBook
+    from healthcheck.pytesting.watching import Watched
 
 SUFFIX = ".hctest.yaml"
-
-FIRED, SILENT, RULES = "healthcheck_fired", "healthcheck_silent", "healthcheck_rules"
-"""User properties of rule tests under ``--healthcheck-coverage``; they reach xdist's controller."""
-
-_host_key = pytest.StashKey["PluginHost"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,130 +41,118 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="list rules that no rule test makes fire, or that none sees silent",
     )
+    group.addoption(
+        "--healthcheck-rules",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="rules of watched tests whose marker names none: file or pack; repeatable, later ones win",
+    )
+    group.addoption("--healthcheck-profile", metavar="NAME", help="profile of the rules, for instance ci")
+    group.addoption(
+        "--healthcheck-fail-on",
+        choices=("info", "warning", "error", "never"),
+        help="severity from which an alert fails a watched test (default error)",
+    )
+    group.addoption(
+        "--healthcheck-report",
+        action="append",
+        default=[],
+        metavar="KIND=PATH",
+        help="one report of all watched tests: json=PATH, junit=PATH, github; repeatable",
+    )
+    group.addoption(
+        "--healthcheck-update-reference",
+        action="store_true",
+        help="write what watched tests measure to their reference files instead of comparing",
+    )
+    parser.addini("healthcheck_rules", "rules of watched tests: files (from the root folder) or packs", type="linelist")
+    parser.addini("healthcheck_profile", "profile of the rules of watched tests")
+    parser.addini("healthcheck_fail_on", "severity from which an alert fails a watched test")
 
 
-# --------------------------------------------------------------------------- collecting
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "healthcheck(rules=None, profile=None, fail_on=None, max_steps=None, ...): "
+        "watch whatever trains inside this test, and fail it by rules",
+    )
+    if hasattr(config, "workerinput"):
+        return  # xdist: the controller has the summary and the reports
+    if config.getoption("healthcheck_coverage"):
+        from healthcheck.pytesting.coverage import RuleCoverage
+
+        config.pluginmanager.register(RuleCoverage(), "healthcheck-coverage")
+    from healthcheck.pytesting.summary import WatchedTests
+
+    wanted = config.getoption("healthcheck_report")
+    config.pluginmanager.register(
+        WatchedTests(config, _report_kinds(wanted, config) if wanted else {}), "healthcheck-watched-tests"
+    )
+
+
+def _report_kinds(wanted: list[str], config: pytest.Config) -> dict[str, str]:
+    from healthcheck.errors import UsageError
+    from healthcheck.pytesting.ruletests import plugin_host_of
+    from healthcheck.reports.files import kinds_of, parse_reports
+
+    try:
+        return parse_reports(wanted, kinds_of(plugin_host_of(config).registry.reports), option="--healthcheck-report")
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+# --------------------------------------------------------------------------- watched tests
+
+
+@pytest.fixture
+def healthcheck(request: pytest.FixtureRequest) -> Watched | None:
+    """Watches this test; shows the series and alerts so far (``healthcheck.series("loss")``)."""
+    from healthcheck.pytesting.watching import WATCHED, Watched
+
+    return request.node.stash.setdefault(WATCHED, Watched(request.node.nodeid))
+
+
+@pytest.fixture
+def inject(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
+    """``inject("nan-grad@3")``: breaks the training of this test at that step, to see which rule fires."""
+    from healthcheck.testing.injecting import injector
+
+    yield from injector(request.node)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    if item.get_closest_marker("healthcheck") is None and "healthcheck" not in getattr(item, "fixturenames", ()):
+        return (yield)
+    from healthcheck.pytesting.watching import watch_call
+
+    return (yield from watch_call(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when != "call":
+        return report
+    watching = sys.modules.get("healthcheck.pytesting.watching")
+    if watching is None:
+        return report
+    error = call.excinfo.value if call.excinfo is not None else None
+    if report.failed and isinstance(error, watching.HealthCheckFailed):
+        report.longrepr = watching.longrepr(error, (str(item.path), (item.location[1] or 0) + 1))
+    left = item.stash.get(watching.REPORT, None)
+    if left is not None:
+        report.healthcheck = left
+    return report
+
+
+# --------------------------------------------------------------------------- rule tests
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if not file_path.name.endswith(SUFFIX) or parent.config.getoption("healthcheck_no_rule_tests"):
         return None
+    from healthcheck.pytesting.ruletests import RuleTestCollector
+
     return RuleTestCollector.from_parent(parent, path=file_path)
-
-
-class BadRuleTestFile(Exception):
-    """A rule-test file or a rule file that it names holds mistakes; the message is ready for print."""
-
-
-class RuleTestFailed(Exception):
-    """A rule test came out otherwise than expected; the message says how."""
-
-
-class _Block:
-    """Ready text as pytest's terminal and JUnit reports take it, with a first line for the summary."""
-
-    def __init__(self, text: str, headline: str) -> None:
-        self.text = text
-        self.reprcrash = SimpleNamespace(message=headline)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def toterminal(self, tw: Any) -> None:
-        tw.line(self.text)
-
-
-class RuleTestCollector(pytest.File):
-    """One ``*.hctest.yaml`` file."""
-
-    def collect(self) -> Iterable[RuleTestItem]:
-        from healthcheck.assembly import load_rules_for
-        from healthcheck.errors import UsageError
-        from healthcheck.ruletests.run import RuleTestBook
-
-        host = _host(self.config)
-        load = partial(load_rules_for, host=host)
-        try:
-            book = RuleTestBook(self.path, load, host.registry, shown=_shown(self.path))
-        except UsageError as error:
-            raise BadRuleTestFile(_complaint(error)) from None
-        for test in book.tests:
-            yield RuleTestItem.from_parent(self, name=test.name, book=book, test=test)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, BadRuleTestFile):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo)
-
-
-class RuleTestItem(pytest.Item):
-    """One test of a rule-test file."""
-
-    def __init__(self, *, book: RuleTestBook, test: RuleTest, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.book = book
-        self.rule_test = test
-        if test.xfail is not None:
-            # Only our own failure is expected: a broken file is still an error.
-            self.add_marker(
-                pytest.mark.xfail(reason=test.xfail.reason, raises=RuleTestFailed, strict=test.xfail.strict)
-            )
-
-    def runtest(self) -> None:
-        from healthcheck.errors import UsageError
-
-        try:
-            result = self.book.run(self.rule_test)
-        except UsageError as error:
-            raise BadRuleTestFile(_complaint(error)) from None
-        if self.config.getoption("healthcheck_coverage"):
-            where = self.book.rules_name
-            self.user_properties += [
-                (RULES, [f"{where}::{rule}" for rule in self.book.own_rules()]),
-                (FIRED, [f"{where}::{rule}" for rule in result.fired]),
-                (SILENT, [f"{where}::{rule}" for rule in result.silent]),
-            ]
-        if not result.passed:
-            raise RuleTestFailed(result.text)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The difference, without our traceback."""
-        if isinstance(excinfo.value, BadRuleTestFile):
-            return str(excinfo.value)
-        if isinstance(excinfo.value, RuleTestFailed):
-            indented = "\n".join(f"  {line}".rstrip() for line in str(excinfo.value).splitlines())
-            head = f"FAILED {self.nodeid}   ({_shown(self.path)}:{self.rule_test.line})"
-            return _Block(f"{head}\n{indented}", str(excinfo.value).splitlines()[0])
-        return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, max(0, self.rule_test.line - 1), self.name
-
-
-def _host(config: pytest.Config) -> PluginHost:
-    """Plugins are loaded once per pytest run, and only if there are rule tests."""
-    host = config.stash.get(_host_key, None)
-    if host is None:
-        from healthcheck.assembly import plugin_host
-
-        host = config.stash[_host_key] = plugin_host(config.getoption("healthcheck_plugin"))
-    return host
-
-
-def _complaint(error: Exception) -> str:
-    """All problems with the source line and a caret."""
-    problems: tuple[Problem, ...] = getattr(error, "problems", ())
-    if not problems:
-        return str(error)
-    from healthcheck.rulelang.problems import render_text
-
-    return render_text(problems)
-
-
-def _shown(path: Path) -> str:
-    """The path as a person in this directory would type it."""
-    try:
-        near = os.path.relpath(path)
-    except ValueError:  # another drive
-        return str(path)
-    return str(path) if near.startswith("..") else near

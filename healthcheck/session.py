@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -17,8 +17,8 @@ from typing import Any
 
 from healthcheck.acting import Actor, LatchingControls, StopRequest
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
-from healthcheck.contained import ContainedErrors
-from healthcheck.dispatch import Dispatch, ListenerError
+from healthcheck.contained import ContainedErrors, NotingDispatch
+from healthcheck.dispatch import Dispatch
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.errors import StopTraining
@@ -103,11 +103,19 @@ class Session:
         """Seconds of active training at the last judgement: the engine's clock, for the record."""
         self.controls: LatchingControls | None = None
         self.mailbox = mailbox
+        self.before_post: Callable[[Sequence[Sample]], None] | None = None
+        """Sees the samples of an event before they leave for the host: an adapter's gate."""
+        self.prompt = False
+        """Whether the update at hand must wait for its values: set by an adapter that can hold it back."""
         self.reports: list[Report] = list(host.registry.reports.values())
         self._say = say or (lambda text: None)
         self.contained = ContainedErrors(self._say, self._clean_up)
         self.internal_errors = self.contained.internal
-        self.dispatch = Dispatch(on_error=str(self.settings.get("on_plugin_error", "warn")), say=self._plugin_failed)
+        self.dispatch: Dispatch = NotingDispatch(
+            on_error=str(self.settings.get("on_plugin_error", "warn")),
+            say=lambda known, error: self.contained.say_plugin(known),
+            note=lambda owner, hook, error: self.contained.plugin(owner, hook, error, self.epoch),
+        )
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
         host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
@@ -193,6 +201,12 @@ class Session:
         finally:
             index = self.engine.mutes.index(mute)
             self.engine.mutes[index] = Mute(rule, reason, mute.first, self.step, mute.origin)
+
+    def collect(self, *metrics: str) -> None:
+        """Have metrics measured that no rule asks for; keys as in ``Metric.key``. Before the first event."""
+        for key in metrics:
+            self.demand.every.setdefault(key, 1)
+        self.probing.plan()
 
     def note(self, text: str) -> None:
         """One line for the person who watches the console."""
@@ -298,17 +312,33 @@ class Session:
     def _judge(self, event: Event) -> None:
         with self._lock:
             if self.probing.pending:
-                self.mailbox.post(event.step, self.probing.take())
+                self._post(event)
             self.judged_at = self.active()
-            ready = self.mailbox.drain() if event.kind in _DRAINED_AT else self.mailbox.ready()
+            prompt = self.prompt and event.kind is EventKind.BEFORE_UPDATE
+            ready = self.mailbox.drain() if prompt or event.kind in _DRAINED_AT else self.mailbox.ready()
             if ready or event.kind is EventKind.STEP_END:
                 if ready:
                     self.history.remember(ready)
                     self.dispatch.call("samples", event.step, self, event.step, ready)
                     self._tell("samples", event.step, ready)
-                self._handle(self.engine.evaluate(event.step, ready, self.judged_at), event)
+                for samples in _step_by_step(ready):
+                    self._handle(self.engine.evaluate(event.step, samples, self.judged_at), event)
             if event.kind is EventKind.STEP_END:
                 self._exchange(event.step)
+
+    def _post(self, event: Event) -> None:
+        """Hand the samples to the mailbox; those of a device wait for the end of the step: one copy a step."""
+        samples = self.probing.take()
+        if event.kind is EventKind.BEFORE_UPDATE:
+            if self.before_post is not None:
+                self.before_post(samples)
+            if not self.prompt:
+                late = [sample for sample in samples if _comes_late(sample.value)]
+                if late:
+                    self.probing.pending = late
+                    samples = [sample for sample in samples if not _comes_late(sample.value)]
+        if samples:
+            self.mailbox.post(event.step, samples)
 
     def _exchange(self, step: int) -> None:
         """Sync point of several ranks: act on what they have all agreed on."""
@@ -390,5 +420,20 @@ class Session:
         """What the ``cleanup`` action does, without a rule: after an error that looks like memory."""
         return None if self.controls is None else self.actor.emergency("cleanup", self.controls, self.step)
 
-    def _plugin_failed(self, known: ListenerError, error: BaseException) -> None:
-        self.contained.plugins(known, error, self.epoch)
+
+def _comes_late(value: Any) -> bool:
+    """Whether a value is on a device, or will be made of some that are."""
+    if isinstance(value, float):
+        return False
+    device = getattr(value, "device", None)
+    return hasattr(value, "on_device") if device is None else getattr(device, "type", "cpu") != "cpu"
+
+
+def _step_by_step(samples: list[Sample]) -> Iterator[list[Sample]]:
+    """Values of several steps may arrive at once; a guard must see those of its own step."""
+    begin = 0
+    for index in range(1, len(samples)):
+        if samples[index].step != samples[begin].step:
+            yield samples[begin:index]
+            begin = index
+    yield samples[begin:] if begin else samples

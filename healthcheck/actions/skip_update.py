@@ -25,7 +25,12 @@ class SkipUpdate:
         reason = why_unable(context.controls, "skip_update")
         if reason:
             return ActionOutcome.nothing_done(self.name, reason)
-        if not context.before_update:
+        gated = getattr(context.controls, "gated", None)
+        if gated is not None and gated(alert.fired_step):
+            return ActionOutcome.of(
+                self.name, f"the device held back the update of step {alert.fired_step:,}", skipped_step=alert.fired_step
+            )
+        if not context.before_update or alert.fired_step != context.step:
             return ActionOutcome.nothing_done(
                 self.name, f"the value came after the update of step {alert.fired_step:,}"
             )

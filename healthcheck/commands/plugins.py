@@ -1,13 +1,15 @@
-"""``healthcheck plugins``: what is loaded, from where, and what each one adds."""
+"""``healthcheck plugins``: what is loaded, from where, and what each one adds; ``plugins new NAME`` writes one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
 from healthcheck.assembly import plugin_host
+from healthcheck.errors import UsageError
 from healthcheck.plugins import PluginHost, PluginInfo
 from healthcheck.registry import BUILTIN
 
@@ -19,6 +21,9 @@ KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "pa
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "healthcheck plugins [options]\n       healthcheck plugins new NAME [--dir FOLDER]"
+    parser.add_argument("words", nargs="*", metavar="new NAME", help="write a new plugin with its tests")
+    parser.add_argument("--dir", default=".", metavar="FOLDER", help="where `new` makes the plugin's folder (default: here)")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also names of the built-ins, and each plugin's hooks"
     )
@@ -30,12 +35,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.words:
+        return _new(args.words, args.dir)
     host = plugin_host(args.plugin)
     if args.format == "json":
         print(json.dumps(_as_json(host), indent=1))
     else:
         print("\n".join(_as_text(host, verbose=args.verbose)))
     return 4 if args.strict_plugins and host.failures else 0
+
+
+def _new(words: list[str], parent: str) -> int:
+    if words[0] != "new" or len(words) != 2:
+        hint = f"; did you mean: healthcheck plugins new {words[0]}" if len(words) == 1 and words[0] != "new" else ""
+        raise UsageError(f"healthcheck plugins: to write a plugin: healthcheck plugins new NAME{hint}")
+    from healthcheck.commands.newplugin import package_name, write_plugin
+
+    folder = write_plugin(words[1], Path(parent))
+    print(f"{folder}: a plugin with a metric, a condition, an action, a rule pack, a report and a reader, each with a test")
+    print(f"  try it:      cd {folder} && pytest")
+    print(f"  install it:  pip install -e {folder} && healthcheck plugins      (its name there: {package_name(words[1])})")
+    return 0
 
 
 def added(host: PluginHost, owner: str) -> dict[str, list[str]]:

@@ -53,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     given = _given(args)
+    if not args.show_columns:
+        for note in given.check():
+            print(f"healthcheck: {note}", file=sys.stderr)
     paths, problems = _find(args, given)
     if args.show_columns:
         return _show_columns(paths, problems, given)
@@ -120,7 +123,12 @@ def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outco
         return [path for name in named for path in _files(name)], []
     found = given.find(named)
     given_paths = {str(Path(os.path.expanduser(name))) for name in named}
-    runs = [str(f.path) for f in found if f.reader is not None]
+    # A run that is named twice, once by --bad, is judged once, however its path is written.
+    once: dict[str, str] = {}
+    for f in found:
+        if f.reader is not None:
+            once.setdefault(os.path.realpath(f.path), str(f.path))
+    runs = list(once.values())
     problems = [
         Outcome(str(f.path), problem=f.problem, named=str(f.path) in given_paths) for f in found if f.reader is None
     ]
@@ -165,7 +173,6 @@ def _jobs(text: str) -> int:
 def _judged(paths: Sequence[str], given: Given, jobs: int) -> Iterator[Outcome]:
     from healthcheck.replay.pool import judge_all
 
-    given.check()
     return judge_all(paths, functools.partial(judge_of, given), jobs=jobs)
 
 

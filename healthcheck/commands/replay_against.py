@@ -26,7 +26,6 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
     with tempfile.TemporaryDirectory() as folder:
         old = replace(given, rules=[old_rules(args.against, Path(folder))], off=[], only=[], set=[], mute=[])
         old.check()
-        given.check()
         outcomes = list(
             _progress(judge_all(paths, functools.partial(_judge, given, old), jobs=_jobs(args.jobs)), len(paths))
         )

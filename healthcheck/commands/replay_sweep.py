@@ -6,11 +6,12 @@ import argparse
 import copy
 import functools
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.replay import OK, USAGE, _jobs, _progress, say_problems
+from healthcheck.commands.replay import OK, USAGE, _jobs, _latest, _progress, say_problems
 from healthcheck.commands.replaying import Given, Outcome
 from healthcheck.errors import HealthCheckError, UsageError
 
@@ -79,7 +80,7 @@ def _only(rules: RuleSet, rule_id: str) -> RuleSet:
 
 def _bad(named: Sequence[str], given: Given) -> list[str]:
     """Paths of all runs under the names given with ``--bad``."""
-    return [str(found.path) for found in given.find(list(named))] if named else []
+    return [os.path.realpath(found.path) for found in given.find([_latest(name) for name in named])] if named else []
 
 
 def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: frozenset[str]) -> Callable[[str], Swept]:
@@ -91,7 +92,7 @@ def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: fro
     plain = key.startswith("when.")
 
     def judge(path: str) -> Swept:
-        swept = Swept(path, path in bad, fired=[None] * len(values))
+        swept = Swept(path, os.path.realpath(path) in bad, fired=[None] * len(values))
         try:
             run = given.read(path)
         except (HealthCheckError, OSError) as error:

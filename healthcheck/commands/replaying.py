@@ -61,30 +61,37 @@ class Given:
         host: PluginHost = self._host
         return host
 
-    def load(self, rules: Any = None, *, more: Sequence[str] = ()) -> RuleSet:
-        """Compile the rules; ``rules`` instead of ``--rules``, ``more`` after ``--set``."""
+    def load(self, *, more: Sequence[str] = (), notes: list[str] | None = None) -> RuleSet:
+        """Compile the rules.
+
+        :param more: as ``--set``, after those of the command line.
+        :param notes: sentences worth saying once are appended here.
+        """
         from healthcheck.assembly import load_rules_for
 
         loaded = load_rules_for(
             host=self.host,
-            rules=self.rules if rules is None else rules,
+            rules=self.rules,
             profile=self.profile,
             off=self.off,
             only=self.only,
             set=[*self.set, *more],
             mute=self.mute,
             settings={"fail_on": self.fail_on} if self.fail_on else {},
+            notes=notes,
         )
         self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
         return loaded
 
-    def check(self) -> None:
-        """Raise ``UsageError`` for bad rules or patterns before anything is read."""
-        self.load()
+    def check(self) -> list[str]:
+        """Raise ``UsageError`` for bad rules or patterns before anything is read; returns notes worth saying."""
+        notes = [str(failure) for failure in self.host.failures]
+        self.load(notes=notes)
         if self.pattern:
             from healthcheck.readers.textlog import PatternReader
 
             PatternReader(list(self.pattern))
+        return notes
 
     def find(self, paths: Sequence[str]) -> list[RunFile]:
         from healthcheck.readers.find import find_runs

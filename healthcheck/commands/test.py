@@ -124,7 +124,7 @@ class _Watcher:
         self.bad_files = self.bad_files or bool(report.failed)
 
     def pytest_exception_interact(self, call: Any) -> None:
-        from healthcheck.pytest_plugin import BadRuleTestFile
+        from healthcheck.pytesting.ruletests import BadRuleTestFile
 
         self.bad_files = self.bad_files or isinstance(call.excinfo.value, BadRuleTestFile)
 

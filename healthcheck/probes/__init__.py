@@ -19,12 +19,14 @@ from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
+from healthcheck.probes.memory_events import MemoryEpochProbe, MemoryEventProbe
 from healthcheck.probes.modes import ModeProbe
 from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.scaling import LossScaleProbe
 from healthcheck.probes.schedule import ScheduleProbe
+from healthcheck.probes.skipping import SkippedUpdateProbe
 from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
 from healthcheck.probes.weights import TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import WiringProbe
@@ -36,9 +38,12 @@ PROBES: tuple[type[Probe], ...] = (
     LearningRateProbe,
     ClippingProbe,
     LossScaleProbe,
+    SkippedUpdateProbe,
     MemoryProbe,
     HostMemoryProbe,
     LiveTensorProbe,
+    MemoryEpochProbe,
+    MemoryEventProbe,
     MemoryForecastProbe,
     StepTimeProbe,
     StepPartsProbe,

@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from healthcheck.probes.sampling import dense
+
 FIELDS = ("norm", "largest", "nonfinite", "zeros", "all_zero")
 """Rows of the result: L2 norm, largest finite absolute value, elements that are NaN or infinite,
 elements that are zero, and 1 where a gradient has only zeros."""
@@ -165,7 +167,7 @@ def usable(tensor: Any) -> bool:
         return False
     if tensor.element_size() == 1 and not _has_float8(tensor.device):
         return False
-    return not tensor.numel() or bool(tensor.is_non_overlapping_and_dense())
+    return not tensor.numel() or dense(tensor)
 
 
 def _has_float8(device: Any) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.blame import loss_facts
+from healthcheck.probes.late import Late
 from healthcheck.probes.seen import SeenModules
-from healthcheck.probes.values import is_tensor, on_host, optimizer_labels, scalar
+from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
@@ -51,7 +52,7 @@ class LossProbe:
     def __init__(self) -> None:
         self._open: dict[int, tuple[Any, float, bool]] = {}
         self._given: dict[int, int] = {}
-        self._best: dict[int, Any] = {}
+        self._best: dict[int, float] = {}
         self._recent: deque[float] = deque(maxlen=BEFORE)
         self._saved: float | None = None
         """Median before the resume, until it was compared."""
@@ -72,7 +73,9 @@ class LossProbe:
         total = self._open.pop(index, None) or self._open.pop(0, None)
         if total is not None:
             summed, count, averaged = total
-            value = summed / count if averaged else summed
+            value = summed
+            if averaged and count > 1:
+                value = summed / count if on_host(summed) else Late(lambda number: number / count, summed)
         elif event.kind is EventKind.STEP_END and event.loss is not None:
             value = scalar(event.loss)
             if value is None:
@@ -115,20 +118,19 @@ class LossProbe:
         if demand.wants("loss.chance"):
             chance = self._chance_level(event)
             if chance is not None:
-                yield Sample("loss.chance", step, value / chance, labels)
+                yield Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels)
 
     def _better(self, index: int, value: Any) -> Any:
-        best = self._best.get(index)
-        if on_host(value):
-            if math.isfinite(value) and (best is None or value < best):
-                best = self._best[index] = value
-            return best
-        import torch
+        if not on_host(value):  # computed in the order of the steps, when the losses have arrived
+            return _derived(value, lambda number: self._lowest(index, number))
+        best = self._lowest(index, value)
+        return best if math.isfinite(best) else None
 
-        ceiling = torch.full_like(value, torch.finfo(value.dtype).max)
-        best = ceiling if best is None or not is_tensor(best) else best.to(value.device)
-        self._best[index] = torch.where(torch.isfinite(value), torch.minimum(value, best), best)
-        return self._best[index]
+    def _lowest(self, index: int, value: float) -> float:
+        best = self._best.get(index, math.inf)
+        if math.isfinite(value) and value < best:
+            best = self._best[index] = value
+        return best
 
     def _chance_level(self, event: Event) -> float | None:
         """ln of the number of classes, from the last linear layer; looked up once per model."""
@@ -145,10 +147,17 @@ class LossProbe:
         return self._chance
 
     def state_dict(self) -> dict[str, Any]:
-        best = {str(k): scalar(v) for k, v in self._best.items() if on_host(v)}
+        best = {str(k): v for k, v in self._best.items()}
         return {"best": best, "median": statistics.median(self._recent) if self._recent else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best = {int(k): v for k, v in state.get("best", {}).items()}
+        self._best = {int(k): float(v) for k, v in state.get("best", {}).items()}
         self._saved = state.get("median")
         self._recent.clear()
+
+
+def _derived(value: Any, compute: Callable[[float], float]) -> Any:
+    """``compute`` of a number that is there, or that will be."""
+    if isinstance(value, Late):
+        return Late(lambda *numbers: compute(value.finish(list(numbers))), *value.parts)
+    return compute(value) if on_host(value) else Late(compute, value)

@@ -126,12 +126,12 @@ def strided_view(tensor: Any, count: int) -> Any:
     stride = max(1, total // count) if count else 1
     if stride > 1 and stride % 2 == 0:
         stride -= 1
-    if _dense(tensor):
+    if dense(tensor):
         return tensor.as_strided((count,), (stride,), tensor.storage_offset())
     return tensor.reshape(-1)[::stride][:count]
 
 
-def _dense(tensor: Any) -> bool:
+def dense(tensor: Any) -> bool:
     """Whether the elements fill one stretch of memory, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str
 
     entry = report["rules"].get(alert.rule, {})
     lines = [f"{alert.rule}: {alert.message} at step {step(alert.fired_step)}"]
-    score = f", score {number(alert.score)}" if alert.score is not None and alert.score != alert.value else ""
+    scored = alert.score is not None and alert.score != alert.value and math.isfinite(alert.value)
+    score = f", score {number(alert.score)}" if scored else ""
     lines.append(f"  value     {number(alert.value)}{score}; limit: {alert.threshold}")
     lines.append(f"  normal    {_normal(session, alert)}")
     seen = "; ".join(facts_text(alert))
@@ -102,8 +104,6 @@ def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str
 
 
 def _normal(session: Session, alert: Alert) -> str:
-    import math
-
     from healthcheck.reports.text import number, plural
 
     if alert.normal is not None and math.isfinite(alert.normal):

@@ -25,15 +25,22 @@ class Measures:
         self._peak_memory = 0
 
     def start(self, session: Session) -> None:
-        self._start_memory = _memory()
+        session.on("train_start", self._training)
         session.on("step_end", self._step)
+
+    def _training(self, event: Any) -> None:
+        """Model and optimizer are there, and whatever was imported for them."""
+        self._start_memory = _memory()
 
     def _step(self, event: Any) -> None:
         self._ends.append(perf_counter())
         self._peak_memory = max(self._peak_memory, _memory())
 
     def values(self, losses: list[float]) -> dict[str, float]:
-        """``final_loss``, ``throughput`` (steps per second) and ``peak_memory`` (bytes); what is not known is absent."""
+        """``final_loss``, ``throughput`` (steps per second) and ``peak_memory`` (bytes); what is not known is absent.
+
+        On the CPU memory is what the process has grown by since training began.
+        """
         found: dict[str, float] = {}
         if losses:
             found["final_loss"] = statistics.median(losses[-max(1, min(10, len(losses) // 10)) :])

@@ -20,11 +20,16 @@ class WatchedTests:
         self.tests: dict[str, dict[str, Any]] = {}
         self.notes: list[str] = []
 
-    def add(self, left: dict[str, Any], outcome: str) -> None:
-        self.tests[str(left["nodeid"])] = {**left, "outcome": outcome}
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        left: dict[str, Any] | None = getattr(report, "healthcheck", None)
+        if left is not None:
+            self.tests[str(left["nodeid"])] = {**left, "outcome": report.outcome}
 
-    def finish(self) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
         """Write reports and references."""
+        if not self.tests and not self.wanted:
+            return
         from healthcheck.pytesting.failure import HealthCheckFailed
 
         if self.wanted:
@@ -43,9 +48,10 @@ class WatchedTests:
             except (OSError, HealthCheckFailed) as error:
                 self.notes.append(f"reference not written: {error}")
 
-    def show(self, terminal: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.tests and not self.notes:
             return
+        terminal = terminalreporter
         terminal.section("healthcheck")
         order = {"failed": 0, "warned": 1, "not judged": 2, "ok": 3}
         tests = sorted(self.tests.values(), key=lambda t: (t["outcome"] == "passed", order.get(t["facts"]["verdict"], 9)))

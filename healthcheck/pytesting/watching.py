@@ -12,11 +12,13 @@ import pytest
 
 from healthcheck.errors import HealthCheckError, StopTraining
 from healthcheck.outcome import Ending
-from healthcheck.pytesting.failure import HealthCheckFailed, block, failure_of
+from healthcheck.pytesting.failure import HealthCheckFailed, block, failure_of, longrepr
 from healthcheck.pytesting.measures import Measures
 from healthcheck.pytesting.options import Wanted, runs_setting, wanted_by
 from healthcheck.pytesting.places import complaint
 from healthcheck.samples import Sample, series_name
+
+__all__ = ["REPORT", "WATCHED", "HealthCheckFailed", "Watched", "longrepr", "watch_call"]
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from healthcheck.verdicts import Alert
 
 WATCHED = pytest.StashKey["Watched"]()
+REPORT = pytest.StashKey[dict[str, Any]]()
+"""What travels with the test's report to the process that prints the summary."""
 MOST_VALUES = 100_000
 """Values kept of one series."""
 
@@ -132,7 +136,8 @@ class Watched:
 
     def begin(self, session: Session) -> None:
         self._session = session
-        session.reports.append(self)  # type: ignore[arg-type]
+        self.notes += session.info.notes
+        session.reports.append(self)
         self.measures.start(session)
 
     def losses(self) -> list[float]:
@@ -173,10 +178,10 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     stop = report.get("stop") or {}
     if ended_early and not stop.get("rule"):
         watched.note(f"training was ended as asked ({stop.get('reason', '')}); code of the test after it did not run")
-    _attach(item, watched, session, report)
+    failure = failure_of(session, report) if error is None else None
+    _attach(item, watched, session, report, told=failure is not None)
     if error is not None:
         raise error
-    failure = failure_of(session, report)
     if failure is None and (wanted.reference or watched.reference_wanted):
         from healthcheck.pytesting.reference import compare
 
@@ -224,13 +229,16 @@ def _forget_former_models() -> None:
     gc.collect()
 
 
-def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[str, Any]) -> None:
-    """The report section, the facts for JUnit, and what the summary at the end needs."""
+def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[str, Any], *, told: bool) -> None:
+    """The report section, the facts for JUnit, and what the summary at the end needs.
+
+    :param told: the failure itself shows the alerts already.
+    """
     from healthcheck.reports.closing import closing_block, count_line
 
     lines = list(watched.notes)
     for alert in session.alerts:
-        if not alert.explained_by:
+        if not alert.explained_by and not told:
             lines += block(session, alert, report)
     lines += closing_block(report, str(session.info.run_dir or ""), details=True)
     item.add_report_section("call", "healthcheck", "\n".join(lines))
@@ -243,7 +251,3 @@ def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[
     }
     item.user_properties += [(f"healthcheck_{name}", str(value)) for name, value in facts.items()]
     item.stash[REPORT] = {"nodeid": item.nodeid, "facts": facts, "report": report}
-
-
-REPORT = pytest.StashKey[dict[str, Any]]()
-"""What travels with the test's report to the process that prints the summary."""

@@ -16,6 +16,7 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     last, since it names what the others have written.
     """
     from healthcheck.reports.console import ConsoleReport
+    from healthcheck.reports.dashboard import DashboardReport
     from healthcheck.reports.files import FileReports
     from healthcheck.reports.hooktrace import HookTrace, wanted
     from healthcheck.reports.record import RecordReport
@@ -24,6 +25,7 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     register(RestartReport())
     register(RecordReport())
     register(FileReports())
+    register(DashboardReport())
     register(ConsoleReport())
     if wanted():
         register(HookTrace())

@@ -87,7 +87,7 @@ def _slug(target: str) -> str:
     """``train`` for ``/home/me/train.py`` and for ``-m pkg.train``: safe in every file system."""
     word = target.split()[-1] if target.split() else "run"
     name = re.split(r"[/\\]", word)[-1].removesuffix(".py")
-    if "/" not in word and not word.endswith(".py"):
+    if "/" not in word and "::" not in word and not word.endswith(".py"):
         name = name.rpartition(".")[2]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "run"
 

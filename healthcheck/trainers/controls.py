@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from healthcheck.trainers.stopping import StopSwitch
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
+    from healthcheck.trainers.gating import UpdateGate
 
 _NO_EPOCHS = "a plain loop does not announce its epochs"
 _NO_TESTS = "a plain loop does not tell a test from an evaluation"
@@ -38,6 +40,7 @@ class TorchControls:
         """Set by :meth:`skip_update`; the adapter reads and clears it before each update."""
         self.before_update = False
         """True while the adapter is in a ``before_update`` event."""
+        self.gate: UpdateGate | None = None
         self._session = session
         self._view = view
 
@@ -50,6 +53,21 @@ class TorchControls:
             return False
         self.skipping = True
         return True
+
+    def gated(self, step: int) -> bool:
+        """Whether the device itself decided on the update of that step, before the host knew."""
+        return self.gate is not None and step in self.gate.armed
+
+    def cannot_gate(self, why: str) -> None:
+        """Rules want to hold back updates, and this optimizer does not let them: say so, and promise nothing."""
+        if not why or self.gate is None or self.gate.rules is None:
+            return
+        known = self.capabilities
+        self.capabilities = replace(
+            known, controls=known.controls - {"skip_update"}, gaps={**known.gaps, "skip_update": f"cannot gate: {why}"}
+        )
+        ids = ", ".join(rule.id for rule in self.gate.rules.rules)
+        self._session.note(f"cannot gate ({ids} act one or two steps after a bad update): {why}")
 
     def scale_lr(self, factor: float) -> list[float]:
         rates = []

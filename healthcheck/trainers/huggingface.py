@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from healthcheck.errors import StopTraining, UsageError
+from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
@@ -188,17 +188,17 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
         if trainer is not None:
             self.adopt(trainer)
         self.lr_scheduler = kwargs.get("lr_scheduler")
-        self._output_dir = trainer._get_output_dir(None) if trainer is not None else args.output_dir
+        self._output_dir = trainer._get_output_dir(None) if trainer is not None else getattr(args, "output_dir", "")
         self._save_wanted = False
-        step = int(state.global_step)
+        step = int(getattr(state, "global_step", 0))
         where = checkpoint or os.path.join(self._output_dir, f"checkpoint-{step}")
         self.watch.begin(
             lambda base: HuggingFaceControls(base, self),
             model=kwargs.get("model"),
             optimizers=[kwargs["optimizer"]] if kwargs.get("optimizer") is not None else [],
             step=step,
-            epoch=float(state.epoch or 0.0),
-            max_steps=int(state.max_steps) if state.max_steps and state.max_steps > 0 else None,
+            epoch=_epoch(state),
+            max_steps=max(0, int(getattr(state, "max_steps", 0))) or None,
             state=read_state(where, int(getattr(args, "process_index", 0))) if step else None,
         )
         self._forwarded = Forwarded(self.watch.alerts)
@@ -233,7 +233,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
     @_contained
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        self.watch.emit(EventKind.EPOCH_START, epoch=float(round(state.epoch or 0.0, 6)))
+        self.watch.emit(EventKind.EPOCH_START, epoch=float(round(_epoch(state), 6)))
         self._heed(control)
 
     @_contained
@@ -253,7 +253,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
     @_contained
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        self.watch.emit(EventKind.EPOCH_END, epoch=float(state.epoch or 0.0))
+        self.watch.emit(EventKind.EPOCH_END, epoch=_epoch(state))
         self._forward_alerts(state)
         self._heed(control, saves=True)
 
@@ -281,7 +281,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     @_contained
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        folder = os.path.join(self._output_dir, f"checkpoint-{state.global_step}")
+        folder = os.path.join(self._output_dir, f"checkpoint-{getattr(state, 'global_step', 0)}")
         self.watch.emit(EventKind.CHECKPOINT_SAVED, path=folder)
         kept = self.watch.state()
         if kept is not None and os.path.isdir(folder):
@@ -316,7 +316,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     def _at(self, state: Any) -> None:
         if self.watch.steps is not None and self.watch.active:
-            self.watch.steps.epoch = float(state.epoch or 0.0)
+            self.watch.steps.epoch = _epoch(state)
 
     def _heed(self, control: Any, *, saves: bool = False) -> None:
         """Hand on what was asked for; the control object may have been exchanged since.
@@ -356,6 +356,10 @@ def evaluation_results(metrics: Mapping[str, Any], prefix: str) -> tuple[str, di
     return dataset, results
 
 
+def _epoch(state: Any) -> float:
+    return float(getattr(state, "epoch", 0.0) or 0.0)
+
+
 def _is_metric(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -386,6 +390,3 @@ def _on_stack() -> tuple[Any, str | None]:
                     break
         frame = frame.f_back
     return trainer, checkpoint
-
-
-__all__ = ["CAPABILITIES", "HealthCheckCallback", "StopTraining", "attach"]

@@ -143,7 +143,7 @@ class Loop:
         view = FoundModel(modules)
         self._stop = PatientStop()
         gaps = {} if optimizers else dict.fromkeys(("before_update", "after_update", "backward_end", "skip_update"), _BLIND)
-        controls = TorchControls(session, view, self._stop, capabilities_of("loop", gaps))
+        controls = TorchControls(session, view, self._stop, capabilities_of("loop", {**LOOP_GAPS, **gaps}))
         session.bind(controls)
         steps = self._steps = LoopSteps(session, view, controls, only=optimizers)
         if session.watching:
@@ -152,6 +152,7 @@ class Loop:
                 hooks.watch_optimizer(optimizer)
             if optimizers:
                 hooks.patch_clipping(sys.modules["torch"])
+                hooks.patch_scaler(sys.modules["torch"])
             self._watchdog = watch_if_needed(session)
         current.enter(session, TorchSource(steps, controls))
         _open.append(weakref.ref(self))
@@ -307,6 +308,9 @@ class Loop:
 
 
 _BLIND = "watch() was given no optimizer"
+
+LOOP_GAPS = {"loss_before_update": "a loop tells its loss once the update is made; gradients are judged before it"}
+"""What a loop of one's own cannot show, whatever it gives to ``watch``."""
 
 
 def _listed(given: Any) -> list[Any]:

@@ -87,7 +87,7 @@ class LossMath:
 
 def _divisor_of(tensor: Any) -> int | None:
     """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
-    node = getattr(tensor, "grad_fn", None)
+    node: Any = getattr(tensor, "grad_fn", None)
     if type(node).__name__ != "DivBackward0":
         return None
     try:

@@ -49,6 +49,8 @@ class TorchSource:
     controls: TorchControls
     shared: bool = False
     """True if it sees every optimizer of the process (a script), so that a framework need not hook again."""
+    watch: NativeWatch | None = None
+    """The framework that is training now, if one is."""
 
 
 class NativeWatch:
@@ -75,8 +77,11 @@ class NativeWatch:
         """True between :meth:`begin` and :meth:`end`, if anybody wants to know anything."""
         self.shared = False
         """True if a watched script sees all optimizers, and we only add to it."""
+        self.on_error: Callable[[str, BaseException], None] | None = None
+        """Told about faults of ours instead of the session."""
         self._patience = patience
         self._given = session
+        self._source: TorchSource | None = None
         self._ours = False
         self._only: weakref.WeakSet[Any] | None = None
         self._patches: Patches | None = None
@@ -120,6 +125,8 @@ class NativeWatch:
             session.info.rank, session.info.world_size = ranks
             session.actor.world_size = ranks[1]
         source = current.source_of(session)
+        if source is not None and source.watch is not None and source.watch.active:
+            return False  # a second callback of one trainer: it hears, and is counted once
         watching = session.watching
         chosen = [inner_optimizer(o) for o in optimizers]
         self.shared = source is not None and source.shared
@@ -130,6 +137,9 @@ class NativeWatch:
             if source is not None:
                 source.steps.only = weakref.WeakSet()  # a loop around us: its optimizers are ours now
             base = self._own_source(session, model, chosen, hooked=watching)
+        self._source = source
+        if source is not None:
+            source.watch = self
         assert self.steps is not None
         self.controls = make_controls(base)
         self.controls.engaged = True
@@ -155,7 +165,7 @@ class NativeWatch:
             TorchHooks(self.steps, self._patches, AfterImport(session._internal)).install()
             self._watchdog = watch_if_needed(session)
         if self._ours:
-            current.enter(session, TorchSource(self.steps, base))
+            current.enter(session, TorchSource(self.steps, base, watch=self))
             atexit.register(self._at_exit)
         return base
 
@@ -168,6 +178,8 @@ class NativeWatch:
             return
         self.controls.engaged = False
         self.active = False
+        if self._source is not None:
+            self._source.watch = None
         while self._remove:
             self._remove.pop()()
         steps.finish()
@@ -235,8 +247,11 @@ class NativeWatch:
         except HealthCheckError:
             raise
         except Exception as error:
-            if self.session is not None:
-                self.session.monitor_error(error, getattr(function, "__name__", ""))
+            name = getattr(getattr(function, "func", function), "__name__", "")
+            if self.on_error is not None:
+                self.on_error(name, error)
+            elif self.session is not None:
+                self.session.monitor_error(error, name)
             return None
 
     # -- resume -----------------------------------------------------------------------

@@ -35,6 +35,8 @@ class SessionOptions:
     name: str = ""
     console: bool = True
     record: bool = True
+    metrics: Sequence[str] = ()
+    """Collected beside those that the rules ask for."""
 
 
 def switched_off() -> bool:
@@ -51,6 +53,8 @@ def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
     if running is not None:
         if options.rules is not None:
             running.note("the callback joined the run that healthcheck watches already; its own rules are not used")
+        if options.metrics and running.watching:
+            running.collect(*options.metrics)
         return running, False
     import healthcheck  # the lazy package: trainers know nothing of the composition root
 
@@ -72,6 +76,7 @@ def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
         argv=sys.argv,
         console=options.console,
         record=options.record,
+        metrics=options.metrics,
     )
     for callback in options.callbacks:
         session.register(callback)

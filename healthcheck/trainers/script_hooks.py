@@ -46,7 +46,7 @@ class TorchHooks:
         patches = self.patches
         self.traced.replace(torch.autograd, "backward", self._backward)
         self.traced.replace(torch.amp.GradScaler, "scale", self._scale)
-        self.traced.replace(torch.amp.GradScaler, "step", self._scaler_step)
+        self.patch_scaler(torch)
         patches.replace(torch, "save", self._save)
         patches.replace(torch.nn.Module, "eval", self._eval)
         self.patch_clipping(torch)
@@ -61,6 +61,10 @@ class TorchHooks:
         """
         self._register_step_hooks(torch, untraced)
         self.traced.wrap_again(untraced)
+
+    def patch_scaler(self, torch: ModuleType) -> None:
+        """A scaler that skips a step calls no hook of the optimizer."""
+        self.traced.replace(torch.amp.GradScaler, "step", self._scaler_step)
 
     def patch_clipping(self, torch: ModuleType) -> None:
         """The inner functions, which also those reach who imported the outer ones long ago."""
@@ -129,6 +133,7 @@ class TorchHooks:
             if not self._on or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
             self._stepped = False
+            self.steps.scaler_steps(scaler._scale)
             result = original(scaler, optimizer, *args, **kwargs)
             if not self._stepped and hasattr(optimizer, "param_groups"):
                 guarded(self.steps.session, self.steps.update_skipped, optimizer, scaler._scale)

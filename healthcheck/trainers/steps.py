@@ -15,6 +15,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.trainers.agreement import agreement_of
 from healthcheck.trainers.batches import batch_counts
 from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.gating import UpdateGate
 from healthcheck.trainers.lossmath import LossMath
 from healthcheck.trainers.modelview import FoundModel, living_optimizers, parameters_of
 from healthcheck.trainers.phases import Phases
@@ -41,6 +42,7 @@ class TrainingSteps:
         self.view = view
         self.controls = controls
         self.stop = controls.stop
+        self.gate = controls.gate = UpdateGate(session)
         self.losses = LossMath()
         self.phases = Phases(self)
         self.unattempted = UnattemptedUpdates()
@@ -177,6 +179,7 @@ class TrainingSteps:
         if self.backward_depth or (self.only is not None and optimizer not in self.only):
             return
         index = self._index.get(optimizer, 0)
+        self.gate.disarm(optimizer)
         for parameter, gradient in self._dropped:
             parameter.grad = gradient
         skipped = _found_inf(optimizer)
@@ -185,8 +188,14 @@ class TrainingSteps:
         scaled = self._loss_scale is not None
         self._finish_attempt(optimizer, index, skipped=skipped if scaled else None)
 
+    def scaler_steps(self, scale: Any) -> None:
+        """A ``GradScaler`` with this scale is about to step, or to skip."""
+        self._loss_scale = scale
+
     def update_skipped(self, optimizer: Any, scale: Any) -> None:
         """A ``GradScaler`` found non-finite gradients and did not step."""
+        if self.only is not None and optimizer not in self.only:
+            return
         self.stop.check()
         index = self._attempt(optimizer)
         self._loss_scale = scale
@@ -206,6 +215,7 @@ class TrainingSteps:
         if index is None:
             index = self._index[optimizer] = len(self._index)
             self.view.add_optimizer(optimizer)
+            guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
         self.unattempted.attempted()
         self.session.unit = "step"
         if index in self._attempted and not self._ended:  # the others did not step this time
@@ -221,15 +231,21 @@ class TrainingSteps:
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         """Gradients are final: show them, and stop or skip if somebody wants that."""
+        way = self.gate.way(optimizer)
         self._end_backward(index)
         self.controls.skipping = False
         self.controls.before_update = True
+        self.session.prompt = way == "wait"
         try:
             with _no_grad():
                 self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
         finally:
-            self.controls.before_update = False
+            self.controls.before_update = self.session.prompt = False
         self.stop.check()
+        if way == "device":
+            guarded(self.session, self.gate.arm, optimizer)
+        elif way != "none" and guarded(self.session, self.gate.breached):
+            self.controls.skipping = True
         if self.controls.skipping or (self.stop.pending and self.stop.held):
             # Without gradients an optimizer leaves weights, moments and counters alone. They are put
             # back afterwards, for scripts that look at them.

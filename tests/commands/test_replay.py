@@ -341,3 +341,24 @@ def test_a_report_of_a_replay_has_the_keys_of_the_contract(says: Says, tmp_path:
     assert undocumented == []
     keys: Any = report["alerts"][0]
     assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) -> None:
+    import os
+    import pty
+
+    for i in range(6):
+        csv(tmp_path / f"run{i}.csv", losses(60))
+    words = ["replay", *(f"run{i}.csv" for i in range(6)), "--format", "json"]
+    command = [sys.executable, "-c", f"import sys; from healthcheck.commands import main; sys.exit(main({words!r}))"]
+    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert plain.stderr == ""
+    assert "replaying" in shown
+    assert done.stdout == plain.stdout

@@ -98,6 +98,13 @@ def test_a_sweep_of_a_lower_bound_looks_downwards(says: Says, tmp_path: Path) ->
     assert "any value between 3 and 12 tells these runs apart" in out
 
 
+def test_a_bad_run_that_lies_in_the_folder_of_good_ones_counts_once(
+    says: Says, runs: list[Path], tmp_path: Path
+) -> None:
+    _, out, _ = says(tmp_path, "--sweep", "loss-high.when.above=5", "--bad", "bad.csv", "--format", "json")
+    assert [run["bad"] for run in json.loads(out)["runs"]] == [True, False, False, False]
+
+
 def test_overlapping_runs_are_not_told_apart_by_any_value(says: Says, tmp_path: Path) -> None:
     write(tmp_path / "good.csv", [9.0, 9.0])
     write(tmp_path / "bad.csv", [6.0, 6.0])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 import healthcheck
 from healthcheck.errors import RuleFileError, StopTraining, UsageError
 from healthcheck.trainers import current
 from healthcheck.trainers.loop import Loop
+
+torch = pytest.importorskip("torch")
 
 NAN_STOPS = {
     "version": 1,
@@ -82,17 +82,22 @@ def test_a_loop_that_reads_should_stop_ends_itself_with_its_weights(setup: Setup
 
 def test_a_loop_that_does_not_look_gets_one_tidy_exception_at_its_next_step(setup: Setup) -> None:
     """And the update of that next step is not applied either."""
-    health = setup.watch()
     seen = []
-    with pytest.raises(StopTraining) as caught, health:
-        for i in range(10):
-            health.step(loss=setup.update(bad=i == 3))
-            seen.append(setup.model.weight.detach().clone())
 
-    assert i == 4
+    def train() -> None:
+        with setup.watch() as health:
+            for i in range(10):
+                loss = setup.update(bad=i == 3)
+                seen.append(setup.model.weight.detach().clone())
+                health.step(loss=loss)
+
+    with pytest.raises(StopTraining) as caught:
+        train()
+
+    assert len(seen) == 5
     assert caught.value.rule == "grads"
-    assert setup.model.weight.equal(seen[-1])
-    assert setup.model.weight.equal(seen[-2])
+    assert seen[3].equal(seen[2])
+    assert seen[4].equal(seen[2])
     assert current.current() is None
 
 
@@ -168,9 +173,14 @@ def test_two_models_are_watched_side_by_side() -> None:
 def test_ctrl_c_leaves_clean(setup: Setup) -> None:
     before = torch.nn.utils.clip_grad._clip_grads_with_norm_
     health = setup.watch()
-    with pytest.raises(KeyboardInterrupt), health:
-        health.step(loss=setup.update())
-        raise KeyboardInterrupt
+
+    def train() -> None:
+        with health:
+            health.step(loss=setup.update())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
 
     assert setup.hooks == 0
     assert torch.nn.utils.clip_grad._clip_grads_with_norm_ is before

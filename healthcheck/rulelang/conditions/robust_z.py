@@ -56,10 +56,12 @@ class RobustZ:
         return score
 
     def _score(self, value: float) -> float:
+        # median and _scale, written out: this runs for every sample of every rule that looks for spikes
         window = self._window
-        center = self.normal = window.median()
-        # _scale, written out: this runs for every sample of every rule that looks for spikes
-        n = len(window.ordered)
+        ordered = window.ordered
+        n = len(ordered)
+        half = n >> 1
+        center = self.normal = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
         if n != self._factor_n:
             self._factor_n, self._factor = n, widening_mad(n)
         scale = MAD_TO_SIGMA * window.mad(center)

@@ -1,0 +1,41 @@
+"""Updates that a rule held back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.late import Late
+from healthcheck.probes.values import on_host, optimizer_labels
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+GATE = "healthcheck.gate"
+"""Key in ``event.user_state``: ``(step, flag)``; 1 if the update of that step was held back, a number or a
+0-dim device tensor."""
+
+
+class SkippedUpdateProbe:
+    """Counts updates that were kept from the weights. Gives nothing where no rule may do that."""
+
+    name = "skipped-updates"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("updates.skipped", "1 if a rule kept this update from being applied, else 0.", needs=("gate",)),
+        Metric("updates.skipped_streak", "Updates in a row that rules kept from being applied.", needs=("gate",)),
+    )
+
+    def __init__(self) -> None:
+        self._streak: dict[int, float] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step, flag = event.user_state.get(GATE, (0, None))
+        if step != event.step or flag is None:
+            return ()
+        index, labels = event.optimizer_index, optimizer_labels(event.optimizer_index)
+        streak = self._count(index, flag) if on_host(flag) else Late(lambda value: self._count(index, value), flag)
+        return (Sample("updates.skipped", step, flag, labels), Sample("updates.skipped_streak", step, streak, labels))
+
+    def _count(self, index: int, flag: float) -> float:
+        self._streak[index] = self._streak.get(index, 0.0) + 1.0 if flag else 0.0
+        return self._streak[index]

@@ -1,0 +1,120 @@
+"""Rule tests (``*.hctest.yaml``) as pytest items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from healthcheck.pytesting.coverage import FIRED, RULES, SILENT
+from healthcheck.pytesting.places import complaint, shown
+
+if TYPE_CHECKING:
+    from healthcheck.plugins import PluginHost
+    from healthcheck.ruletests.model import RuleTest
+    from healthcheck.ruletests.run import RuleTestBook
+
+_host_key = pytest.StashKey["PluginHost"]()
+
+
+class BadRuleTestFile(Exception):
+    """A rule-test file or a rule file that it names holds mistakes; the message is ready for print."""
+
+
+class RuleTestFailed(Exception):
+    """A rule test came out otherwise than expected; the message says how."""
+
+
+class _Block:
+    """Ready text as pytest's terminal and JUnit reports take it, with a first line for the summary."""
+
+    def __init__(self, text: str, headline: str) -> None:
+        self.text = text
+        self.reprcrash = SimpleNamespace(message=headline)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def toterminal(self, tw: Any) -> None:
+        tw.line(self.text)
+
+
+class RuleTestCollector(pytest.File):
+    """One ``*.hctest.yaml`` file."""
+
+    def collect(self) -> Iterable[RuleTestItem]:
+        from healthcheck.assembly import load_rules_for
+        from healthcheck.errors import UsageError
+        from healthcheck.ruletests.run import RuleTestBook
+
+        host = plugin_host_of(self.config)
+        load = partial(load_rules_for, host=host)
+        try:
+            book = RuleTestBook(self.path, load, host.registry, shown=shown(self.path))
+        except UsageError as error:
+            raise BadRuleTestFile(complaint(error)) from None
+        for test in book.tests:
+            yield RuleTestItem.from_parent(self, name=test.name, book=book, test=test)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, BadRuleTestFile):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+
+class RuleTestItem(pytest.Item):
+    """One test of a rule-test file."""
+
+    def __init__(self, *, book: RuleTestBook, test: RuleTest, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.book = book
+        self.rule_test = test
+        if test.xfail is not None:
+            # Only our own failure is expected: a broken file is still an error.
+            self.add_marker(
+                pytest.mark.xfail(reason=test.xfail.reason, raises=RuleTestFailed, strict=test.xfail.strict)
+            )
+
+    def runtest(self) -> None:
+        from healthcheck.errors import UsageError
+
+        try:
+            result = self.book.run(self.rule_test)
+        except UsageError as error:
+            raise BadRuleTestFile(complaint(error)) from None
+        if self.config.getoption("healthcheck_coverage"):
+            where = self.book.rules_name
+            self.user_properties += [
+                (RULES, [f"{where}::{rule}" for rule in self.book.own_rules()]),
+                (FIRED, [f"{where}::{rule}" for rule in result.fired]),
+                (SILENT, [f"{where}::{rule}" for rule in result.silent]),
+            ]
+        if not result.passed:
+            raise RuleTestFailed(result.text)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The difference, without our traceback."""
+        if isinstance(excinfo.value, BadRuleTestFile):
+            return str(excinfo.value)
+        if isinstance(excinfo.value, RuleTestFailed):
+            indented = "\n".join(f"  {line}".rstrip() for line in str(excinfo.value).splitlines())
+            head = f"FAILED {self.nodeid}   ({shown(self.path)}:{self.rule_test.line})"
+            return _Block(f"{head}\n{indented}", str(excinfo.value).splitlines()[0])
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, max(0, self.rule_test.line - 1), self.name
+
+
+def plugin_host_of(config: pytest.Config) -> PluginHost:
+    """Plugins are loaded once per pytest run, and only if there are rule tests."""
+    host = config.stash.get(_host_key, None)
+    if host is None:
+        from healthcheck.assembly import plugin_host
+
+        host = config.stash[_host_key] = plugin_host(config.getoption("healthcheck_plugin"))
+    return host

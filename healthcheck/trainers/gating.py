@@ -1,0 +1,204 @@
+"""Holding back a bad update: before the host knows of it where the optimizer allows that, by a wait where it must.
+
+Fused torch optimizers read ``found_inf`` on the device and leave weights, moments and step counters
+alone where it is 1; a ``GradScaler`` works that way. Others can only be kept from updating by taking
+their gradients away, which needs the host to know. What was tried for them and does not do:
+multiplying gradients by zero (NaN stays NaN, and AdamW decays and counts with zero gradients too),
+and putting back weights and moments with ``torch.where`` (a second copy of all of them).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.engine.gating import Bound, GatingRules
+from healthcheck.probes.late import Element, Late
+from healthcheck.probes.skipping import GATE
+from healthcheck.samples import Sample
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+_SAME_ON_ALL_RANKS = ("grad_norm", "grad_nonfinite", "grads.zero")
+_REMEMBERED = 512
+
+
+class UpdateGate:
+    """One session's gate. Without rules that gate it costs one comparison a step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._setting = str(session.settings.get("gate", "auto"))
+        self._rules: GatingRules | None = None
+        self._now: list[tuple[Sample, Bound]] = []
+        """Samples of the update at hand that must keep a bound."""
+        self._ours: Any = None
+        self._theirs: Any = None
+        self._asked: dict[int, str] = {}
+        self.armed: deque[int] = deque(maxlen=_REMEMBERED)
+        """Steps whose update the device decided on."""
+
+    @property
+    def rules(self) -> GatingRules | None:
+        """The rules that gate, or None. Known once the number of ranks is."""
+        if self._rules is None:
+            off = self._setting in ("off", "False") or self._session.observing
+            alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
+            self._rules = GatingRules(self._session.engine, alike=() if off else alike)
+            self._session.before_post = self.see if self._rules else None
+        return self._rules or None
+
+    def see(self, samples: Sequence[Sample]) -> None:
+        """Called with the samples of an event before they leave for the host."""
+        assert self._rules is not None
+        metrics = self._rules.metrics
+        for sample in samples:
+            if sample.metric in metrics:
+                self._now += [(sample, bound) for _, bound in self._rules.bounds(sample)]
+
+    def way(self, optimizer: Any) -> str:
+        """How an update of ``optimizer`` can be held back.
+
+        ``host``: its values are there when they are asked for. ``device``: by ``found_inf``.
+        ``wait``: only if the host waits for the device. ``none``: not at all, or nobody wants it.
+        """
+        self._now = []
+        if self.rules is None:
+            return "none"
+        kind = _device_kind(optimizer)
+        if kind != "cuda":
+            return "host"
+        if self._setting == "sync":
+            return "wait"
+        if why_not_by_device(optimizer):
+            return "none"
+        # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
+        return "device" if _has_state(optimizer) else "wait"
+
+    def cannot(self, optimizer: Any) -> str:
+        """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each."""
+        if self.rules is None or id(optimizer) in self._asked or self._setting == "sync":
+            return ""
+        why = self._asked[id(optimizer)] = why_not_by_device(optimizer) if _device_kind(optimizer) == "cuda" else ""
+        return why
+
+    def breached(self) -> bool:
+        """Whether the update at hand is bad, as far as the host knows."""
+        bad = any(isinstance(s.value, float) and bound.breached(s.value) for s, bound in self._now)
+        self._tell(1.0 if bad else 0.0)
+        return bad
+
+    def arm(self, optimizer: Any) -> None:
+        """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
+        flag = device_flag(self._now)
+        if flag is None:
+            return
+        given = getattr(optimizer, "found_inf", None)
+        if given is self._ours:  # of a step that raised
+            given = None
+        self._theirs = given
+        if given is not None:
+            import torch
+
+            found = torch.maximum(given.reshape(()).to(flag.device, flag.dtype), flag)
+        else:
+            found = flag
+        self._ours = optimizer.found_inf = found
+        self.armed.append(self._session.step)
+        self._tell(flag)
+
+    def disarm(self, optimizer: Any) -> None:
+        """Leave the optimizer as it was found."""
+        if self._ours is None:
+            return
+        if getattr(optimizer, "found_inf", None) is self._ours:
+            if self._theirs is None:
+                del optimizer.found_inf
+            else:
+                optimizer.found_inf = self._theirs
+        self._ours = self._theirs = None
+
+    def _tell(self, flag: Any) -> None:
+        self._session.user_state[GATE] = (self._session.step, flag)
+
+
+def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:
+    """float32 0-dim: 1 if a sample breaks its bound, else 0; None if no sample is on a device."""
+    import torch
+
+    finite: Any = None
+    bad: Any = None
+    known = False
+    with torch.no_grad():
+        for sample, bound in terms:
+            value = sample.value
+            if isinstance(value, float):
+                known = known or bound.breached(value)
+                continue
+            if isinstance(value, (Late, Element)):
+                value = value.on_device()
+            if isinstance(value, float):
+                known = known or bound.breached(value)
+                continue
+            if bound.nonfinite:
+                # Sums of finite numbers are finite in float64; one that is not spoils the sum.
+                value = value.reshape(())
+                finite = value.double() if finite is None else finite + value.to(finite.device, non_blocking=True)
+            else:
+                hit = _compared(value, bound)
+                bad = hit if bad is None else bad | hit.to(bad.device, non_blocking=True)
+        if finite is not None:
+            hit = (finite - finite) != 0
+            bad = hit if bad is None else bad | hit.to(bad.device, non_blocking=True)
+        if bad is None:
+            return None
+        return (bad | known if known else bad).float()
+
+
+def _compared(value: Any, bound: Bound) -> Any:
+    hit: Any = None
+    if bound.high is not None:
+        hit = value >= bound.high if bound.inclusive else value > bound.high
+    if bound.low is not None:
+        below = value <= bound.low if bound.inclusive else value < bound.low
+        hit = below if hit is None else hit | below
+    return hit.reshape(())
+
+
+def why_not_by_device(optimizer: Any) -> str:
+    """Empty if a torch optimizer heeds ``found_inf``, else why not and what would help."""
+    name = type(optimizer).__name__
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return f"{name} is no optimizer of torch, so it cannot be kept from updating without waiting for the device"
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        return (
+            f"{name} is not fused, so it cannot be kept from updating without waiting for the device: "
+            "use fused=True, or `settings: {gate: sync}`"
+        )
+    if any(hasattr(p, "_fsdp_flattened") or hasattr(p, "_is_flat_param") for g in optimizer.param_groups for p in g["params"]):
+        return f"{name} holds shards of FSDP1, whose ranks could decide differently"
+    return ""
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether every parameter with a gradient has optimizer state, where this optimizer keeps any."""
+    if _stateless(optimizer):
+        return True
+    state = optimizer.state
+    groups = optimizer.param_groups
+    if len(state) >= sum(len(group["params"]) for group in groups):
+        return True
+    return all(p.grad is None or bool(state.get(p)) for group in groups for p in group["params"])
+
+
+def _stateless(optimizer: Any) -> bool:
+    return type(optimizer).__name__ == "SGD" and not any(group.get("momentum") for group in optimizer.param_groups)
+
+
+def _device_kind(optimizer: Any) -> str:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return str(parameter.device.type)
+    return "cpu"

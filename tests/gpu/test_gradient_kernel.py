@@ -1,0 +1,186 @@
+"""The kernel against float64 on the host: types, sizes, alignment, non-finite values, moved gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
+
+SIZES = (1, 5, 768, 1024, 8191, 8192, 32768, 32769, 100_000, 3_000_001)
+
+
+def params_with(gradients: list[torch.Tensor | None]) -> list[nn.Parameter]:
+    params = []
+    for g in gradients:
+        like = torch.zeros(1) if g is None else g
+        p = nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device="cuda"))
+        p.grad = g
+        params.append(p)
+    return params
+
+
+def fields(stats: GradientStats, k: int | None) -> dict[str, float]:
+    assert stats.table is not None
+    numbers = stats.table.numbers()
+    return {name: numbers[stats.element(name, k).position] for name in stats.fields}
+
+
+def expected(gradient: torch.Tensor) -> dict[str, float]:
+    g = gradient.detach().cpu().to(torch.float32).double().flatten()
+    finite = g[g.isfinite()]
+    return {
+        "norm": float(g.norm()),
+        "largest": float(finite.abs().max()) if len(finite) else 0.0,
+        "nonfinite": float((~g.isfinite()).sum()),
+        "zeros": float((g == 0).sum()),
+        "all_zero": float(bool((g == 0).all())),
+    }
+
+
+def same(found: dict[str, float], wanted: dict[str, float]) -> None:
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=2e-6, nan_ok=True), (name, found, wanted)
+
+
+def measured(params: list[nn.Parameter], again: int = 0) -> GradientStats:
+    one_pass = GradientPass()
+    for _ in range(again + 1):
+        stats = one_pass.measure(params)
+        assert stats is not None
+    assert "largest" in stats.fields, "the kernel was not used"
+    return stats
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_statistic_is_that_of_float64_on_the_host(dtype: torch.dtype) -> None:
+    gradients = []
+    for size in SIZES:
+        g = torch.randn(size, device="cuda")
+        g[torch.rand(size, device="cuda") < 0.1] = 0.0
+        gradients.append(g.to(dtype))
+    if dtype.itemsize == 1:  # no parameter of this type can be given a gradient by autograd; storage only
+        params: list[Any] = [type("Holder", (), {"grad": g, "device": g.device})() for g in gradients]
+    else:
+        params = params_with(gradients)
+    stats = measured(params, again=3)
+    wanted = [expected(g) for g in gradients]
+    for k in range(len(SIZES)):
+        same(fields(stats, k), wanted[k])
+    total = fields(stats, None)
+    assert total["norm"] == pytest.approx(math.sqrt(sum(w["norm"] ** 2 for w in wanted)), rel=2e-6)
+    assert total["largest"] == max(w["largest"] for w in wanted)
+    assert total["zeros"] == sum(w["zeros"] for w in wanted)
+    assert stats.norms.tolist() == [fields(stats, k)["norm"] for k in range(len(SIZES))] or stats.table.tensor is None
+
+
+def test_types_and_alignments_mix_and_results_stay_in_the_order_given() -> None:
+    flat = torch.randn(200_001, device="cuda")
+    gradients: list[torch.Tensor | None] = [
+        torch.randn(70_000, device="cuda").bfloat16(),
+        flat[1:100_001],  # four bytes past an aligned address
+        None,
+        torch.randn(70_000, device="cuda"),
+        flat[3:4],
+        torch.randn(300, device="cuda").bfloat16(),
+        torch.randn(64, 33, device="cuda").t(),
+    ]
+    params = params_with(gradients)
+    stats = measured(params)
+    assert stats.indices == [0, 1, 3, 4, 5, 6]
+    for k, index in enumerate(stats.indices):
+        same(fields(stats, k), expected(params[index].grad))
+    same({"norm": fields(stats, None)["norm"]}, {"norm": math.sqrt(sum(expected(params[i].grad)["norm"] ** 2 for i in stats.indices))})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_elements_are_counted_and_make_the_norm_non_finite(bad: float) -> None:
+    gradients = [torch.randn(n, device="cuda") for n in (40_000, 9_000, 70_000)]
+    gradients[1][8999] = bad
+    gradients[2][::1000] = bad
+    stats = measured(params_with(list(gradients)))
+    assert math.isfinite(fields(stats, 0)["norm"])
+    for k in (1, 2, None):
+        assert not math.isfinite(fields(stats, k)["norm"])
+    assert [fields(stats, k)["nonfinite"] for k in (0, 1, 2, None)] == [0, 1, 70, 71]
+
+
+def test_finite_gradients_whose_squares_overflow_or_vanish_keep_their_norm() -> None:
+    gradients = [torch.full((50_000,), 1e25, device="cuda"), torch.full((50_000,), 3e38, device="cuda")]
+    stats = measured(params_with(list(gradients)))
+    assert fields(stats, 0)["norm"] == pytest.approx(1e25 * math.sqrt(50_000), rel=1e-5)
+    assert fields(stats, 1)["norm"] == pytest.approx(3e38 * math.sqrt(50_000), rel=1e-5)
+    assert fields(stats, None)["nonfinite"] == 0
+    tiny = measured(params_with([torch.full((7,), 1e-30, device="cuda"), torch.zeros(7, device="cuda")]))
+    assert fields(tiny, 0)["norm"] >= 1e-30
+    assert [fields(tiny, k)["all_zero"] for k in (0, 1, None)] == [0, 1, 1]
+
+
+def test_gradients_that_moved_or_came_or_went_are_noticed() -> None:
+    params = params_with([torch.randn(50_000, device="cuda") for _ in range(5)])
+    one_pass = GradientPass()
+    for step in range(12):
+        for p in params:
+            p.grad = torch.randn(p.shape, device="cuda")
+        params[2].grad = None if step % 3 == 1 else params[2].grad
+        if step == 7:
+            params[4].data = torch.randn(60_000, device="cuda")
+            params[4].grad = torch.randn(60_000, device="cuda")
+        stats = one_pass.measure(params)
+        assert stats is not None
+        for k, index in enumerate(stats.indices):
+            same(fields(stats, k), expected(params[index].grad))
+
+
+def test_equal_gradients_give_equal_bits_whatever_the_order_of_the_programs() -> None:
+    params = params_with([torch.randn(n, device="cuda") for n in (3_000_000, 5, 700_000) * 5])
+    one_pass = GradientPass()
+    seen = {tuple(one_pass.measure(params).table.numbers()) for _ in range(200)}  # type: ignore[union-attr]
+    assert len(seen) == 1
+
+
+def test_another_stream_waits_for_the_scratch_memory_of_the_first() -> None:
+    params = params_with([torch.randn(2_000_000, device="cuda") for _ in range(20)])
+    one_pass = GradientPass()
+    wanted = list(one_pass.measure(params).table.numbers())  # type: ignore[union-attr]
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    tables = []
+    for turn in range(40):
+        with torch.cuda.stream(side if turn % 2 else torch.cuda.default_stream()):
+            tables.append(one_pass.measure(params).table)  # type: ignore[union-attr]
+    torch.cuda.synchronize()
+    assert all(list(t.numbers()) == wanted for t in tables)  # type: ignore[union-attr]
+
+
+def test_what_the_kernel_cannot_read_goes_through_foreach_with_the_same_norm() -> None:
+    embedding = nn.Embedding(50, 8, sparse=True, device="cuda")
+    embedding(torch.tensor([1, 1, 7], device="cuda")).sum().backward()
+    complex_ = nn.Parameter(torch.randn(9, dtype=torch.complex64, device="cuda"))
+    complex_.grad = torch.randn(9, dtype=torch.complex64, device="cuda")
+    double = params_with([torch.randn(9, dtype=torch.float64, device="cuda")])
+    for params in ([embedding.weight], [complex_], double, [embedding.weight, complex_, *double]):
+        stats = GradientPass().measure(params)
+        plain = gradient_stats(params)
+        assert stats is not None
+        assert plain is not None
+        assert float(stats.total) == pytest.approx(float(plain.total))
+        wanted = torch.cat([p.grad.to_dense().abs().double().flatten() for p in params]).norm()
+        assert float(stats.total) == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    params = params_with([torch.randn(n, device="cuda") for n in (1000, 50_000)])
+    one_pass = GradientPass()
+    one_pass.measure(params)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(5):
+        for p in params:
+            p.grad = torch.randn(p.shape, device="cuda")
+        one_pass.measure(params)
+    GradientPass().measure(params)

@@ -1,0 +1,150 @@
+"""A bad update does not reach the weights: bit for bit the run without that step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import healthcheck
+
+RULES = {
+    "version": 1,
+    "rules": {
+        "bad-gradient": {"metric": "grad_norm", "when": "nonfinite", "severity": "error", "then": ["skip_update"]},
+        "counted": {"metric": "updates.skipped_streak", "when": {"at_least": 100}},
+        "each": {"metric": "updates.skipped", "when": {"above": 100}},
+    },
+}
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "momentum-fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
+}
+STEPS = 6
+
+
+def build() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(STEPS, 4, 6)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    state = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        for key in sorted(optimizer.state.get(p, {})):
+            value = optimizer.state[p][key]
+            if isinstance(value, torch.Tensor):
+                state.append(value.detach().clone())
+    return state
+
+
+def one(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, *, bad: bool) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    if bad:
+        model[2].bias.grad[1] = math.nan
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("bad", [{1}, {4}, {3, 4, 5}])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_weights_and_state_are_those_of_a_run_without_the_bad_steps(name: str, bad: set[int]) -> None:
+    model, data = build()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for step in range(1, STEPS + 1):
+        if step not in bad:
+            one(model, optimizer, data[step - 1], bad=False)
+    wanted = state_of(model, optimizer)
+
+    model, data = build()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    with healthcheck.watch(model, optimizer, rules=RULES, console=False, record=False) as health:
+        for step in range(1, STEPS + 1):
+            health.step(loss=one(model, optimizer, data[step - 1], bad=step in bad))
+    found = state_of(model, optimizer)
+    assert len(found) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    (alert,) = health.alerts
+    assert alert.fired_step == min(bad)
+    assert alert.facts["first"].startswith("2.bias")
+    assert [step for step, value in health.history("updates.skipped") if value] == sorted(bad)
+    assert max(value for _, value in health.history("updates.skipped_streak")) == len(bad)
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_a_constant_bound_and_one_from_older_samples_gate_too() -> None:
+    rules = {
+        "version": 1,
+        "rules": {
+            "large": {"metric": "grad_norm", "when": {"above": 1000}, "then": ["skip_update"]},
+            "jump": {"metric": "grad_norm", "when": {"ratio": {"above": 50}}, "min_samples": 4, "then": ["skip_update"]},
+        },
+    }
+    model, data = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) as health:
+        for step in range(1, 13):
+            before = state_of(model, optimizer)
+            factor = {5: 1e6, 10: 100.0}.get(step, 1.0)
+            optimizer.zero_grad()
+            loss = model(data[0]).pow(2).mean() * factor
+            loss.backward()
+            optimizer.step()
+            health.step(loss=loss)
+            kept = all(torch.equal(a, b) for a, b in zip(before, state_of(model, optimizer), strict=True))
+            assert kept == (step in (5, 10)), step
+    assert {(a.rule, a.fired_step) for a in health.alerts} == {("large", 5), ("jump", 5), ("jump", 10)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mode": "observe"}, {"then": ["warn"]}, {"for": 2}, {"phase": "eval"}, {"warmup": 10}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_rule_that_does_not_act_on_this_update_does_not_hold_it_back(change: dict[str, Any]) -> None:
+    rule = {"metric": "grad_norm", "when": {"above": 1e-9}, "then": ["skip_update"], **change}
+    model, data = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = state_of(model, optimizer)
+    rules = {"version": 1, "rules": {"any": rule}}
+    with healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) as health:
+        health.step(loss=one(model, optimizer, data[0], bad=False))
+    assert not all(torch.equal(a, b) for a, b in zip(before, state_of(model, optimizer), strict=True))
+
+
+def test_the_setting_off_lets_every_update_through() -> None:
+    model, data = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {**RULES, "settings": {"gate": "off"}}
+    with healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) as health:
+        for step in (1, 2):
+            health.step(loss=one(model, optimizer, data[0], bad=step == 2))
+    assert health.history("updates.skipped") == []
+
+
+def test_a_scaler_with_a_fused_optimizer_on_the_host_is_no_false_alarm() -> None:
+    model, data = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with healthcheck.watch(model, optimizer, rules="healthcheck:recommended", console=False, record=False) as health:
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            loss = model(data[step - 1]).pow(2).mean()
+            scaler.scale(loss).backward()
+            if step == 3:
+                model[2].bias.grad[1] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            health.step(loss=loss)
+    assert [a.rule for a in health.alerts] == []

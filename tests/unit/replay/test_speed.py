@@ -1,0 +1,63 @@
+"""Replay stays near the cost of parsing, and its memory does not grow with the record."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from healthcheck.commands.replaying import Given, judge_of
+
+AT_MOST = 15.0
+"""Times ``json.loads`` of the same lines; benchmarks/replay.py has the measured ratio. Room for a busy machine."""
+
+
+def write(path: Path, steps: int) -> Path:
+    noise = random.Random(1)
+    with path.open("w") as file:
+        for i in range(1, steps + 1):
+            row = {"step": i, "loss": 2 + 3 * math.exp(-i / 5000) + noise.gauss(0, 0.05), "lr": 3e-4}
+            row |= {"grad_norm": abs(noise.gauss(1, 0.1)), "throughput": noise.gauss(1000, 10), "step_time": 0.1}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def fastest(work: Callable[[], Any], rounds: int = 3) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def parse(path: Path) -> None:
+    with path.open() as file:
+        for line in file:
+            json.loads(line)
+
+
+def test_a_long_log_costs_a_small_multiple_of_parsing_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", 10_000)
+    judge = judge_of(Given(rules=["healthcheck:recommended"]))
+    parsing = fastest(lambda: parse(path))
+    replaying = fastest(lambda: judge(str(path)))
+    assert replaying < AT_MOST * parsing, f"{replaying / parsing:.1f} times json.loads"
+
+
+def test_memory_does_not_grow_with_the_length_of_a_record(tmp_path: Path) -> None:
+    judge = judge_of(Given(rules=["healthcheck:recommended"]))
+    short, long = write(tmp_path / "short.jsonl", 2_000), write(tmp_path / "long.jsonl", 12_000)
+    judge(str(short))  # caches fill once
+    peaks = []
+    for path in (short, long):
+        tracemalloc.start()
+        judge(str(path))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 500_000, f"peaks in bytes: {peaks}"

@@ -1,0 +1,105 @@
+"""``--report KIND=PATH``: what may be asked for, and where it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from healthcheck.errors import UsageError
+from healthcheck.reports.files import kinds_of, parse_reports, write_reports
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (["json=hc.json", "junit=out/hc.xml"], {"json": "hc.json", "junit": "out/hc.xml"}),
+        ({"json": "hc.json"}, {"json": "hc.json"}),
+        ("junit=hc.xml", {"junit": "hc.xml"}),
+        (["github"], {"github": ""}),
+        (["github=summary.md"], {"github": "summary.md"}),
+        (None, {}),
+        (["json=a=b.json"], {"json": "a=b.json"}),
+    ],
+)
+def test_reports_are_written_as_kind_and_path(given: Any, found: dict[str, str]) -> None:
+    assert parse_reports(given) == found
+
+
+def test_all_mistakes_are_told_at_once_with_suggestions() -> None:
+    with pytest.raises(UsageError) as error:
+        parse_reports(["junt=a.xml", "json", "github", "github=b"])
+    lines = str(error.value).splitlines()
+    assert lines[0] == '--report: there is no report "junt"; did you mean "junit"? there are: json, junit, github'
+    assert lines[1] == "--report: json needs a path, for instance --report json=healthcheck.json"
+    assert lines[2].startswith("--report: github is given twice")
+
+
+def test_an_unknown_kind_is_refused_before_anything_runs(runs: Path, sessions: ModuleType) -> None:
+    with pytest.raises(UsageError, match="there is no report"):
+        sessions.run(series={"loss": [1.0]}, reports={"sarif": "x"})
+    assert not runs.exists()
+
+
+def test_a_rule_file_can_name_reports(watched: Callable[..., Any], sessions: ModuleType, tmp_path: Path) -> None:
+    rules = {**sessions.RULES, "settings": {"report": ["json=out/hc.json", "junit=hc.xml"]}}
+    watched(series={"loss": [1.0]}, rules=rules)
+    assert json.loads((tmp_path / "out" / "hc.json").read_text())["target"] == "train.py"
+    assert (tmp_path / "hc.xml").read_text().startswith("<?xml")
+
+
+def test_paths_start_where_the_run_began_although_the_script_moved(
+    watched: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: ModuleType
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    playing = sessions.play
+
+    def play_elsewhere(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        playing(*args, **kwargs)
+
+    monkeypatch.setattr(sessions, "play", play_elsewhere)
+    watched(series={"loss": [1.0]}, reports={"junit": "hc.xml"})
+    assert (tmp_path / "hc.xml").is_file()
+
+
+def test_a_place_that_cannot_be_written_costs_a_line_and_not_the_run(watched: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = watched(series={"loss": [1.0]}, reports={"junit": "file/hc.xml"})
+    assert ended.returncode == 0
+    assert "report junit=file/hc.xml could not be written" in ended.stderr
+
+
+def test_one_report_is_an_object_and_several_are_a_list(sessions: ModuleType, runs: Path, tmp_path: Path) -> None:
+    report = sessions.run(series={"loss": [1.0]}, console=False)
+    assert write_reports({"json": "one.json"}, report, folder=tmp_path) == []
+    assert write_reports({"json": "many.json"}, [report, report], folder=tmp_path) == []
+    assert json.loads((tmp_path / "one.json").read_text())["steps"] == 1
+    assert len(json.loads((tmp_path / "many.json").read_text())) == 2
+
+
+def test_a_plugin_report_that_renders_is_a_kind(watched: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import healthcheck\n"
+        "class Lines:\n"
+        '    name = "mine.lines"\n'
+        "    def render(self, reports):\n"
+        '        return "".join(r["target"] + "\\n" for r in reports)\n'
+        "@healthcheck.hookimpl\n"
+        "def healthcheck_register_reports(register):\n"
+        "    register(Lines())\n"
+    )
+    watched(series={"loss": [1.0]}, plugins=["mine.py"], reports={"mine.lines": "lines.txt"})
+    assert (tmp_path / "lines.txt").read_text() == "train.py\n"
+
+
+def test_a_plugin_cannot_take_the_place_of_a_built_in_kind() -> None:
+    class Json:
+        def render(self, reports: Any) -> str:
+            return "mine"
+
+    assert kinds_of({"json": Json()})["json"].render([]) != "mine"

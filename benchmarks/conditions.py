@@ -32,6 +32,7 @@ CONDITIONS: list[tuple[str, Any]] = [
     ("slope", {"above": 1, "over": 200}),
     ("slope", {"above": 1, "over": 200, "confidence": 0.95}),
     ("drift", {"above": 50, "window": 100}),
+    ("rebound", {"above": 1.05, "sigmas": 6, "fell": "5%"}),
     ("no_improvement", {"over": 1000}),
     ("unchanged", True),
 ]

@@ -101,7 +101,9 @@ def _taken(cls: type, name: str, arguments: tuple[str, ...]) -> list[int]:
     parameters = list(inspect.signature(getattr(cls, name)).parameters.values())[1:]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return list(range(len(arguments)))
-    unknown = [p.name for p in parameters if p.name not in arguments and p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    unknown = [
+        p.name for p in parameters if p.name not in arguments and p.default is p.empty and p.kind is not p.VAR_KEYWORD
+    ]
     if unknown:
         raise UnknownHookError(
             f'{cls.__qualname__}.{name} has no argument "{unknown[0]}"; it can take {", ".join(arguments)}'

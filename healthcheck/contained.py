@@ -81,7 +81,9 @@ class ContainedErrors:
 
     def say_plugin(self, known: ListenerError) -> None:
         """One line about it."""
-        text = f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
+        text = (
+            f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
+        )
         if known.quarantined:
             text += "; it is switched off for the rest of this run"
         self._say(text)

@@ -21,7 +21,7 @@ from healthcheck.contained import ContainedErrors, NotingDispatch
 from healthcheck.dispatch import Dispatch
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.engine.engine import Engine, Evaluation
-from healthcheck.errors import StopTraining
+from healthcheck.errors import StopTraining, UsageError
 from healthcheck.events import Event, EventKind
 from healthcheck.outcome import Ending, build_report, why_no_data
 from healthcheck.plugins import PluginHost, implementations_of
@@ -169,6 +169,18 @@ class Session:
         self.dispatch.add_plugin(self.host.infos[-1].plugin, implementations_of(self.host.infos[-1].plugin), owner)
         self.probing.plan()
         return owner
+
+    def attach(self, target: Any, **options: Any) -> Any:
+        """Attach to the trainer of a framework; returns its adapter.
+
+        Raises ``UsageError`` for an object that no loaded plugin knows.
+        """
+        for attach in self.host.registry.trainers.values():
+            adapter = attach(self, target, **options)
+            if adapter is not None:
+                return adapter
+        known = ", ".join(self.host.registry.trainers) or "none"
+        raise UsageError(f"nothing here can attach to a {type(target).__name__}; trainers that are known: {known}")
 
     @property
     def stop_request(self) -> StopRequest | None:

@@ -73,7 +73,7 @@ class Engine:
         self.mute_hits: dict[int, int] = {}
         self.alerts: list[Alert] = []
         self.step = start_step
-        self._owner = owners(rules.rules)
+        self._owner = owners(rules.rules, rules.derived)
         self.states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
         self.by_id = {state.rule.id: state for state in self.states}
         self._order = {id(state): i for i, state in enumerate(self.states)}

@@ -85,7 +85,7 @@ def judgements(
     state = engine.by_id.get(rule_id)
     if state is None:
         return  # a rule of rank zero, seen from another rank
-    owner = owners(rules.rules).get(rule_id, "")
+    owner = owners(rules.rules, rules.derived).get(rule_id, "")
     stood: dict[str, State] = {}
     for given in batches:
         batch = Batch(*given)

@@ -102,7 +102,7 @@ class GradientProbe:
     ) -> Iterable[Sample]:
         given = scalar(event.grad_norm)
         if stats.table is not None:
-            facts = GradientFacts(stats, named)
+            facts = GradientFacts(stats, [name for name, _ in named])
             remember_gradients(event.user_state, event.step, facts)
             return self._late_samples(event, demand, named, stats, labels, given, facts)
         return self._host_samples(event, demand, named, stats, labels, given)
@@ -127,21 +127,21 @@ class GradientProbe:
                 element = stats.element("norm", k)
                 value = element if plain else _late_norm(element, None, scale, clip)
                 yield Sample("grad_norm", step, value, own, detail=facts)
-        if demand.wants("grad_nonfinite"):
+        if demand.due("grad_nonfinite", step):
             if stats.has("nonfinite"):
                 yield Sample("grad_nonfinite", step, stats.element("nonfinite"), labels, detail=facts)
             else:
                 count = nonfinite_count([named[i][1].grad for i in stats.indices])
                 yield Sample("grad_nonfinite", step, scalar(count), labels, detail=facts)
-        if demand.wants("grads.zero"):
-            names = [named[i][0] for i in stats.indices]
+        if demand.due("grads.zero", step):
             if stats.has("all_zero"):
-                zeros = ZeroFacts(stats, names)
+                zeros = ZeroFacts(stats, facts.names)
                 yield Sample("grads.zero", step, stats.element("all_zero"), labels, detail=zeros)
             else:
                 zero = stats.norms == 0
+                names = facts.names
                 yield Sample("grads.zero", step, zero.sum(), labels, detail=lambda: _zero_facts(zero.tolist(), names))
-        if demand.wants("grad.layer_ratio"):
+        if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(named, stats.indices)
             if ends is not None:
                 first, last = (stats.element("norm", k) for k in ends)
@@ -167,15 +167,15 @@ class GradientProbe:
             own = self._family_labels(labels, named, stats.indices)
             for label, value in zip(own, norms.tolist(), strict=True):
                 yield Sample("grad_norm", step, value, label, detail=detail)
-        if demand.wants("grad_nonfinite"):
+        if demand.due("grad_nonfinite", step):
             count = 0.0  # a finite norm proves it
             if not math.isfinite(total):
                 count = scalar(nonfinite_count([named[i][1].grad for i in stats.indices]))
             yield Sample("grad_nonfinite", step, count, labels, detail=detail)
-        if demand.wants("grads.zero"):
+        if demand.due("grads.zero", step):
             zero, names = norms == 0, [named[i][0] for i in stats.indices]
             yield Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: _zero_facts(zero.tolist(), names))
-        if demand.wants("grad.layer_ratio"):
+        if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(named, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
                 yield Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels)
@@ -244,16 +244,20 @@ def _better_norm(given: float | None, own: float) -> float:
 class GradientFacts:
     """Facts for a message, from the statistics that came with the value: of its step, not of a later one."""
 
-    __slots__ = ("_names", "_stats", "tables")
+    __slots__ = ("_named", "_stats", "tables")
 
-    def __init__(self, stats: GradientStats, named: Named) -> None:
+    def __init__(self, stats: GradientStats, named: list[str]) -> None:
         self._stats = stats
-        self._names = [named[i][0] for i in stats.indices]
+        self._named = named
         self.tables = (stats.table,)
         """Shipped by the mailbox with the letter."""
 
+    @property
+    def names(self) -> list[str]:
+        return [self._named[i] for i in self._stats.indices]
+
     def __call__(self) -> dict[str, Any]:
-        stats, names = self._stats, self._names
+        stats, names = self._stats, self.names
         assert stats.table is not None
         numbers = stats.table.numbers()
         norms = [numbers[stats.element("norm", k).position] for k in range(len(names))]

@@ -70,43 +70,52 @@ def _statistics(
         base = tl.multiple_of(base, 16)
     base += begin
 
-    # Squares of float32 overflow from 1.8e19 on, so they are summed a second time 2**-80 smaller.
+    # The loop does as little as it can: in bf16 it is arithmetic that bounds it. What a sum of squares
+    # that is not finite means (NaN, infinity, or finite values beyond 1.8e19) is found out afterwards.
     TINY: tl.constexpr = 8.271806125530277e-25
     INFINITY: tl.constexpr = float("inf")
     column = tl.arange(0, COLUMNS)
     square = tl.zeros([COLUMNS], tl.float32)
-    scaled = tl.zeros([COLUMNS], tl.float32)
     largest = tl.zeros([COLUMNS], tl.float32)
-    nonfinite = tl.zeros([COLUMNS], tl.int32)
     zeros = tl.zeros([COLUMNS], tl.int32)
     tile = tl.arange(0, ROWS)[:, None] * COLUMNS + column[None, :]
     whole = size // (ROWS * COLUMNS) * (ROWS * COLUMNS)
     for start in range(0, whole, ROWS * COLUMNS):
         x = tl.load(base + start + tile).to(tl.float32)
-        small = x * TINY
-        magnitude = tl.abs(x)
-        finite = magnitude < INFINITY
         square += tl.sum(x * x, axis=0)
-        scaled += tl.sum(small * small, axis=0)
-        largest = tl.maximum(largest, tl.max(tl.where(finite, magnitude, 0.0), axis=0))
-        nonfinite += tl.sum(tl.where(finite, 0, 1), axis=0)
-        zeros += tl.sum(tl.where(magnitude == 0.0, 1, 0), axis=0)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
+        zeros += tl.sum((x == 0.0).to(tl.int32), axis=0)
     for start in range(whole, size, COLUMNS):
         there = start + column < size
         x = tl.load(base + start + column, mask=there, other=0.0).to(tl.float32)
-        small = x * TINY
-        magnitude = tl.abs(x)
-        finite = magnitude < INFINITY
         square += x * x
-        scaled += small * small
-        largest = tl.maximum(largest, tl.where(finite, magnitude, 0.0))
-        nonfinite += tl.where(finite, 0, 1)
-        zeros += tl.where((magnitude == 0.0) & there, 1, 0)
+        largest = tl.maximum(largest, tl.abs(x))
+        zeros += ((x == 0.0) & there).to(tl.int32)
 
-    tl.store(partial + chunk, tl.sum(square, axis=0))
-    tl.store(partial + chunks + chunk, tl.sum(scaled, axis=0))
-    tl.store(partial + 2 * chunks + chunk, tl.max(largest, axis=0))
-    tl.store(partial + 3 * chunks + chunk, tl.sum(nonfinite, axis=0).to(tl.float32))
+    squares = tl.sum(square, axis=0)
+    peak_here = tl.max(largest, axis=0)
+    small_squares = squares * TINY * TINY
+    bad_here = 0.0
+    if not (squares < INFINITY):
+        # Once more, 2**-80 smaller, and apart from what is no number.
+        scaled = tl.zeros([COLUMNS], tl.float32)
+        largest = tl.zeros([COLUMNS], tl.float32)
+        nonfinite = tl.zeros([COLUMNS], tl.int32)
+        for start in range(0, size, COLUMNS):
+            there = start + column < size
+            x = tl.load(base + start + column, mask=there, other=0.0).to(tl.float32)
+            finite = tl.abs(x) < INFINITY
+            small = x * TINY
+            scaled += small * small
+            largest = tl.maximum(largest, tl.where(finite, tl.abs(x), 0.0))
+            nonfinite += tl.where(finite, 0, 1)
+        small_squares = tl.sum(scaled, axis=0)
+        peak_here = tl.max(largest, axis=0)
+        bad_here = tl.sum(nonfinite, axis=0).to(tl.float32)
+    tl.store(partial + chunk, squares)
+    tl.store(partial + chunks + chunk, small_squares)
+    tl.store(partial + 2 * chunks + chunk, peak_here)
+    tl.store(partial + 3 * chunks + chunk, bad_here)
     tl.store(partial + 4 * chunks + chunk, tl.sum(zeros, axis=0).to(tl.float32))
     tl.debug_barrier()
     if tl.atomic_add(arrived + owner, 1) == last - first - 1:
@@ -225,6 +234,12 @@ class GradientTable:
         self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
         self._known: list[int] = []
         self._stream = _raw_stream(self.device)
+        self._fixed = [
+            t.data_ptr()
+            for t in (self._addresses, self._lengths, self._starts, self._owners, self._partial, self._arrived)
+        ]
+        self._direct: list[Any] = []
+        """Launchers of compiled kernels, once Triton has made them: no dispatch over types and alignments."""
 
     def measure(self, addresses: list[int]) -> Any:
         """float64 ``[5, n + 1]`` on the device: rows as :data:`FIELDS`, a column per tensor, totals last.
@@ -232,7 +247,7 @@ class GradientTable:
         :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
             and alignment must be those that the table was made for: see :meth:`fits`.
         """
-        if torch.cuda.current_device() != self.device.index:
+        if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
                 return self._measure(addresses)
         return self._measure(addresses)
@@ -246,8 +261,13 @@ class GradientTable:
         if addresses != self._known:
             self._upload(addresses)
         result = torch.empty(len(FIELDS), self.count + 1, dtype=torch.float64, device=self.device)
+        if self._direct:
+            for launch, constants in self._direct:
+                launch(*self._fixed, result.data_ptr(), *constants, stream=stream)
+            return result
         for element, aligned, offset, chunks in self._launches:
-            _statistics[(chunks,)](
+            constants = (offset, self.count, self._chunks, element, aligned, CHUNK, _TILE_ROWS, _TILE_COLUMNS)
+            compiled = _statistics[(chunks,)](
                 self._addresses,
                 self._lengths,
                 self._starts,
@@ -255,16 +275,11 @@ class GradientTable:
                 self._partial,
                 self._arrived,
                 result,
-                offset,
-                self.count,
-                self._chunks,
-                element,
-                aligned,
-                CHUNK,
-                _TILE_ROWS,
-                _TILE_COLUMNS,
+                *constants,
                 num_warps=_WARPS,
             )
+            if _launches_directly(compiled):
+                self._direct.append((compiled[(chunks, 1, 1)], constants))
         return result
 
     def fits(self, addresses: list[int]) -> bool:
@@ -280,6 +295,12 @@ class GradientTable:
         staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
         (ctypes.c_int64 * self.count).from_address(staging.data_ptr())[:] = ordered
         self._addresses.copy_(staging, non_blocking=True)
+
+
+def _launches_directly(compiled: Any) -> bool:
+    """Whether this Triton takes addresses for a compiled kernel: true from 3.3 on; older ones are not asked."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return version >= (3, 3) and hasattr(type(compiled), "__getitem__")
 
 
 def _raw_stream(device: Any) -> int:

@@ -7,6 +7,7 @@ elsewhere, and for gradients that it cannot read, torch's foreach kernels measur
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,7 @@ class GradientPass:
         self._lengths: list[int] = []
         self._sharded: list[tuple[Any, list[int]]] = []
         self._known: list[int] = []
+        self._every: list[int] = []
 
     def measure(self, params: Sequence[Any]) -> GradientStats | None:
         """Statistics of the gradients that exist; None without any.
@@ -127,19 +129,21 @@ class GradientPass:
         """Where the gradients are now; None if the table does not fit them."""
         if self._table is None or list(map(id, params)) != self._ids:
             return None
+        gradients = [p.grad for p in params]
+        if self._absent:
+            if any(gradients[i] is not None for i in self._absent):
+                return None
+            gradients = [gradients[i] for i in self._present]
         try:
             if self._sharded:
-                addresses = [params[i].grad._local_tensor.data_ptr() for i in self._present]
-            elif self._absent:
-                addresses = [params[i].grad.data_ptr() for i in self._present]
-            else:
-                addresses = [p.grad.data_ptr() for p in params]
+                gradients = [g._local_tensor for g in gradients]
+            if self._known and _all_at is not None and _all_at(gradients, self._known, self._every):
+                return self._known
+            addresses = [g.data_ptr() for g in gradients]
         except (AttributeError, RuntimeError):  # a gradient is gone, or of another layout
             return None
-        if any(params[i].grad is not None for i in self._absent):
-            return None
         if addresses != self._known:
-            if not self._table.fits(addresses) or self._lengths != [_length(params[i].grad) for i in self._present]:
+            if not self._table.fits(addresses) or self._lengths != [g.numel() for g in gradients]:
                 return None
             self._known = addresses
         return addresses
@@ -168,6 +172,7 @@ class GradientPass:
         there = set(present)
         self._absent = [i for i in range(len(params)) if i not in there]
         self._lengths = [g.numel() for g in locals_]
+        self._every = list(range(len(locals_)))
         self._sharded = [(sharding, [self._table.columns[k] for k in members]) for sharding, members in groups.items()]
         return True
 
@@ -191,11 +196,22 @@ def gradient_stats(params: Sequence[Any]) -> GradientStats | None:
     return GradientStats(indices, norms=norms, table=LateTable(together))
 
 
+def _find_address_check() -> Any:
+    """torch's own comparison of the addresses of a list of tensors with known ones, where it has one."""
+    torch = sys.modules.get("torch")
+    return getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None) if torch is not None else None
+
+
+_all_at = None
+
+
 def _kernel(gradient: Any) -> Any:
     """The kernel's module where the device is CUDA or ROCm and Triton is installed and works."""
     if gradient.device.type != "cuda" or _broken:
         return None
+    global _all_at
     try:
+        _all_at = _find_address_check()
         return importlib.import_module("healthcheck.probes.gradkernel")
     except Exception as error:  # no Triton, or one that does not fit this torch
         _broken.append(repr(error))
@@ -204,10 +220,6 @@ def _kernel(gradient: Any) -> Any:
 
 _broken: list[str] = []
 """Why the kernel cannot be used in this process."""
-
-
-def _length(gradient: Any) -> int:
-    return int(getattr(gradient, "_local_tensor", gradient).numel())
 
 
 def _index(columns: list[int], like: Any) -> Any:

@@ -33,13 +33,24 @@ class MemoryEpochProbe:
     """
 
     name = "memory-epochs"
-    listens_to: tuple[EventKind, ...] = (EventKind.EPOCH_START, EventKind.STEP_END, EventKind.EVAL_END, EventKind.EPOCH_END)
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.EPOCH_START,
+        EventKind.STEP_END,
+        EventKind.EVAL_END,
+        EventKind.EPOCH_END,
+    )
     provides: tuple[Metric, ...] = (
         Metric("memory.epoch", "Number of the epoch that has ended, from 0.", cost=Cost.HOST, needs=("epochs",)),
         Metric("memory.epoch_start", "Memory at the start of the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
         Metric("memory.epoch_end", "Memory at the end of the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
         Metric("memory.epoch_peak", "Highest memory within the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
-        Metric("memory.epoch_delta", "Memory at the end of the epoch less that at its start.", "bytes", Cost.HOST, needs=("epochs",)),
+        Metric(
+            "memory.epoch_delta",
+            "Memory at the end of the epoch less that at its start.",
+            "bytes",
+            Cost.HOST,
+            needs=("epochs",),
+        ),
         Metric("memory.epoch_cleanups", "Cleanups that ran within the epoch.", cost=Cost.HOST, needs=("epochs",)),
         Metric("memory.epoch_began", "When the epoch began, in seconds since 1970.", "s", Cost.HOST, needs=("epochs",)),
         Metric("memory.epoch_ended", "When the epoch ended, in seconds since 1970.", "s", Cost.HOST, needs=("epochs",)),

@@ -6,7 +6,8 @@ tensor. Reading is one foreach copy per device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +45,43 @@ class ElementSampler:
         self.groups = list(by_kind.values())
         self._views: dict[int, tuple[int, Any]] = {}
         self._buffers: dict[tuple[str, int], tuple[Any, list[Any]]] = {}
+        self._tables: dict[int, Any] = {}
+        self._shapes: dict[int, list[Any]] = {}
 
     def weights(self, role: str = "weights") -> list[SampledRows]:
-        """Present values of all parameters. Overwrites what was read before in the same role."""
-        return [self._gather(role, n, [self._weight(i) for i in group]) for n, group in enumerate(self.groups)]
+        """Present values of all parameters. May overwrite what was read before in the same role."""
+        return [self._read(role, n, [self.params[i] for i in group], self._weight) for n, group in enumerate(self.groups)]
 
     def gradients(self, role: str = "gradients") -> list[SampledRows]:
         """Present gradients at the same elements; zero where there is none, or a sparse one."""
-        return [self._gather(role, n, [self._gradient(i) for i in group]) for n, group in enumerate(self.groups)]
+        return [
+            self._read(role, n, [self.params[i].grad for i in group], self._gradient)
+            for n, group in enumerate(self.groups)
+        ]
+
+    def _read(self, role: str, number: int, tensors: list[Any], view: Callable[[int], Any]) -> SampledRows:
+        table = self._table(number)
+        if table is not None:
+            addresses = _addresses(tensors, self._shapes[number])
+            if addresses is not None:
+                return SampledRows(self.groups[number], table.read(role, addresses))
+        return self._gather(role, number, [view(i) for i in self.groups[number]])
+
+    def _table(self, number: int) -> Any:
+        """The kernel's table for one group, or None where it cannot read its tensors."""
+        if number not in self._tables:
+            group = self.groups[number]
+            first = local_part(self.params[group[0]])
+            kernel = sample_kernel() if first.device.type == "cuda" else None
+            params = [self.params[i] for i in group]
+            self._tables[number] = None
+            if kernel is not None and all(p.dtype in kernel.KINDS and type(p.data) is type(first.data) for p in params):
+                if all(not hasattr(p, "to_local") and dense(p) for p in params):
+                    strides, counts = zip(*(spread(p.numel(), self.per_tensor) for p in params), strict=True)
+                    kinds = [p.dtype for p in params]
+                    self._tables[number] = kernel.ElementTable(first.device, kinds, strides, counts, self.per_tensor)
+                    self._shapes[number] = [p.stride() for p in params]
+        return self._tables[number]
 
     def sizes(self, group: Sequence[int]) -> list[float]:
         """How many elements each sampled one of a tensor stands for."""
@@ -121,14 +151,35 @@ def strided_view(tensor: Any, count: int) -> Any:
 
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    total = int(tensor.numel())
-    count = min(count, total)
-    stride = max(1, total // count) if count else 1
-    if stride > 1 and stride % 2 == 0:
-        stride -= 1
+    stride, count = spread(int(tensor.numel()), count)
     if dense(tensor):
         return tensor.as_strided((count,), (stride,), tensor.storage_offset())
     return tensor.reshape(-1)[::stride][:count]
+
+
+def spread(total: int, count: int) -> tuple[int, int]:
+    """Distance and number of at most ``count`` evenly spread elements of ``total``; the distance is odd."""
+    count = min(count, total)
+    stride = max(1, total // count) if count else 1
+    return (stride - 1 if stride > 1 and stride % 2 == 0 else stride), count
+
+
+def sample_kernel() -> Any:
+    """The kernel's module where Triton is installed and works, else None."""
+    try:
+        return importlib.import_module("healthcheck.probes.samplekernel")
+    except Exception:  # no Triton, or one that does not fit this torch
+        return None
+
+
+def _addresses(tensors: list[Any], strides: list[Any]) -> list[int] | None:
+    """Where the tensors are, 0 for None; None if one does not lie in memory as its parameter does."""
+    try:
+        if any(t is not None and t.stride() != s for t, s in zip(tensors, strides, strict=True)):
+            return None
+        return [0 if t is None else t.data_ptr() for t in tensors]
+    except (RuntimeError, NotImplementedError):  # another layout
+        return None
 
 
 def dense(tensor: Any) -> bool:

@@ -62,7 +62,7 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
 
 
 def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
-    """Alerts that fail the test, the cause first: unexplained before explained, severe before mild."""
+    """Alerts that fail the test, the cause first: unexplained before explained, severe before mild, then in order."""
     from healthcheck.verdicts import Severity
 
     level = str(report.get("fail_on", "error"))
@@ -72,7 +72,7 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
         for a in session.alerts
         if a.counts and (a.rule == stopped or (level != "never" and a.severity >= Severity.parse(level)))
     ]
-    return sorted(failing, key=lambda a: (bool(a.explained_by), a.rule != stopped, -a.severity))
+    return sorted(failing, key=lambda a: (bool(a.explained_by), -a.severity, a.number))
 
 
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:

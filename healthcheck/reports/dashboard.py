@@ -45,7 +45,9 @@ class DashboardReport:
     def start(self, session: Session) -> None:
         self._session = session
 
-    def show(self, every: int = 100, others: Callable[[], Mapping[str, Any]] | None = None, console: Any = None) -> bool:
+    def show(
+        self, every: int = 100, others: Callable[[], Mapping[str, Any]] | None = None, console: Any = None
+    ) -> bool:
         """Draw every so many steps from now on. False where there is no terminal.
 
         :param others: metrics that somebody else logged, shown below ours.

@@ -149,7 +149,7 @@ def _of_off(draft: Draft) -> Iterator[Problem]:
 
 
 def _unwatched_nan(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
-    owned = owners(rules.rules)
+    owned = owners(rules.rules, rules.derived)
     watched = {r.selector.metric for r in rules.rules if owns_nonfinite(r)}
     for metric in NAN_METRICS:
         rule = next(

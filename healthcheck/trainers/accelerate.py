@@ -230,7 +230,9 @@ class AccelerateAdapter:
             write_state(folder, state, int(self.accelerator.process_index))
 
 
-def attach(accelerator: Any, session: Session | None = None, *, heeds: bool = False, **options: Any) -> AccelerateAdapter:
+def attach(
+    accelerator: Any, session: Session | None = None, *, heeds: bool = False, **options: Any
+) -> AccelerateAdapter:
     """Watch the loop of an Accelerator. A second call returns the first one's adapter.
 
     :param heeds: the loop asks ``should_stop`` or ``check_trigger()``: a stop waits for it to end, and

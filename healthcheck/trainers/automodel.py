@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from healthcheck.events import EventKind
 from healthcheck.names import canonical_metric
 from healthcheck.outcome import Ending
-from healthcheck.trainers.automodel_callbacks import EVENTS, Callback, call_all, rank_zero_only
+from healthcheck.trainers.automodel_callbacks import EVENTS, Callback, rank_zero_only
 from healthcheck.trainers.automodel_controls import CAPABILITIES, AutoModelControls
 from healthcheck.trainers.automodel_recipe import CallbackRecipe
 from healthcheck.trainers.endings import ending_of
@@ -111,7 +111,7 @@ class HealthCheckCallback(Results, Callback):
     def validation_begins(self) -> None:
         self.watch.evaluation_begins()
 
-    def to_log(self, recipe: Any) -> dict[str, float]:
+    def to_log(self) -> dict[str, float]:
         """Metrics and alerts for the recipe's own loggers."""
         if not self.watch.active or self.session is None:
             return {}
@@ -150,7 +150,7 @@ class HealthCheckCallback(Results, Callback):
 
     def _batch_ended(self, recipe: Any, sample: Any) -> None:
         told = self.watch.told
-        if not self.watch.active or told is None:
+        if not self.watch.active or told is None or sample is self.sample:  # the mixin has told it early
             return
         self.sample = sample
         values: Mapping[str, Any] = sample.metrics
@@ -228,16 +228,12 @@ class HealthCheckRecipe(CallbackRecipe):
         self.health.watch.guard(self.health.validation_begins)
         return super()._run_validation_epoch(*args, **kwargs)  # type: ignore[misc]
 
-    def log_train_metrics(self, log_data: Any, *args: Any, **kwargs: Any) -> Any:
-        """The watch comes first, so that the recipe's loggers get its metrics with the step's own."""
+    def _train_metrics_ready(self, log_data: Any) -> None:
+        """The watch comes first, so that the recipe's loggers get its metrics with the update's own."""
         health = self.health
         health.on_train_batch_end(self, train_log_data=log_data)
-        for name, value in (health.watch.guard(health.to_log, self) or {}).items():
+        for name, value in (health.watch.guard(health.to_log) or {}).items():
             log_data.metrics.setdefault(name, value)
-        grandparent = super(CallbackRecipe, self)
-        result = grandparent.log_train_metrics(log_data, *args, **kwargs)  # type: ignore[misc]
-        call_all(self.callbacks[1:], "on_train_batch_end", self, train_log_data=log_data)
-        return result
 
 
 def _others(values: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ class CallbackRecipe:
         return result
 
     def log_train_metrics(self, log_data: Any, *args: Any, **kwargs: Any) -> Any:
+        self._train_metrics_ready(log_data)
         result = super().log_train_metrics(log_data, *args, **kwargs)  # type: ignore[misc]
         self._call("on_train_batch_end", train_log_data=log_data)
         return result
@@ -72,6 +73,9 @@ class CallbackRecipe:
             }
             self._call("on_save_checkpoint", checkpoint_info=info)
         return result
+
+    def _train_metrics_ready(self, log_data: Any) -> None:
+        """Before the recipe logs the metrics of an update."""
 
     def _call(self, event: str, **kwargs: Any) -> None:
         call_all(self.callbacks, event, self, **kwargs)

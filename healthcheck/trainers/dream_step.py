@@ -28,7 +28,7 @@ class WatchedStep:
             if not self._watch.active or told is None or told.only is None or inner not in told.only:
                 return original(optimizer, *args, **kwargs)
             self._watch.guard(functools.partial(told.update_begins, inner, (inner,), {}))
-            if told._dropped:
+            if told.left_out:
                 return self._left_out(optimizer, inner)
             told.only.discard(inner)  # torch's own hooks would count this update a second time
             self._inside = inner

@@ -14,69 +14,34 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
-from healthcheck.protocols import Capabilities
-from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.huggingface_controls import CAPABILITIES, HuggingFaceControls
+from healthcheck.trainers.huggingface_facts import (
+    epoch_of,
+    evaluation_results,
+    is_measured,
+    is_metric,
+    trainer_on_stack,
+)
 from healthcheck.trainers.native import NativeWatch, read_state, write_state
-from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
+from healthcheck.trainers.results import WatchedResults
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
-
-CAPABILITIES = Capabilities(
-    trainer="huggingface",
-    events=frozenset(EventKind),
-    controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr", "log"}),
-    gaps={"checkpoint_path": "the Trainer writes checkpoints under its output_dir; it takes no other path"},
-)
 
 LOG_PREFIX = "healthcheck/"
 """Before names in the Trainer's log, unless the setting ``log_prefix`` says otherwise."""
-
-_BOOKKEEPING = ("epoch", "step", "total_flos", "num_input_tokens_seen")
-_SPEED = ("_runtime", "_per_second", "_compilation_time")
-_DEPTH = 40
-
-
-class HuggingFaceControls(NativeControls):
-    """Ends the loop through ``control.should_training_stop`` and saves through ``control.should_save``."""
-
-    def __init__(self, base: TorchControls, owner: HealthCheckCallback) -> None:
-        super().__init__(base, CAPABILITIES)
-        self._owner = owner
-
-    def end_loop(self, reason: str) -> None:
-        control = self._owner.control
-        if control is not None:
-            control.should_training_stop = True
-
-    def save(self, path: Path | None) -> str:
-        if path is not None:
-            raise UsageError(CAPABILITIES.gaps["checkpoint_path"] + "; leave the path out")
-        return self._owner.save_at_step_end()
-
-    def schedulers(self) -> Iterable[Any]:
-        return () if self._owner.lr_scheduler is None else (self._owner.lr_scheduler,)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        trainer = self._owner.trainer
-        if trainer is not None:
-            trainer.log(dict(metrics))
 
 
 def _contained(method: Callable[..., None]) -> Callable[..., None]:
@@ -90,7 +55,7 @@ def _contained(method: Callable[..., None]) -> Callable[..., None]:
     return event
 
 
-class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
+class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc]
     """Watches one Trainer. Give it to ``Trainer(callbacks=[...])``; :func:`attach` does so afterwards.
 
     :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
@@ -116,26 +81,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
         self._output_dir = ""
         self._logging = False
 
-    # -- results ----------------------------------------------------------------------
-
-    @property
-    def session(self) -> Session | None:
-        return self.watch.session
-
-    @property
-    def alerts(self) -> list[Alert]:
-        """Alerts so far, oldest first."""
-        return self.watch.alerts
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """Content of ``report.json``, once training has ended."""
-        return self.watch.report
-
-    @property
-    def exit_code(self) -> int:
-        """What ``healthcheck run`` would exit with, once training has ended."""
-        return int((self.report or {}).get("exit_code", 0))
+    capabilities = CAPABILITIES
 
     # -- the trainer ------------------------------------------------------------------
 
@@ -178,13 +124,13 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     @_contained
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, _ = _on_stack()
+        trainer, _ = trainer_on_stack()
         if trainer is not None:
             self.adopt(trainer)
 
     @_contained
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, checkpoint = _on_stack()
+        trainer, checkpoint = trainer_on_stack()
         if trainer is not None:
             self.adopt(trainer)
         self.lr_scheduler = kwargs.get("lr_scheduler")
@@ -197,7 +143,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
             model=kwargs.get("model"),
             optimizers=[kwargs["optimizer"]] if kwargs.get("optimizer") is not None else [],
             step=step,
-            epoch=_epoch(state),
+            epoch=epoch_of(state),
             max_steps=max(0, int(getattr(state, "max_steps", 0))) or None,
             state=read_state(where, int(getattr(args, "process_index", 0))) if step else None,
         )
@@ -233,7 +179,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
     @_contained
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        self.watch.emit(EventKind.EPOCH_START, epoch=float(round(_epoch(state), 6)))
+        self.watch.emit(EventKind.EPOCH_START, epoch=float(round(epoch_of(state), 6)))
         self._heed(control)
 
     @_contained
@@ -253,7 +199,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
     @_contained
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        self.watch.emit(EventKind.EPOCH_END, epoch=_epoch(state))
+        self.watch.emit(EventKind.EPOCH_END, epoch=epoch_of(state))
         self._forward_alerts(state)
         self._heed(control, saves=True)
 
@@ -293,7 +239,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
         if not logs or not self.watch.active or self._logging or self.session is None:
             return
         session = self.session
-        own = {name: value for name, value in logs.items() if _is_metric(name, value) and not _measured(name, session)}
+        own = {name: value for name, value in logs.items() if is_metric(name, value) and not is_measured(name, session)}
         if own:
             session.log(own)
         if "loss" in logs and state.is_world_process_zero:
@@ -316,7 +262,7 @@ class HealthCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     def _at(self, state: Any) -> None:
         if self.watch.steps is not None and self.watch.active:
-            self.watch.steps.epoch = _epoch(state)
+            self.watch.steps.epoch = epoch_of(state)
 
     def _heed(self, control: Any, *, saves: bool = False) -> None:
         """Hand on what was asked for; the control object may have been exchanged since.
@@ -339,54 +285,3 @@ def attach(trainer: Any, session: Session | None = None, **options: Any) -> Heal
     trainer.add_callback(callback)
     callback.adopt(trainer)
     return callback
-
-
-def evaluation_results(metrics: Mapping[str, Any], prefix: str) -> tuple[str, dict[str, Any]]:
-    """``(data set, results)`` of the Trainer's metrics.
-
-    ``{"eval_news_loss": 1.0, "eval_news_runtime": 2.0}`` -> ``("news", {"loss": 1.0})``. The runtime,
-    which is always there, tells the data set's name from the metric's.
-    """
-    head = next((name[: -len("_runtime")] for name in metrics if name.endswith("_runtime")), prefix)
-    dataset = head[len(prefix) + 1 :] if head.startswith(f"{prefix}_") else ""
-    results = {}
-    for name, value in metrics.items():
-        if name not in _BOOKKEEPING and not name.endswith(_SPEED):
-            results[name.removeprefix(f"{head}_")] = value
-    return dataset, results
-
-
-def _epoch(state: Any) -> float:
-    return float(getattr(state, "epoch", 0.0) or 0.0)
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return not (name in _BOOKKEEPING or name.endswith(_SPEED) or name.startswith(("eval_", "test_", "train_")))
-
-
-def _measured(name: str, session: Session) -> bool:
-    """Whether we measure it ourselves, unfiltered and at every step."""
-    return name == "learning_rate" or name in session.host.registry.metrics
-
-
-def _on_stack() -> tuple[Any, str | None]:
-    """``(trainer, checkpoint it resumes from)`` of the Trainer that is calling; it hands itself to no callback."""
-    frame: Any = sys._getframe(1)
-    trainer, checkpoint = None, None
-    for _ in range(_DEPTH):
-        if frame is None:
-            break
-        name = frame.f_code.co_name
-        if name in ("__init__", "_inner_training_loop", "train"):
-            found = frame.f_locals.get("self")
-            if hasattr(found, "callback_handler") and hasattr(found, "training_step"):
-                trainer = trainer or found
-                given = frame.f_locals.get("resume_from_checkpoint")
-                if isinstance(given, (str, os.PathLike)) and checkpoint is None:
-                    checkpoint = os.fspath(given)
-                if name == "__init__":
-                    break
-        frame = frame.f_back
-    return trainer, checkpoint

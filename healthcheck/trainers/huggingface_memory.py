@@ -164,7 +164,12 @@ class MemoryMonitoringCallback(HealthCheckCallback):
         if session is not None:
             session.monitor_error(error, method_name)
         if self.logging_system is not None:
-            facts = {"method": method_name, "error_type": type(error).__name__, "step": self.step_count, "epoch": self.epoch_count}
+            facts = {
+                "method": method_name,
+                "error_type": type(error).__name__,
+                "step": self.step_count,
+                "epoch": self.epoch_count,
+            }
             with contextlib.suppress(Exception):
                 self.logging_system.warning(message, "MEMORY_CALLBACK", facts)
         if looks_like_memory(error) and (self.memory_optimizer is not None or session is None):
@@ -201,4 +206,3 @@ def _monitored(name: str) -> Callable[..., None]:
 
 for _name in EVENTS:
     setattr(MemoryMonitoringCallback, _name, _monitored(_name))
-

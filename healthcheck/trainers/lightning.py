@@ -13,12 +13,10 @@ hooks; the Trainer's sanity check is no evaluation.
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,65 +24,20 @@ from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.names import canonical_metric, is_evaluation
 from healthcheck.outcome import Ending
-from healthcheck.protocols import Capabilities
-from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.lightning_controls import CAPABILITIES, LightningControls
+from healthcheck.trainers.lightning_facts import callback_class, evaluation_results, planned_steps
 from healthcheck.trainers.native import NativeWatch
-from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
+from healthcheck.trainers.results import WatchedResults
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
-
-CAPABILITIES = Capabilities(
-    trainer="lightning",
-    events=frozenset(EventKind)
-    - {EventKind.TEST_START, EventKind.TEST_STEP, EventKind.TEST_END},
-    controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr", "log"}),
-    gaps=dict.fromkeys(("test_start", "test_step", "test_end"), "Lightning tests outside of fit(), when the run is over"),
-)
 
 LOG_PREFIX = "train/"
 """Before names in the Trainer's loggers, unless the setting ``log_prefix`` says otherwise."""
-
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_LOADER = "/dataloader_idx_"
-
-
-def _callback_class() -> Any:
-    """``Callback`` of the package that the script uses; each Trainer takes the other one's as well."""
-    loaded = [name for name in _PACKAGES if name in sys.modules]
-    error: ImportError | None = None
-    for name in (*loaded, *_PACKAGES):
-        try:
-            return importlib.import_module(name).Callback
-        except ImportError as failed:
-            error = failed
-    raise ImportError("healthcheck.trainers.lightning needs the package lightning or pytorch-lightning") from error
-
-
-class LightningControls(NativeControls):
-    """Ends the loop through ``trainer.should_stop`` and saves through ``trainer.save_checkpoint``."""
-
-    def __init__(self, base: TorchControls, owner: HealthCheckCallback) -> None:
-        super().__init__(base, CAPABILITIES)
-        self._owner = owner
-
-    def end_loop(self, reason: str) -> None:
-        self._owner.heed()
-
-    def save(self, path: Path | None) -> str:
-        return self._owner.save_at_batch_end(path)
-
-    def schedulers(self) -> Iterable[Any]:
-        trainer = self._owner.trainer
-        return [] if trainer is None else [config.scheduler for config in trainer.lr_scheduler_configs]
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._owner.log_metrics(metrics, step)
 
 
 def _contained(method: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +51,7 @@ def _contained(method: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
-class HealthCheckCallback(_callback_class()):  # type: ignore[misc]
+class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[misc]
     """Watches ``fit()`` of one Trainer. Give it to ``Trainer(callbacks=[...])``.
 
     :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
@@ -123,26 +76,7 @@ class HealthCheckCallback(_callback_class()):  # type: ignore[misc]
         self._save_to: Path | None = None
         self._logged_step = 0
 
-    # -- results ----------------------------------------------------------------------
-
-    @property
-    def session(self) -> Session | None:
-        return self.watch.session
-
-    @property
-    def alerts(self) -> list[Alert]:
-        """Alerts so far, oldest first."""
-        return self.watch.alerts
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """Content of ``report.json``, once ``fit()`` has ended."""
-        return self.watch.report
-
-    @property
-    def exit_code(self) -> int:
-        """What ``healthcheck run`` would exit with, once ``fit()`` has ended."""
-        return int((self.report or {}).get("exit_code", 0))
+    capabilities = CAPABILITIES
 
     # -- the trainer ------------------------------------------------------------------
 
@@ -210,7 +144,7 @@ class HealthCheckCallback(_callback_class()):  # type: ignore[misc]
             optimizers=optimizers,
             step=step,
             epoch=float(trainer.current_epoch),
-            max_steps=_planned_steps(trainer),
+            max_steps=planned_steps(trainer),
             state=state,
             ranks=(int(trainer.global_rank), int(trainer.world_size)),
         )
@@ -345,27 +279,3 @@ def attach(trainer: Any, session: Session | None = None, **options: Any) -> Heal
     trainer.callbacks.insert(0, callback)
     callback.adopt(trainer)
     return callback
-
-
-def evaluation_results(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Results of an evaluation by data set, out of all that was logged so far.
-
-    ``{"val_loss/dataloader_idx_1": 2.0, "train_loss": 1.0}`` -> ``{"1": {"eval.loss": 2.0}}``.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for given, value in metrics.items():
-        name, _, loader = given.partition(_LOADER)
-        canonical = canonical_metric(name)
-        if is_evaluation(canonical):
-            found.setdefault(loader, {})[canonical] = value
-    return found
-
-
-def _planned_steps(trainer: Any) -> int | None:
-    if trainer.max_steps and trainer.max_steps > 0:
-        return int(trainer.max_steps)
-    try:
-        planned = float(trainer.estimated_stepping_batches)
-    except Exception:  # loaders without a length, and whatever a module's own may raise
-        return None
-    return int(planned) if planned < float("inf") else None

@@ -13,78 +13,14 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from healthcheck.samples import Sample
-from healthcheck.trainers.lightning import HealthCheckCallback
+from healthcheck.trainers.lightning_monitor import MonitorCallback, duration, spike_rule
 
 _MIB = 1024**2
-
-
-class MonitorCallback(HealthCheckCallback):
-    """What the six share: rules and metrics of their own, one session for all in a Trainer."""
-
-    collects: tuple[str, ...] = ()
-    """Metrics that it needs beside those of its rules."""
-
-    def __init__(self, log_interval: int = 100, **options: Any) -> None:
-        super().__init__(None, **options)
-        if log_interval < 1:
-            raise ValueError(f"log_interval is {log_interval}; it must be at least 1")
-        self.log_interval = log_interval
-        self._reported = 0
-        self._unlisten: Callable[[], None] | None = None
-
-    def rules(self) -> dict[str, Any]:
-        """Rules of this concern, by id."""
-        return {}
-
-    def take(self, sample: Sample) -> None:
-        """One measured value, on the host."""
-
-    def values(self) -> Mapping[str, float]:
-        """What to log now, without the prefix ``train/``."""
-        return {}
-
-    def begin(self, trainer: Any, pl_module: Any) -> None:
-        team = [c for c in trainer.callbacks if isinstance(c, MonitorCallback)]
-        if team and team[0] is self:
-            rules: dict[str, Any] = {}
-            for member in team:
-                rules.update(member.rules())
-            self.watch.options.rules = {"version": 1, "rules": rules}
-            self.watch.options.metrics = tuple(dict.fromkeys(key for member in team for key in member.collects))
-        super().begin(trainer, pl_module)
-        self._reported = 0
-        if self._unlisten is not None:
-            self._unlisten()
-        self._unlisten = self.session.on("samples", self._take_all) if self.session is not None else None
-
-    def _take_all(self, samples: Sequence[Sample]) -> None:
-        for sample in samples:
-            if not sample.labels and sample.phase == "train":
-                self.take(sample)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self.watch.guard(self._log_values, pl_module)
-
-    def _log_values(self, pl_module: Any) -> None:
-        session = self.session
-        if session is None or session.step < self._reported + self.log_interval:
-            return
-        self._reported = session.step
-        for name, value in self.values().items():
-            pl_module.log(f"train/{name}", float(value))
-
-    def _log_measured(self, trainer: Any) -> None:
-        """Only what the callbacks are documented to log."""
-
-    @property
-    def state_key(self) -> str:
-        return type(self).__qualname__
 
 
 class GradientMonitorCallback(MonitorCallback):
@@ -116,7 +52,7 @@ class GradientMonitorCallback(MonitorCallback):
 
     def rules(self) -> dict[str, Any]:
         return {
-            "gradient-explosion": _spike(
+            "gradient-explosion": spike_rule(
                 "grad_norm",
                 self.grad_explosion_threshold,
                 self.gradient_norm_history.maxlen or 100,
@@ -249,7 +185,7 @@ class LossMonitorCallback(MonitorCallback):
 
     def rules(self) -> dict[str, Any]:
         return {
-            "loss-spike": _spike(
+            "loss-spike": spike_rule(
                 "loss",
                 self.loss_spike_threshold,
                 self.loss_history.maxlen or 100,
@@ -307,10 +243,8 @@ class TrainingDashboardCallback(MonitorCallback):
 
     def begin(self, trainer: Any, pl_module: Any) -> None:
         super().begin(trainer, pl_module)
-        session = self.session
-        dashboard: Any = session.host.registry.reports.get("dashboard") if session is not None else None
-        if dashboard is not None and self.enable_dashboard and trainer.is_global_zero:
-            dashboard.show(self.refresh_rate, lambda: dict(trainer.logged_metrics))
+        if self.enable_dashboard:
+            self.show_dashboard(trainer)
 
 
 class TrainingHealthCallback(MonitorCallback):
@@ -358,31 +292,7 @@ class TrainingHealthCallback(MonitorCallback):
 
     def begin(self, trainer: Any, pl_module: Any) -> None:
         super().begin(trainer, pl_module)
-        session = self.session
         for part in self.parts:
-            part.watch.session = session
-        dashboard: Any = session.host.registry.reports.get("dashboard") if session is not None else None
-        if dashboard is not None and self.enable_dashboard and trainer.is_global_zero:
-            dashboard.show(self.log_interval, lambda: dict(trainer.logged_metrics))
-
-
-def duration(seconds: float) -> str:
-    """``2h 34m``, ``5m 12s``, ``42s``."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, last = divmod(rest, 60)
-    if hours:
-        return f"{hours}h {minutes:02d}m"
-    return f"{minutes}m {last:02d}s" if minutes else f"{last}s"
-
-
-def _spike(metric: str, threshold: float, window: int, least: int, message: str, hint: str) -> dict[str, Any]:
-    return {
-        "metric": metric,
-        "when": {"zscore": {"above": threshold, "window": window}},
-        "min_samples": least,
-        "severity": "warning",
-        "then": ["warn"],
-        "message": message,
-        "hint": hint,
-    }
+            part.watch.session = self.session
+        if self.enable_dashboard:
+            self.show_dashboard(trainer)

@@ -224,15 +224,11 @@ class Loop:
         """
         if self.session is None:
             return None
-        for attach in self.session.host.registry.trainers.values():
-            adapter = attach(self.session, target)
-            if hasattr(adapter, "heeds"):
-                adapter.heeds = True  # this loop asks `should_stop`
-            if adapter is not None:
-                self._adapters.append(adapter)
-                return adapter
-        known = ", ".join(self.session.host.registry.trainers) or "none"
-        raise UsageError(f"nothing here can attach to a {type(target).__name__}; trainers that are known: {known}")
+        adapter = self.session.attach(target)
+        if hasattr(adapter, "heeds"):
+            adapter.heeds = True  # this loop asks `should_stop`
+        self._adapters.append(adapter)
+        return adapter
 
     # -- results ----------------------------------------------------------------------
 

@@ -105,11 +105,17 @@ class HealthCheckCallback(Results):
         self.close(ending_of(error))
 
     @property
-    def report(self) -> dict[str, Any] | None:
-        """Content of ``report.json``, once training has ended; an evaluation that never came is not waited for."""
+    def session(self) -> Session | None:
+        """Looked at from outside after training: an evaluation that has not come is not waited for any more."""
         if self._trained and self.watch.active:
             self.close(Ending())
-        return self.watch.report
+        return self.watch.session
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """Content of ``report.json``, once training has ended."""
+        session = self.session
+        return None if session is None else session.report
 
     def skip_iteration(self, number: int) -> None:
         """Leave out a coming iteration, counted from 1: its data is drawn, nothing is computed.
@@ -186,13 +192,13 @@ class HealthCheckCallback(Results):
             state=kept,
             ranks=rank,
         )
-        if not begun or self.session is None or self.watch.told is None:
+        if not begun or self.watch.session is None or self.watch.told is None:
             return
         _training.add(self)
         self._view = MainGradView(self.watch.told.view)
-        self._forwarded = Forwarded(self.session.alerts)
-        context.user_state.update(self.session.user_state)
-        self.session.user_state = context.user_state
+        self._forwarded = Forwarded(self.watch.session.alerts)
+        context.user_state.update(self.watch.session.user_state)
+        self.watch.session.user_state = context.user_state
 
     def _make_controls(self, base: Any) -> MegatronControls:
         self._controls = MegatronControls(base, self)
@@ -234,26 +240,26 @@ class HealthCheckCallback(Results):
             lr=self._lr if self._lr is not None else learning_rate(context.optimizer),
             tokens=tokens,
             samples=samples,
-            skipped=skipped if context.skipped_iter is not None else None,
+            skipped=skipped,
         )
         self._tell_loggers(context.state, step)
 
     def _show_gradients(self, step: int, norm: Any, limit: float | None) -> None:
         """Gradients are still in their buffers: one late look at them."""
-        session, view = self.session, self._view
+        session, view = self.watch.session, self._view
         if session is None or view is None or not session.wants(EventKind.BACKWARD_END) or not view.has_gradients:
             return
         session.emit(Event(EventKind.BACKWARD_END, step, model=view, grad_norm=norm, max_norm=limit))
 
     def _tell_loggers(self, state: Any, step: int) -> None:
-        if self.session is None or self._controls is None:
+        if self.watch.session is None or self._controls is None:
             return
-        values = self._forwarded.news(self.session.alerts)
+        values = self._forwarded.news(self.watch.session.alerts)
         every = part_of(state, "logger", "log_interval")
         if isinstance(every, int) and every > 0 and step % every == 0:
             values = {**self.watch.metrics_to_log(), **values}
         if values:
-            prefix = str(self.session.settings.get("log_prefix") or LOG_PREFIX)
+            prefix = str(self.watch.session.settings.get("log_prefix") or LOG_PREFIX)
             self._controls.log({f"{prefix}{name}": value for name, value in values.items()}, step)
 
     def _train_ends(self, context: Any) -> None:
@@ -293,7 +299,7 @@ class HealthCheckCallback(Results):
         self.watch.emit(EventKind.CHECKPOINT_SAVED, path=folder)
         kept = self.watch.state()
         if kept is not None and os.path.isdir(folder):
-            write_state(folder, kept, self.session.info.rank if self.session is not None else 0)
+            write_state(folder, kept, self.watch.session.info.rank if self.watch.session is not None else 0)
 
 
 _LAST = (("eval", "do_valid"), ("test", "do_test"))

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from healthcheck.trainers.megatron_bridge import HealthCheckCallback
 
 _AFTER = "Megatron Bridge's callbacks run after the update"
+_UNSEEN = f"it needs a look just before or after an update; {_AFTER}"
+_NO_BATCH = "Megatron Bridge's callbacks are not given the batch"
 _NO_EPOCHS = "Megatron Bridge counts iterations, it has no epochs"
+
+_NOT_MEASURED = (
+    *("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans", "params.unmoved"),
+    *("update_ratio", "updates.lost", "lr.jump", "optimizer.replaced", "grads.leftover"),
+)
 
 CAPABILITIES = Capabilities(
     trainer="megatron_bridge",
@@ -34,7 +41,10 @@ CAPABILITIES = Capabilities(
     gaps={
         "epoch_start": _NO_EPOCHS,
         "epoch_end": _NO_EPOCHS,
-        "batch_ready": "Megatron Bridge's callbacks are not given the batch",
+        "batch_ready": _NO_BATCH,
+        **dict.fromkeys(_NOT_MEASURED, _UNSEEN),
+        **dict.fromkeys(("batch.targets", "batch.nonfinite", "batch.hash_repeat", "time.data"), _NO_BATCH),
+        "loss_before_update": _AFTER,
         "before_update": _AFTER,
         "after_update": _AFTER,
         "skip_update": f"{_AFTER}; HealthCheckCallback.skip_iteration leaves out a coming one",
@@ -64,7 +74,7 @@ class MegatronControls(NativeControls):
             self._set(state.cfg.train, "train_iters", min(last, int(state.cfg.train.train_iters)))
 
     def save(self, path: Path | None) -> str:
-        state, session = self._owner.state, self._owner.session
+        state, session = self._owner.state, self._owner.watch.session
         if path is not None:
             raise UsageError(CAPABILITIES.gaps["checkpoint_path"] + "; leave the path out")
         if state is None or session is None:

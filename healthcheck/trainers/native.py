@@ -9,7 +9,6 @@ run, its own step number, and a graceful way to end.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import weakref
@@ -28,6 +27,7 @@ from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.savedstate import inner_optimizer, read_state, resume, write_state
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import PATIENCE, StopSwitch
@@ -36,9 +36,6 @@ from healthcheck.watchdog import Watchdog, watch_if_needed
 if TYPE_CHECKING:
     from healthcheck.session import Session
     from healthcheck.verdicts import Alert
-
-STATE_FILE = "healthcheck-state.json"
-"""Detector state beside a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -264,24 +261,8 @@ class NativeWatch:
 
     def _resume(self, step: int, state: Mapping[str, Any] | None) -> None:
         assert self.session is not None and self.steps is not None
-        session = self.session
-        session.info.resumed_from = session.step = step
         self.steps.start_at(step)
-        if state is None:
-            _start_fresh(session, step)
-            session.note(f"resumed after step {step:,} without detector state: rules start fresh")
-            return
-        try:
-            fresh = session.load_state_dict(state)
-        except (HealthCheckError, KeyError, TypeError, ValueError) as error:
-            _start_fresh(session, step)
-            session.note(f"resumed after step {step:,}; the saved detector state cannot be used: {error}")
-            return
-        session.step = step
-        if int(state.get("step", step)) != step:
-            session.engine.rewind(step)
-        for sentence in fresh:
-            session.note(sentence)
+        resume(self.session, step, state)
 
     # -- results ----------------------------------------------------------------------
 
@@ -304,48 +285,8 @@ class NativeWatch:
         return {n: kept[-1][1] for n, kept in values.items() if kept and "[" not in n and n not in out}
 
 
-def _start_fresh(session: Session, step: int) -> None:
-    """Rules that begin to look in the middle of a run: their warm-up begins there too."""
-    session.engine.step = step
-    for state in session.engine.states:
-        state.start_step = step
-
-
-def inner_optimizer(optimizer: Any) -> Any:
-    """The torch optimizer inside a framework's wrappers."""
-    for _ in range(4):
-        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
-        if inner is None or not hasattr(inner, "param_groups"):
-            break
-        optimizer = inner
-    return optimizer
-
-
-def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any], rank: int = 0) -> None:
-    """Write detector state into a checkpoint folder, whole or not at all. Rank 0 has the plain name."""
-    path = _state_path(folder, rank)
-    unfinished = f"{path}.part"
-    with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-    os.replace(unfinished, path)
-
-
-def read_state(folder: str | os.PathLike[str] | None, rank: int = 0) -> dict[str, Any] | None:
-    """Detector state of a checkpoint folder, or None if there is none that can be read."""
-    if folder is None:
-        return None
-    try:
-        with open(_state_path(folder, rank), encoding="utf-8") as file:
-            state = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return state if isinstance(state, dict) else None
-
-
-def _state_path(folder: str | os.PathLike[str], rank: int) -> str:
-    name = STATE_FILE if rank == 0 else STATE_FILE.replace(".json", f"-rank{rank}.json")
-    return os.path.join(os.fspath(folder), name)
-
-
 def _phase(kind: EventKind) -> str:
     return "test" if kind.value.startswith("test") else "eval"
+
+
+__all__ = ["NativeWatch", "TorchSource", "inner_optimizer", "read_state", "write_state"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -231,7 +232,7 @@ class TrainingSteps:
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         """Gradients are final: show them, and stop or skip if somebody wants that."""
-        way = self.gate.way(optimizer)
+        way = "none" if _capturing() else self.gate.way(optimizer)
         self._end_backward(index)
         self.controls.skipping = False
         self.controls.before_update = True
@@ -350,6 +351,8 @@ class TrainingSteps:
     # -- emitting ---------------------------------------------------------------------
 
     def _emit(self, kind: EventKind, **facts: Any) -> None:
+        if _capturing():  # what we launch would become a part of the script's graph, and be replayed with it
+            return
         self.session.emit(Event(kind, self._begun, epoch=self.epoch, model=self.view, **facts))
 
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
@@ -388,6 +391,12 @@ def _found_inf(optimizer: Any) -> bool:
     """Whether a ``GradScaler`` drives a fused step that will not be applied; only told on the host."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and getattr(getattr(found, "device", None), "type", "") == "cpu" and bool(found)
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
+    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
 
 
 @contextlib.contextmanager

@@ -45,6 +45,11 @@ class ToldSteps(LoopSteps):
         """True between the beginning of a step and its end."""
         return not self._ended
 
+    @property
+    def left_out(self) -> bool:
+        """True while the update that has been shown is to be kept from happening."""
+        return bool(self._dropped)
+
     def ends(
         self,
         step: int,
@@ -78,7 +83,10 @@ class ToldSteps(LoopSteps):
         counts = {"n_tokens": tokens, "n_samples": samples}
         self._facts = {"loss": loss, "losses": losses, "lr": lr, "metrics": metrics, **counts}
         try:
-            self._end_step(optimizer, index, skipped=seen if skipped is None else skipped)
+            skipped = seen if skipped is None else skipped
+            if not self.only:  # no optimizer is looked at: that an update was made is the framework's word
+                skipped = bool(skipped)
+            self._end_step(optimizer, index, skipped=skipped)
         finally:
             self._facts = {}
             self._last_update = (None, 0, None)

@@ -46,5 +46,5 @@ def watch() -> Iterator[Callable[..., Any]]:
     yield start
     for loop in loops:
         loop.close()
-        assert loop.session.internal_errors == []
-        assert loop.session.dispatch.errors == []
+        assert [e["error"] + e.get("traceback", "") for e in loop.session.internal_errors] == []
+        assert [e.to_json() for e in loop.session.dispatch.errors] == []

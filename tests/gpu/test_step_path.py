@@ -109,7 +109,7 @@ def test_one_copy_to_the_host_a_step_and_no_synchronisation(watch: Any) -> None:
     train(model, optimizer, x, health, 10)
     torch.cuda.synchronize()
     steps = 20
-    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as trace:
+    with torch.profiler.profile(acc_events=True) as trace:
         train(model, optimizer, x, health, steps)
     events = trace.events() or []
     names = [e.name for e in events]

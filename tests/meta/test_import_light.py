@@ -11,7 +11,15 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 HEAVY = ("torch", "yaml", "jsonschema", "rich", "pytest", "transformers", "accelerate", "lightning", "numpy")
 
-NEEDS_A_FRAMEWORK: frozenset[str] = frozenset()
+NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
+    {
+        "healthcheck.trainers.huggingface",  # its callback has the base class of transformers
+        "healthcheck.trainers.huggingface_memory",
+        "healthcheck.trainers.lightning",  # that of Lightning
+        "healthcheck.trainers.lightning_callbacks",
+        "healthcheck.trainers.lightning_monitor",
+    }
+)
 """Modules that cannot be imported without an optional framework. A reason belongs beside each."""
 
 

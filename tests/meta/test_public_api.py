@@ -8,6 +8,7 @@ PUBLIC = [
     "ActionContext",
     "ActionOutcome",
     "Alert",
+    "Callback",
     "Capabilities",
     "ConditionType",
     "Controls",
@@ -30,6 +31,7 @@ PUBLIC = [
     "hookimpl",
     "log",
     "open_session",
+    "rank_zero_only",
     "watch",
 ]
 

@@ -17,7 +17,7 @@ TRAIN = """
     random.seed(0)
     kind, clip, accumulate = sys.argv[1], sys.argv[2], int(sys.argv[3])
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
-    make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2)}
+    make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.005, momentum=0.9), "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2)}
     optimizer = make[kind](model.parameters())
     data = torch.utils.data.TensorDataset(torch.randn(200, 8), torch.randn(200, 1))
     loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
@@ -64,7 +64,7 @@ def test_weights_moments_losses_random_state_and_output_have_the_same_bits(
     assert watched.returncode == 0, watched.stderr
     assert b"watching" in watched.stderr
     assert watched.stdout == plain.stdout
-    assert b"step 199" in plain.stdout
+    assert b"\rstep 3" in plain.stdout
 
 
 def test_torch_is_not_imported_before_the_script_does(

@@ -177,9 +177,7 @@ def test_the_old_callback_still_works_and_says_that_it_is_deprecated(tmp_path: P
     ],
 )
 def test_parameters_and_defaults_are_the_documented_ones(kind: Any, defaults: dict[str, Any]) -> None:
-    found = {
-        p.name: p.default for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD
-    }
+    found = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD}
     assert found == defaults
 
 

@@ -14,6 +14,7 @@ quadratic cost. The score is renewed when a block is complete and stands in betw
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isfinite, sqrt
@@ -111,18 +112,30 @@ class Slope:
 
 
 class SureSlope:
-    """The cautious end of the Theil-Sen interval over block medians."""
+    """The cautious end of the Theil-Sen interval over block medians.
 
-    __slots__ = ("_block", "_blocks", "_min_blocks", "_open", "_relative", "_score", "_sides", "_steps", "_z", "normal")
+    The slopes of all pairs of blocks are kept sorted: a new block adds one slope for each block in
+    the window and the oldest takes its own away, so that a judgement costs no new sorting of all.
+    """
+
+    __slots__ = (
+        "_block", "_blocks", "_count", "_min_blocks", "_most_blocks", "_open", "_places", "_relative", "_score", "_sides", "_slopes",
+        "_steps", "_z", "normal",
+    )  # fmt: skip
 
     def __init__(
         self, over: int, min_samples: int, *, confidence: float, sides: str, relative: bool, steps: bool
     ) -> None:
         self.normal: float | None = None
         self._block = max(1, over // BLOCKS)
-        self._blocks: deque[tuple[float, float]] = deque(maxlen=over // self._block)
+        self._blocks: deque[tuple[float, float]] = deque()
+        self._places: deque[float] = deque()
+        """Where each block stands on the axis that the slope is taken over: steps, or samples."""
+        self._count = 0
+        self._slopes: list[float] = []
         self._open: list[tuple[int, float]] = []
         self._min_blocks = max(4, -(-min_samples // self._block))
+        self._most_blocks = over // self._block
         self._z = NormalDist().inv_cdf(confidence)
         self._sides = sides
         self._relative = relative
@@ -133,17 +146,29 @@ class SureSlope:
         self._open.append((step, value))
         if len(self._open) == self._block:
             at = sum(s for s, _ in self._open) / self._block
-            self._blocks.append((at, median(v for _, v in self._open)))
+            self._add(at, median(v for _, v in self._open) if self._block > 1 else value)
             self._open = []
             self._score = self._judge() if len(self._blocks) >= self._min_blocks else None
         return self._score
 
+    def _add(self, at: float, level: float) -> None:
+        blocks, places, slopes = self._blocks, self._places, self._slopes
+        if len(blocks) == self._most_blocks:
+            x, (_, y) = places.popleft(), blocks.popleft()
+            for after, (_, later) in zip(places, blocks, strict=True):
+                if after != x:
+                    del slopes[bisect_left(slopes, (later - y) / (after - x))]
+        place = at if self._steps else float(self._count * self._block)
+        slopes += [(level - y) / (place - x) for x, (_, y) in zip(places, blocks, strict=True) if place != x]
+        slopes.sort()  # two sorted runs and a few stragglers: far from a full sort
+        blocks.append((at, level))
+        places.append(place)
+        self._count += 1
+
     def _judge(self) -> float | None:
-        blocks = list(self._blocks)
-        xs = [x for x, _ in blocks] if self._steps else [i * float(self._block) for i in range(len(blocks))]
-        ys = [y for _, y in blocks]
+        ys = [y for _, y in self._blocks]
         self.normal = ys[0]
-        bounds = theil_sen_interval(xs, ys, self._z)
+        bounds = theil_sen_interval(self._slopes, ys, self._z)
         if bounds is None:
             return None
         low, high = bounds
@@ -162,24 +187,29 @@ class SureSlope:
 
     def restore(self, state: Any) -> None:
         self._blocks.clear()
-        self._blocks.extend((float(x), float(y)) for x, y in state[0])
+        self._places.clear()
+        self._slopes.clear()
+        self._count = 0
+        for at, level in state[0]:
+            self._add(float(at), float(level))
         self._open = [(int(s), float(v)) for s, v in state[1]]
         self._score = state[2]
 
 
-def theil_sen_interval(xs: Sequence[float], ys: Sequence[float], z: float) -> tuple[float, float] | None:
+def theil_sen_interval(slopes: Sequence[float], ys: Sequence[float], z: float) -> tuple[float, float] | None:
     """One-sided bounds of the Theil-Sen slope, each at the confidence that ``z`` stands for.
 
     None when no two points differ in x. Ties in y reduce the variance of Kendall's S.
+
+    :param slopes: of all pairs of points that differ in x, sorted.
     """
-    n = len(ys)
-    slopes = [(ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(n) for j in range(i + 1, n) if xs[j] != xs[i]]
     if not slopes:
         return None
-    slopes.sort()
+    n = len(ys)
     ties: dict[float, int] = {}
-    for y in ys:
-        ties[y] = ties.get(y, 0) + 1
+    if len(set(ys)) < n:
+        for y in ys:
+            ties[y] = ties.get(y, 0) + 1
     variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties.values())) / 18
     half = z * sqrt(max(variance, 0.0))
     count = len(slopes)

@@ -59,7 +59,12 @@ class Order:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"rules": self.rules, "console": False, "record": self.record, "callbacks": (*self.callbacks, _Prepared(self.prepare))}
+        return {
+            "rules": self.rules,
+            "console": False,
+            "record": self.record,
+            "callbacks": (*self.callbacks, _Prepared(self.prepare)),
+        }
 
 
 class _Prepared(healthcheck.Callback):
@@ -222,7 +227,9 @@ def lightning(order: Order) -> Run:
     callbacks: list[Any] = [callback] if callback is not None else []
     if order.save_every:
         callbacks.append(
-            pl.callbacks.ModelCheckpoint(order.folder / "pl", every_n_train_steps=order.save_every, save_top_k=-1, filename="{step}")
+            pl.callbacks.ModelCheckpoint(
+                order.folder / "pl", every_n_train_steps=order.save_every, save_top_k=-1, filename="{step}"
+            )
         )
     scaler = scaler_of(fault)
     plugins = [pl.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)] if scaler is not None else None

@@ -63,9 +63,7 @@ def stopped(trainer: str, order: Order) -> Run:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_requested_checkpoint_exists_and_loads(
-    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requested_checkpoint_exists_and_loads(trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "runs"))
     then = [{"stop": {"checkpoint": True}}]
     order = Order(FAULTS["nan_gradient"], tmp_path, rules=rules_with("grads-not-finite", then), record=True)
@@ -167,7 +165,9 @@ def test_with_rules_the_same_look_finds_what_is_attached(tmp_path: Path) -> None
 
     seen: list[tuple[bool, int]] = []
     Toy.spy = staticmethod(  # type: ignore[assignment]
-        lambda: seen.append((hasattr(torch.autograd.backward, "__wrapped__"), len(optimizer._global_optimizer_pre_hooks)))
+        lambda: seen.append(
+            (hasattr(torch.autograd.backward, "__wrapped__"), len(optimizer._global_optimizer_pre_hooks))
+        )
     )
     drive("script", Order(replace(HEALTHY, steps=5), tmp_path))
     assert set(seen) == {(True, 1)}
@@ -207,5 +207,3 @@ def test_ddp_does_not_change_the_names(trainer: str, tmp_path: Path) -> None:
         assert families(drive(trainer, order)) == NAMES
     finally:
         dist.destroy_process_group()
-
-

@@ -136,7 +136,7 @@ def config(**sections: dict[str, Any]) -> SimpleNamespace:
         "model": {"seq_length": 8, "chunks": None},
         "optimizer": {"lr": 0.01, "clip_grad": 0.0, "scaler": None, "zero_grad": True},
         "dataset": {"batches": None, "valid": ()},
-        "validation": {"eval_interval": 0, "timelimit": False},
+        "validation": {"eval_interval": 0, "timelimit": False, "final": True},
         "checkpoint": {"save": None, "load": None, "save_interval": None},
         "logger": {"log_interval": 0},
         "dist": {"pp_last_stage": True},
@@ -178,9 +178,10 @@ def pretrain(
     )
     state = SimpleNamespace(cfg=config, train_state=progress, tensorboard_logger=Board(), wandb_logger=None)
     loop = Loop(api, manager, version, state, model, optimizer, forward_step)
+    final = config.validation.final
     loop.train(iter(config.dataset.batches))
-    loop.evaluate_and_print_results(is_test=False, wanted=progress.do_valid)
-    loop.evaluate_and_print_results(is_test=True, wanted=progress.do_test)
+    loop.evaluate_and_print_results(is_test=False, wanted=progress.do_valid and final)
+    loop.evaluate_and_print_results(is_test=True, wanted=progress.do_test and final)
     return state
 
 
@@ -220,9 +221,9 @@ class Loop:
             should_exit = self.checkpoint_and_decide_exit()
             if should_exit:
                 break
-        if not should_exit and cfg.checkpoint.save and train_state.step and cfg.checkpoint.save_interval:
-            if train_state.step % cfg.checkpoint.save_interval != 0:
-                self.save_checkpoint_and_time()
+        every = cfg.checkpoint.save_interval
+        if not should_exit and cfg.checkpoint.save and train_state.step and every and train_state.step % every != 0:
+            self.save_checkpoint_and_time()
         if should_exit:
             sys.exit(0)
         self.fire("on_train_end")

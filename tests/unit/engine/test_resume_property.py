@@ -65,6 +65,13 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
         window,
         st.sampled_from(["min", "max"]),
     ),
+    "rebound": st.builds(
+        lambda a, z, f, b: {"rebound": {"above": a, "sigmas": z, "fell": f, "behind": b}},
+        st.sampled_from([1.01, 1.5]),
+        st.sampled_from([0, 2]),
+        st.sampled_from([0, 0.05]),
+        st.sampled_from([0, 0.2]),
+    ),
     "unchanged": st.builds(lambda n: {"unchanged": {"over": n}}, st.integers(2, 5)),
     "stale": st.builds(lambda s: {"stale": {"after": f"{s}s", "first": "2s"}}, st.integers(2, 6)),
     "missing": st.builds(lambda n: {"missing": n}, st.integers(2, 6)),

@@ -33,6 +33,7 @@ EXAMPLES = {
     "increase": {"above": 1, "window": 20},
     "slope": {"above": 0, "over": 20},
     "drift": {"above": 10, "window": 20},
+    "rebound": {"above": 1.05, "sigmas": 3, "fell": "5%", "behind": "10%"},
     "no_improvement": {"over": 10, "min_rel": 0.01, "smooth": 3},
     "unchanged": {"over": 3},
     "stale": {"after": "300s", "times": 3},
@@ -48,6 +49,7 @@ VARIANTS = [
     ("slope", {"above": 0, "over": 40, "confidence": 0.9}),
     ("slope", {"above": 0, "over": 20, "per": "step", "relative": True}),
     ("no_improvement", {"over": 10}),
+    ("rebound", {"above": 1.5, "smooth": 4}),
 ]
 
 
@@ -346,3 +348,28 @@ def test_parts_may_watch_other_metrics_and_bring_their_own_conditions() -> None:
 def test_options_that_cannot_work_are_refused(name, options, rule) -> None:
     with pytest.raises(OptionError):
         condition(name, options, **rule)
+
+
+def test_rebound_divides_the_level_by_the_lowest_so_far() -> None:
+    found = scores(condition("rebound", {"above": 1.05}), [10, 8, 5, 6, 10])
+    assert found[1:] == [1.0, 1.0, 1.2, 2.0]
+
+
+def test_rebound_smooths_over_an_eighth_of_all_samples() -> None:
+    """A single sample out of 400 moves no median; out of four it is a quarter of what is known."""
+    long = [4.0 - i / 200 for i in range(400)]
+    assert max(scores(condition("rebound", {"above": 1.05}), [*long, 40.0])[1:]) < 1.05
+    assert scores(condition("rebound", {"above": 1.05}), [4.0, 3.0, 2.0, 40.0])[-1] == 20.0
+
+
+def test_rebound_says_nothing_while_one_of_its_demands_is_not_met() -> None:
+    rising = [1.0 + i for i in range(40)]
+    assert set(scores(condition("rebound", {"above": 2, "fell": "5%"}), rising)[1:]) == {1.0}
+    assert scores(condition("rebound", {"above": 1.05, "behind": "40%"}), [10, 8, 5, 6])[-1] == 1.0
+    noisy = [5.0, 4.0, 6.0, 4.0, 6.0, 4.0, 6.0, 4.0, 6.0]
+    assert max(scores(condition("rebound", {"above": 1.05, "sigmas": 3}), noisy)[1:]) == 1.0
+
+
+def test_rebound_does_not_judge_what_has_been_negative() -> None:
+    assert scores(condition("rebound", {"above": 1.05}), [5, 4, -1, 3, 9]) == [None, 1.0, None, None, None]
+    assert scores(condition("rebound", {"above": 1.05}), [5, 4, 0, 4, 8])[2:] == [None, 1.0, 2.0]

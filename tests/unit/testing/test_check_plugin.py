@@ -1,0 +1,155 @@
+"""``check_plugin``: every mistake of a plugin in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck import Cost, Event, EventKind, Metric, Sample, Session, hookimpl
+from healthcheck.protocols import ConditionType, Probe
+from healthcheck.testing import check_plugin
+
+
+class Fine:
+    """A plugin without a mistake."""
+
+    @hookimpl
+    def healthcheck_step_end(self, session: Session, event: Event) -> None: ...
+
+    @hookimpl
+    def healthcheck_alert(self, alert: Any) -> None: ...
+
+
+def test_a_plugin_that_fits_has_no_mistakes() -> None:
+    assert check_plugin(Fine) == []
+    assert check_plugin(Fine()) == []
+
+
+def test_the_built_ins_and_the_example_fit_too() -> None:
+    import healthcheck_example
+
+    assert check_plugin(healthcheck_example, "example") == []
+
+
+def test_a_wrong_argument_is_named_with_a_suggestion() -> None:
+    class Plugin:
+        @hookimpl
+        def healthcheck_step_end(self, evnt): ...
+
+    assert check_plugin(Plugin)[0] == 'healthcheck_step_end has no argument "evnt"; did you mean "event"? it has session, event'
+
+
+def test_a_wrong_annotation_is_told() -> None:
+    class Plugin:
+        @hookimpl
+        def healthcheck_step_end(self, event: Session) -> int:
+            return 1
+
+    assert check_plugin(Plugin) == [
+        "healthcheck_step_end: event is annotated Session, it is Event",
+        "healthcheck_step_end returns nothing, but is annotated -> int",
+    ]
+
+
+def test_a_loop_hook_may_not_wrap() -> None:
+    class Plugin:
+        @hookimpl(wrapper=True)
+        def healthcheck_step_end(self, event):
+            return (yield)
+
+    assert "healthcheck_step_end: loop hooks cannot be wrappers" in check_plugin(Plugin)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("healthcheck_step_ends", "which is no hook"), ("healthcheck_step_end", "without @healthcheck.hookimpl")],
+)
+def test_unknown_hooks_and_missing_marks_are_refused(name: str, said: str) -> None:
+    def function(event: Any) -> None: ...
+
+    marked = hookimpl(function) if name.endswith("ends") else function
+    plugin = type("Plugin", (), {name: staticmethod(marked)})
+    assert any(said in text for text in check_plugin(plugin()))
+
+
+def test_a_plugin_without_hooks_is_told_about_the_mark() -> None:
+    assert check_plugin(type("Empty", (), {})()) == ['"Empty" implements no hook; mark its functions with @healthcheck.hookimpl']
+
+
+class Reads:
+    name = "reads"
+    listens_to = (EventKind.LOSS,)
+    provides = (Metric("reads.loss", help=""), Metric("reads.other", help="x", cost=Cost.DEVICE))
+
+    def sample(self, event):
+        import torch
+
+        return [Sample("reads.loss", event.step, torch.as_tensor(event.loss).item())]
+
+
+def test_a_probe_must_be_documented_and_declare_its_cost() -> None:
+    class Plugin:
+        @hookimpl
+        def healthcheck_register_probes(self, register: Callable[[Probe], None]) -> None:
+            register(Reads())
+
+    text = "\n".join(check_plugin(Plugin))
+    for part in (
+        'probe "reads": its class has no docstring',
+        'probe "reads": sample must take 2 arguments',
+        'metric "reads.loss" has no help',
+        'metric "reads.loss" declares cost free, but works with torch; declare Cost.DEVICE',
+        'metric "reads.other" declares cost device, but moves values to the host',
+    ):
+        assert part in text
+
+
+def test_schemas_must_be_draft_07_and_conditions_need_help() -> None:
+    class Page:
+        """Pages somebody."""
+
+        name = "mine.page"
+        stage = "observe"
+        options_schema = {"type": "objct"}
+
+        def run(self, alert): ...
+
+    class Plugin:
+        @hookimpl
+        def healthcheck_register_actions(self, register):
+            register(Page())
+
+        @hookimpl
+        def healthcheck_register_conditions(self, register):
+            register(ConditionType("mine.c", {"minimum": "x"}, compile=lambda options, rule: None))  # type: ignore[arg-type,return-value]
+
+    text = "\n".join(check_plugin(Plugin))
+    assert 'action "mine.page": its schema is no draft-07 schema' in text
+    assert 'action "mine.page": run must take 2 arguments' in text
+    assert 'condition "mine.c": its schema is no draft-07 schema' in text
+    assert 'condition "mine.c" has no help' in text
+
+
+def test_a_pack_must_load(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("version: 1\nrules: {a: {metric: los, when: {above: 1}}}\n")
+
+    class Plugin:
+        @hookimpl
+        def healthcheck_register_rulepacks(self, register):
+            register("p", str(tmp_path / "p.yaml"))
+
+    [problem] = check_plugin(Plugin, "mine")
+    assert problem.startswith('rule pack "mine:p": ')
+    assert 'did you mean "loss"' in problem
+
+
+def test_a_registration_that_raises_is_told() -> None:
+    class Plugin:
+        @hookimpl
+        def healthcheck_register_probes(self, register):
+            raise KeyError("oh")
+
+    assert check_plugin(Plugin, "mine") == ["mine raised while it registered: KeyError: 'oh'"]

@@ -128,10 +128,58 @@ def mistakes_page() -> str:
     return "\n".join(blocks)
 
 
+ADAPTERS = {
+    "huggingface": "huggingface_controls",
+    "lightning": "lightning_controls",
+    "accelerate": "accelerate",
+    "megatron_bridge": "megatron_controls",
+    "automodel": "automodel_controls",
+    "torchtitan": "torchtitan_controls",
+    "dream": "dream",
+}
+"""Trainer -> the module of healthcheck.trainers that states what it can do; none of them imports a framework."""
+
+
+def capabilities_page() -> str:
+    """docs/reference/capabilities.md: what each trainer shows and lets us do."""
+    import importlib
+
+    from healthcheck.events import EventKind
+    from healthcheck.trainers.controls import capabilities_of
+    from healthcheck.trainers.loop import LOOP_GAPS
+
+    found = [capabilities_of("script"), capabilities_of("loop", LOOP_GAPS)]
+    found += [importlib.import_module(f"healthcheck.trainers.{name}").CAPABILITIES for name in ADAPTERS.values()]
+    blocks = [MARK, "# Capabilities\n"]
+    blocks.append(
+        "What each trainer shows and what actions may do there. `script` is `healthcheck run` on any script, `loop` is "
+        "`healthcheck.watch`. A rule whose data a trainer cannot show is `not judged`, with the reason below; the "
+        "report of each run holds its trainer's table.\n"
+    )
+    blocks.append("| Event | " + " | ".join(c.trainer for c in found) + " |\n|---" + "|---" * len(found) + "|")
+    for kind in EventKind:
+        blocks.append(f"| `{kind.value}` | " + " | ".join("yes" if kind in c.events else "-" for c in found) + " |")
+    blocks.append("\n| Control | " + " | ".join(c.trainer for c in found) + " |\n|---" + "|---" * len(found) + "|")
+    for control in ("stop", "skip_update", "checkpoint", "scale_lr", "log"):
+        marks = " | ".join("yes" if control in c.controls else "-" for c in found)
+        blocks.append(f"| `{control}` | {marks} |")
+    blocks.append("")
+    for c in found:
+        blocks.append(f"## {c.trainer}\n")
+        reasons: dict[str, list[str]] = {}
+        for name, reason in c.gaps.items():
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            blocks.append(f"- {', '.join(f'`{name}`' for name in names)}: {reason}")
+        blocks.append("" if c.gaps else "No gaps.\n")
+    return "\n".join(blocks).rstrip() + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "plugins/hooks.md": hooks_page,
     "reference/errors.md": errors_page,
     "reference/metrics.md": metrics_page,
+    "reference/capabilities.md": capabilities_page,
     "reference/rule-file-errors.md": mistakes_page,
 }
 

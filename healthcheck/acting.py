@@ -47,6 +47,8 @@ class LatchingControls:
         self._controls = controls
         self.stop: StopRequest | None = None
         self.agreement: Agreement | None = None
+        self.may_skip = True
+        """False while a rule acts that other ranks may not see: an update skipped here alone would set ranks apart."""
         self.order: Mapping[str, tuple[int, int]] = {}
         """Rule id -> (severity, place in the file): which of several proposals is the cause."""
 
@@ -83,7 +85,7 @@ class LatchingControls:
         self._controls.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
 
     def skip_update(self) -> bool:
-        return self._controls.skip_update()
+        return self.may_skip and self._controls.skip_update()
 
     def gated(self, step: int) -> bool:
         """Whether the device itself decided on the update of that step, before the host knew its values."""
@@ -141,6 +143,7 @@ class Actor:
                 item.alert.actions.append(ActionOutcome(action.name, False, f"done for {done[same]}", step))
                 continue
             done[same] = item.alert.rule
+            controls.may_skip = self.world_size < 2 or item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS)
             self._run_one(action, item, controls, step, event)
 
     def emergency(self, name: str, controls: Controls, step: int) -> str | None:

@@ -191,7 +191,7 @@ def healthcheck_epoch_start(session: Session, event: Event) -> None:
 def healthcheck_step_start(session: Session, event: Event) -> None:
     """A step begins: before its first batch or forward pass. Hot; every rank.
 
-    In a plain script it fires right after the step before has ended.
+    In a plain script it fires with the first batch or backward pass of the step.
     """
 
 

@@ -20,7 +20,7 @@ from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
 from healthcheck.dispatch import Dispatch
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine, Evaluation, step_by_step
 from healthcheck.errors import StopTraining, UsageError
 from healthcheck.events import Event, EventKind
 from healthcheck.outcome import Ending, build_report, why_no_data
@@ -296,7 +296,7 @@ class Session:
             except Exception as error:
                 if self.dispatch.on_error == "raise":
                     raise
-                self._internal(error)
+                self.internal_error(error)
         self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began
 
     def finish(self, ending: Ending) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Session:
                     self.history.remember(ready)
                     self.dispatch.call("samples", event.step, self, event.step, ready)
                     self._tell("samples", event.step, ready)
-                for samples in _step_by_step(ready):
+                for samples in step_by_step(ready):
                     self._handle(self.engine.evaluate(event.step, samples, self.judged_at), event)
             if event.kind is EventKind.STEP_END:
                 self._exchange(event.step)
@@ -419,9 +419,9 @@ class Session:
         except StopTraining:
             pass  # the run is over already
         except Exception as error:
-            self._internal(error)
+            self.internal_error(error)
 
-    def _internal(self, error: BaseException) -> None:
+    def internal_error(self, error: BaseException) -> None:
         self.monitor_error(error)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
@@ -439,13 +439,3 @@ def _comes_late(value: Any) -> bool:
         return False
     device = getattr(value, "device", None)
     return hasattr(value, "on_device") if device is None else getattr(device, "type", "cpu") != "cpu"
-
-
-def _step_by_step(samples: list[Sample]) -> Iterator[list[Sample]]:
-    """Values of several steps may arrive at once; a guard must see those of its own step."""
-    begin = 0
-    for index in range(1, len(samples)):
-        if samples[index].step != samples[begin].step:
-            yield samples[begin:index]
-            begin = index
-    yield samples[begin:] if begin else samples

@@ -7,7 +7,7 @@ file or the time of day: the step and the clock come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,19 @@ class Evaluation:
 
 
 _NOTHING = Evaluation()
+
+
+def step_by_step(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
+
+    Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
+    """
+    begin = 0
+    for index in range(1, len(samples)):
+        if samples[index].step != samples[begin].step:
+            yield samples[begin:index]
+            begin = index
+    yield samples[begin:] if begin else samples
 
 
 class Engine:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from healthcheck.engine.engine import Engine
+from healthcheck.engine.engine import Engine, step_by_step
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.rulelang.ownership import owners
@@ -97,7 +97,8 @@ def judgements(
         if batch.silent is not None:
             engine.tick(batch.silent, batch.now)
         else:
-            engine.evaluate(batch.step, batch.samples, batch.now)
+            for part in step_by_step(batch.samples):
+                engine.evaluate(batch.step, part, batch.now)
         if wanted:
             for row in _look(state, batch, counts, _guards(state) if state.held > held else "", owner):
                 was_firing, firing = stood.get(row.series) is State.FIRING, row.state is State.FIRING

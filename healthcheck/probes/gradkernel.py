@@ -196,7 +196,7 @@ class GradientTable:
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.device = tensors[0].device
         self.count = len(tensors)
-        self.kinds = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+        self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
         lengths = [int(t.numel()) for t in tensors]
         # An empty tensor (a shard of which this rank holds nothing) has one chunk without elements.
         per_tensor = [max(1, -(-n // CHUNK)) for n in lengths]
@@ -205,8 +205,8 @@ class GradientTable:
         self._launches: list[tuple[Any, bool, int, int]] = []
         owners: list[int] = []
         order: dict[tuple[Any, bool], list[int]] = {}
-        for index, kind in enumerate(self.kinds):
-            order.setdefault(kind, []).append(index)
+        for index, tensor in enumerate(tensors):
+            order.setdefault((tensor.dtype, self._aligned[index]), []).append(index)
         starts = [0] * (self.count + 1)
         position = 0
         numbering: list[int] = []
@@ -284,9 +284,7 @@ class GradientTable:
 
     def fits(self, addresses: list[int]) -> bool:
         """Whether the alignment of the tensors is still that for which the table was made."""
-        return addresses == self._known or all(
-            (address % 16 == 0) == aligned for address, (_, aligned) in zip(addresses, self.kinds, strict=True)
-        )
+        return [not address & 15 for address in addresses] == self._aligned
 
     def _upload(self, addresses: list[int]) -> None:
         self._known = addresses

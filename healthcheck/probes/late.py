@@ -21,16 +21,20 @@ class LateTable:
     step has overwritten the gradients; the numbers that came with the value have not changed.
     """
 
-    __slots__ = ("host", "size", "tensor")
+    __slots__ = ("fetch", "host", "size", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
         self.size = tensor.numel()
         self.host: Sequence[float] | None = None
         """All elements in row-major order, once they have arrived."""
+        self.fetch: Callable[[], object] | None = None
+        """Waits for a copy that is under way and calls :meth:`arrived`; set by the mailbox."""
 
     def numbers(self) -> Sequence[float]:
         """All elements; waits for the device if they were not shipped."""
+        if self.host is None and self.fetch is not None:
+            self.fetch()
         if self.host is None:
             assert self.tensor is not None
             self.host = self.tensor.detach().double().flatten().tolist()
@@ -38,8 +42,17 @@ class LateTable:
         return self.host
 
     def arrived(self, numbers: Sequence[float]) -> None:
-        """The mailbox brought the elements; the device memory can go."""
+        """The mailbox brought the elements."""
         self.host = numbers
+        self.tensor = self.fetch = None
+
+    def shipped(self, fetch: Callable[[], object]) -> None:
+        """The copy is under way: let the device memory go at once, as the script's own kernels would.
+
+        Held until the numbers arrive, a step or two later, it would make the allocator place the next
+        step's gradients elsewhere.
+        """
+        self.fetch = fetch
         self.tensor = None
 
 

@@ -52,17 +52,40 @@ class Parcel:
 
 
 class DeviceCopy:
-    """One packed vector on its way. Everything that it reads is kept until it has arrived."""
+    """One packed vector on its way.
 
-    __slots__ = ("buffer", "event", "order", "packed", "parcel", "tables")
+    No device memory is kept: what was freed is used again in the order of its stream, after the copy.
+    """
 
-    def __init__(self, parcel: Parcel, packed: Any, order: list[int], buffer: Any, event: Any) -> None:
-        self.parcel = parcel
+    __slots__ = ("buffer", "count", "device", "event", "numbers", "order", "tables")
+
+    def __init__(self, device: Any, parcel: Parcel, order: list[int], count: int, buffer: Any, event: Any) -> None:
+        self.device = device
         self.tables = [(table, table.size) for table in parcel.tables.values() if table.tensor is not None]
-        self.packed = packed
         self.order = order
+        self.count = count
         self.buffer = buffer
         self.event = event
+        self.numbers: dict[int, float] = {}
+        """Scalars by the key under which they were added, once they have arrived."""
+        for table, _ in self.tables:
+            table.shipped(self.wait)
+
+    def wait(self) -> None:
+        """Have the numbers, even if that takes a wait."""
+        if self.buffer is not None:
+            self.event.synchronize()
+            self.take()
+
+    def take(self) -> None:
+        """The copy is done: read it. The buffer may be used again afterwards."""
+        values = array("d")
+        values.frombytes(ctypes.string_at(self.buffer.data_ptr(), 8 * self.count))
+        self.numbers = dict(zip(self.order, values, strict=False))
+        begin = len(self.order)
+        for table, size in self.tables:
+            table.arrived(values[begin : begin + size])
+            begin += size
 
 
 class PinnedMemory:
@@ -98,18 +121,13 @@ class PinnedMemory:
         events = self._events.get(device)
         event = events.pop() if events else torch.cuda.Event()
         event.record(stream)
-        return DeviceCopy(parcel, packed, order, buffer, event)
+        return DeviceCopy(device, parcel, order, count, buffer, event)
 
-    def receive(self, copy: DeviceCopy, numbers: dict[int, float]) -> None:
-        """The copy is done: put scalars into ``numbers`` by id, and hand the tables their elements."""
-        count = copy.packed.numel()
-        values = array("d")
-        values.frombytes(ctypes.string_at(copy.buffer.data_ptr(), 8 * count))
-        for position, key in enumerate(copy.order):
-            numbers[key] = values[position]
-        begin = len(copy.order)
-        for table, size in copy.tables:
-            table.arrived(values[begin : begin + size])
-            begin += size
-        self._events.setdefault(copy.packed.device, []).append(copy.event)
+    def receive(self, copy: DeviceCopy) -> dict[int, float]:
+        """The scalars of a copy that is done; its tables get their elements."""
+        if not copy.numbers:
+            copy.take()
+        self._events.setdefault(copy.device, []).append(copy.event)
         self._buffers.setdefault(copy.buffer.numel(), []).append(copy.buffer)
+        copy.buffer = None
+        return copy.numbers

@@ -48,8 +48,10 @@ class _Letter:
 
     def __init__(self, samples: list[Sample], late: list[Sample], copies: list[DeviceCopy]) -> None:
         self.samples = samples
-        self.late = late
-        """Those whose value is not a number yet."""
+        self.late = [(sample, *_recipe(sample.value)) for sample in late]
+        """Those whose value is not a number yet: with what makes it, and of what."""
+        for sample in late:
+            sample.value = None  # lets go of device memory
         self.copies = copies
 
     def done(self) -> bool:
@@ -137,13 +139,17 @@ class DeviceMailbox:
     def _open(self, letter: _Letter) -> list[Sample]:
         numbers: dict[int, float] = {}
         for copy in letter.copies:
-            self._memory.receive(copy, numbers)
-        for sample in letter.late:
-            value = sample.value
-            if isinstance(value, Late):
-                sample.value = value.finish([_number(part, numbers) for part in value.parts])
-            else:
-                sample.value = _number(value, numbers)
+            numbers |= self._memory.receive(copy)
+        for sample, compute, parts in letter.late:
+            found = [
+                float(part.table.numbers()[part.position])
+                if isinstance(part, Element)
+                else numbers[part]
+                if isinstance(part, int)
+                else part
+                for part in parts
+            ]
+            sample.value = found[0] if compute is None else float(compute(*found))
         return letter.samples
 
 
@@ -193,11 +199,18 @@ def read_now(sample: Sample) -> bool:
     return True
 
 
-def _number(part: Any, numbers: dict[int, float]) -> float:
+def _recipe(value: Any) -> tuple[Any, list[Any]]:
+    """``(compute, parts)`` of a late value; a scalar that is under way is known by its key."""
+    if isinstance(value, Late):
+        return value.compute, [_part(part) for part in value.parts]
+    return None, [_part(value)]
+
+
+def _part(part: Any) -> Any:
+    """An element of a table, a float, or the key of a scalar in its parcel."""
     if isinstance(part, Element):
-        return float(part.table.numbers()[part.position])
-    known = numbers.get(id(part))
-    return float(part) if known is None else known
+        return part
+    return id(part) if is_tensor(part) and part.device.type == "cuda" else float(part)
 
 
 def _on_cuda(value: Any) -> bool:

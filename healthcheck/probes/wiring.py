@@ -19,6 +19,12 @@ OPTIMIZER_PATIENCE = 20
 """Updates before a tensor counts as having no optimizer: the second one of a GAN may come late."""
 
 
+LOOK_EVERY = 10
+"""Steps after which it is looked again which parameters no optimizer holds."""
+
+_KEYS = ("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans")
+
+
 class WiringProbe:
     """Looks at ``grad is None`` and at parameter groups; touches no values.
 
@@ -50,6 +56,10 @@ class WiringProbe:
         self._ever: set[int] = set()
         self._stray: dict[int, int] = {}
         self._updates: dict[int, int] = {}
+        self._all_seen: dict[int, int] = {}
+        """Number of parameters of an optimizer all of which had a gradient at the last look, else -1."""
+        self._held_by: Any = None
+        self._outside: list[tuple[str, Callable[[], Any]]] = []
         self._modules = SeenModules()
         self._inside: set[int] = set()
         self._optimizer: dict[int, Callable[[], Any]] = {}
@@ -58,9 +68,18 @@ class WiringProbe:
         if event.model is None or event.optimizer is None:
             return ()
         index = event.optimizer_index
-        own = [p for group in event.optimizer.param_groups for p in group["params"] if p.requires_grad and p.numel()]
+        params = [p for group in event.optimizer.param_groups for p in group["params"]]
         known = self._optimizer.get(index)
-        if known is None or known() is not event.optimizer:
+        same = known is not None and known() is event.optimizer
+        if same and self._all_seen.get(index) == len(params) and all(p.grad is not None for p in params):
+            # Nothing is absent and nothing was: what is known of each parameter stays true.
+            self._updates[index] += 1
+            stray = self._count_stray(event)
+            if self._updates[index] < PATIENCE or not any(demand.due(key, event.step) for key in _KEYS):
+                return ()
+            return list(self._samples(event, demand, [p for p in params if p.requires_grad and p.numel()], stray))
+        own = [p for p in params if p.requires_grad and p.numel()]
+        if not same:
             self._optimizer[index] = weak(event.optimizer)
             self._updates[index] = 0
             self._ever.difference_update(id(p) for p in own)  # ids of a model that is gone may be used again
@@ -74,6 +93,7 @@ class WiringProbe:
             else:
                 self._absent[key] = 0
                 self._ever.add(key)
+        self._all_seen[index] = len(params) if all(self._absent[id(p)] == 0 for p in own) else -1
         stray = self._count_stray(event)
         if self._updates[index] < PATIENCE:
             return ()
@@ -82,14 +102,15 @@ class WiringProbe:
     def _count_stray(self, event: Event) -> list[tuple[str, Any]]:
         """Parameters that got a gradient although no optimizer seen so far holds them."""
         assert event.model is not None
-        held = {
-            id(p) for o in (*event.model.optimizers(), event.optimizer) for g in o.param_groups for p in g["params"]
-        }
-        stray = [
-            (name, p)
-            for name, p in event.model.named_parameters()
-            if p.requires_grad and p.grad is not None and id(p) not in held
-        ]
+        optimizers = (*event.model.optimizers(), event.optimizer)
+        held_by = tuple((id(o), *(len(g["params"]) for g in o.param_groups)) for o in optimizers)
+        if held_by != self._held_by or self._updates[event.optimizer_index] % LOOK_EVERY == 1:
+            held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+            named = event.model.named_parameters()
+            self._outside = [(name, weak(p)) for name, p in named if id(p) not in held]
+            self._held_by = held_by
+        outside = ((name, ref()) for name, ref in self._outside)
+        stray = [(name, p) for name, p in outside if p is not None and p.requires_grad and p.grad is not None]
         self._stray = {id(p): self._stray.get(id(p), 0) + 1 for _, p in stray}
         return stray
 
@@ -97,6 +118,8 @@ class WiringProbe:
         self, event: Event, demand: Demand, own: Sequence[Any], stray: list[tuple[str, Any]]
     ) -> Iterable[Sample]:
         assert event.model is not None
+        if not any(demand.due(key, event.step) for key in _KEYS):
+            return
         named = event.model.named_parameters()
         labels, step = optimizer_labels(event.optimizer_index), event.step
         name_of = {id(p): name for name, p in named}

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from healthcheck.acting import StopRequest
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine, Evaluation, step_by_step
 from healthcheck.engine.summary import verdicts
 from healthcheck.errors import HealthCheckError
 from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
@@ -145,6 +145,8 @@ def play(
     """
     seen = Seen()
     batches = _readable(run, seen)
+    if run.reader.name == "record":
+        batches = _as_judged(batches)
     head = list(islice(batches, 2))
     if start_step is None:
         start_step = _start(head)
@@ -217,6 +219,13 @@ def _readable(run: RecordedRun, seen: Seen) -> Iterator[Batch]:
         seen.problem = str(error)
     except Exception as error:  # a damaged file, or a fault of a plugin's reader
         seen.problem = f"reading ended here: {type(error).__name__}: {error}"
+
+
+def _as_judged(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Evaluations of our own record, cut up as the live run cut them."""
+    for at, now, samples in batches:
+        for part in step_by_step(samples):
+            yield at, now, list(part)
 
 
 def _start(head: Sequence[Batch]) -> int:

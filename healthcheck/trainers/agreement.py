@@ -120,7 +120,9 @@ class StoreAgreement:
         decided = self._read(self._asked) if self._asked is not None else None
         key = f"{PREFIX}/{step}"
         if self._proposal is not None and decided is None:
-            self.store.set(f"{key}/why/{self.store.add(f'{key}/stop', 1)}", json.dumps({**self._proposal, "rank": self.rank}))
+            self.store.set(
+                f"{key}/why/{self.store.add(f'{key}/stop', 1)}", json.dumps({**self._proposal, "rank": self.rank})
+            )
         self.store.add(f"{key}/n", 1)
         if self.rank == 0 and self._asked is not None:
             self._forget(self._asked - self.sync_every)
@@ -174,4 +176,3 @@ def agreement_of(session: Any) -> StoreAgreement | None:
     on_cpu = "nccl" not in str(dist.get_backend())
     every = settings.get("sync_every") or (1 if on_cpu else 10)
     return StoreAgreement(store, dist.get_rank(), dist.get_world_size(), sync_every=int(every), note=session.note)
-

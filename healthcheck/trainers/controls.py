@@ -122,5 +122,3 @@ def capabilities_of(trainer: str, gaps: Mapping[str, str] | None = None) -> Capa
         controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr"}),
         gaps={**GAPS, "log": "a plain loop has no logger that is known here", **(gaps or {})},
     )
-
-

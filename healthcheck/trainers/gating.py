@@ -177,7 +177,11 @@ def why_not_by_device(optimizer: Any) -> str:
             f"{name} is not fused, so it cannot be kept from updating without waiting for the device: "
             "use fused=True, or `settings: {gate: sync}`"
         )
-    if any(hasattr(p, "_fsdp_flattened") or hasattr(p, "_is_flat_param") for g in optimizer.param_groups for p in g["params"]):
+    if any(
+        hasattr(p, "_fsdp_flattened") or hasattr(p, "_is_flat_param")
+        for g in optimizer.param_groups
+        for p in g["params"]
+    ):
         return f"{name} holds shards of FSDP1, whose ranks could decide differently"
     return ""
 

@@ -15,11 +15,18 @@ from healthcheck.trainers.nativecontrols import NativeControls
 if TYPE_CHECKING:
     from healthcheck.trainers.huggingface import HealthCheckCallback
 
+_TESTS = (EventKind.TEST_START, EventKind.TEST_STEP, EventKind.TEST_END)
+
 CAPABILITIES = Capabilities(
     trainer="huggingface",
-    events=frozenset(EventKind),
+    events=frozenset(EventKind) - frozenset(_TESTS),
     controls=frozenset({"stop", "skip_update", "checkpoint", "scale_lr", "log"}),
-    gaps={"checkpoint_path": "the Trainer writes checkpoints under its output_dir; it takes no other path"},
+    gaps={
+        "checkpoint_path": "the Trainer writes checkpoints under its output_dir; it takes no other path",
+        **dict.fromkeys(
+            (kind.value for kind in _TESTS), "predict() is called outside of train(), when the run is over"
+        ),
+    },
 )
 
 

@@ -142,12 +142,16 @@ class Loop:
     def _begin(self, session: Session, modules: list[Any], optimizers: list[Any]) -> None:
         view = FoundModel(modules)
         self._stop = PatientStop()
-        gaps = {} if optimizers else dict.fromkeys(("before_update", "after_update", "backward_end", "skip_update"), _BLIND)
+        gaps = (
+            {}
+            if optimizers
+            else dict.fromkeys(("before_update", "after_update", "backward_end", "skip_update"), _BLIND)
+        )
         controls = TorchControls(session, view, self._stop, capabilities_of("loop", {**LOOP_GAPS, **gaps}))
         session.bind(controls)
         steps = self._steps = LoopSteps(session, view, controls, only=optimizers)
         if session.watching:
-            hooks = TorchHooks(steps, self._patches, AfterImport(session._internal))
+            hooks = TorchHooks(steps, self._patches, AfterImport(session.internal_error))
             for optimizer in optimizers:
                 hooks.watch_optimizer(optimizer)
             if optimizers:
@@ -296,7 +300,9 @@ class Loop:
         elif isinstance(error, KeyboardInterrupt):
             self.close(Ending(interrupted=True))
         elif isinstance(error, SystemExit):
-            self.close(Ending(script_exit_code=error.code if isinstance(error.code, int) else int(error.code is not None)))
+            self.close(
+                Ending(script_exit_code=error.code if isinstance(error.code, int) else int(error.code is not None))
+            )
         else:
             self.close(Ending(exception=error))
         # The end that the user asked for by max_steps is no error.

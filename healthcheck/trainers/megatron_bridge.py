@@ -272,7 +272,8 @@ class HealthCheckCallback(Results):
         progress = context.state.train_state
         self._awaited = {name for name, flag in _LAST if getattr(progress, flag, False) is True}
         if not self._awaited:
-            self.close(Ending())
+            return self.close(Ending())
+        self.watch.step_aside()
 
     def _evaluated(self, context: Any, phase: str) -> None:
         kind = EventKind.EVAL_END if phase == "eval" else EventKind.TEST_END

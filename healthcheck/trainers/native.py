@@ -116,7 +116,7 @@ class NativeWatch:
         if self._given is not None:
             self.session, self._ours = self._given, False
         else:
-            self.session, self._ours = open_or_join(self.options)
+            self.session, self._ours = open_or_join(self.options, ranks)
         session = self.session
         if ranks is not None and ranks[1] > session.info.world_size:
             session.info.rank, session.info.world_size = ranks
@@ -159,7 +159,7 @@ class NativeWatch:
         self.steps = TrainingSteps(session, view, base, only=optimizers)
         self._patches = Patches()
         if hooked:
-            TorchHooks(self.steps, self._patches, AfterImport(session._internal)).install()
+            TorchHooks(self.steps, self._patches, AfterImport(session.internal_error)).install()
             self._watchdog = watch_if_needed(session)
         if self._ours:
             current.enter(session, TorchSource(self.steps, base, watch=self))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ class NativeControls:
 
     def __init__(self, base: TorchControls, capabilities: Capabilities) -> None:
         self.base = base
-        self.capabilities = capabilities
+        self._capabilities = capabilities
         self.engaged = False
         self.stopped_at: int | None = None
         """Step in which the loop was asked to end."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The framework's, less an update that its optimizer does not let us hold back."""
+        known, base = self._capabilities, self.base.capabilities
+        if "skip_update" in base.controls or "skip_update" not in known.controls:
+            return known
+        gap = base.gaps.get("skip_update", "the optimizer does not let an update be held back")
+        return replace(known, controls=known.controls - {"skip_update"}, gaps={**known.gaps, "skip_update": gap})
 
     # -- what a framework fills in ----------------------------------------------------
 

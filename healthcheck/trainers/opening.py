@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,10 @@ def switched_off() -> bool:
     return os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no")
 
 
-def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
+def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
     """``(session, ours)``: the session that watches this process, else a new one that the caller must end.
+
+    :param ranks: ``(rank, world size)`` of a framework that starts its ranks itself and names them its own way.
 
     Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
     """
@@ -56,13 +59,21 @@ def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
         if options.metrics and running.watching:
             running.collect(*options.metrics)
         return running, False
-    import healthcheck  # the lazy package: trainers know nothing of the composition root
-
     given: dict[str, Any] = {}
     if options.observe is not None:
         given["mode"] = "observe" if options.observe else "act"
     given |= {k: getattr(options, k) for k in ("fail_on", "max_steps") if getattr(options, k) is not None}
-    session = healthcheck.open_session(
+    with _named(ranks):
+        session = _open(options, given)
+    for callback in options.callbacks:
+        session.register(callback)
+    return session, True
+
+
+def _open(options: SessionOptions, given: Mapping[str, Any]) -> Session:
+    import healthcheck  # the lazy package: trainers know nothing of the composition root
+
+    return healthcheck.open_session(
         target=options.name or os.path.basename(sys.argv[0] or "") or "notebook",
         rules=options.rules,
         profile=options.profile,
@@ -78,6 +89,21 @@ def open_or_join(options: SessionOptions) -> tuple[Session, bool]:
         record=options.record,
         metrics=options.metrics,
     )
-    for callback in options.callbacks:
-        session.register(callback)
-    return session, True
+
+
+@contextlib.contextmanager
+def _named(ranks: tuple[int, int] | None) -> Iterator[None]:
+    """The usual variables of launchers, where a framework's own launcher has not set them."""
+    if ranks is None or ranks[1] < 2 or "RANK" in os.environ:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    os.environ.update(RANK=str(ranks[0]), WORLD_SIZE=str(ranks[1]))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

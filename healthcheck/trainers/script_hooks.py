@@ -52,7 +52,9 @@ class TorchHooks:
         self.patch_clipping(torch)
         self._register_step_hooks(torch)
         self.imports.when("torch._dynamo", lambda dynamo: self._keep_from_compiler(torch, dynamo.disable))
-        self.imports.when("transformers.modeling_utils", lambda m: patches.replace(m.PreTrainedModel, "eval", self._eval))
+        self.imports.when(
+            "transformers.modeling_utils", lambda m: patches.replace(m.PreTrainedModel, "eval", self._eval)
+        )
 
     def _keep_from_compiler(self, torch: ModuleType, untraced: Callable[..., Any]) -> None:
         """Compiled regions trace ordinary hooks away and wrappers through; mark ours as not to be traced.

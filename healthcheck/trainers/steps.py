@@ -337,7 +337,12 @@ class TrainingSteps:
         """A file was written. The files of one step in one folder are one checkpoint."""
         step = max(self.last_attempt, self._first_step)
         place = (step, os.path.dirname(os.path.abspath(path)))
-        if not self.saves_told and self.started and place != self._saved and self.session.wants(EventKind.CHECKPOINT_SAVED):
+        if (
+            not self.saves_told
+            and self.started
+            and place != self._saved
+            and self.session.wants(EventKind.CHECKPOINT_SAVED)
+        ):
             self._saved = place
             self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 

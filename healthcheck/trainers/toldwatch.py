@@ -84,6 +84,11 @@ class ToldWatch(NativeWatch):
             return function(*given, **named)
         return super().guard(function, *given, **named)
 
+    def step_aside(self) -> None:
+        """Training is over, results may still come: let others watch this process meanwhile."""
+        if self._ours and self.session is not None:
+            current.leave(self.session)
+
     def losses_weigh(self, weight: float) -> None:
         """Micro-batch losses that are differentiated are to be added up, each times ``weight``."""
         if self.told is not None:
@@ -98,7 +103,7 @@ class ToldWatch(NativeWatch):
             source.steps = self.steps
         if hooked:
             if self._hooked:
-                TorchHooks(self.steps, self._patches, AfterImport(session._internal)).install()
+                TorchHooks(self.steps, self._patches, AfterImport(session.internal_error)).install()
             self._watchdog = watch_if_needed(session)
         return base
 

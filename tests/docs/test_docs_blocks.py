@@ -4,6 +4,7 @@
 - ```` ```bash runnable ```` blocks too; `runnable exit=1` says how the last command must end;
 - ```` ```yaml ```` blocks with a line `version:` must be valid rule files;
 - relative links must lead to a file.
+- a block that says `slow` (it imports a trainer framework) is left out of the fast tests.
 
 A python block that cannot run says `no-run`; it must still be valid Python.
 """
@@ -91,7 +92,9 @@ def run(block: Block, folder: Path, *command: str) -> None:
     assert result.returncode == block.expected_exit, said
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, marks=pytest.mark.slow) if "slow" in b.words else b for b in PYTHON], ids=str
+)
 def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
     compile(block.text, str(block), "exec")
     if "no-run" not in block.words:

@@ -12,6 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning")
+
+
 def plain_norms(steps: int = 6) -> list[float]:
     model, x = model_and_data()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -70,7 +73,6 @@ def test_a_captured_step_is_captured_without_us_and_replays(watch: Any) -> None:
         loss = model(x).pow(2).mean()
         loss.backward()
         optimizer.step()
-    before = float(loss) if loss.isfinite() else math.nan
     for _ in range(5):
         graph.replay()
         health.step(loss=loss)
@@ -79,7 +81,6 @@ def test_a_captured_step_is_captured_without_us_and_replays(watch: Any) -> None:
     losses = [v for _, v in health.history("loss")]
     assert len(losses) >= 8
     assert losses[-1] < losses[0]
-    assert not math.isnan(before) or True
 
 
 def test_checkpointing_and_accumulation_give_the_sum_of_the_micro_batches(watch: Any) -> None:

@@ -134,7 +134,7 @@ def test_a_healthy_scaler_that_skips_is_no_alert_and_its_step_is_its_own(watch: 
         model, data = build()
         optimizer = make(model.parameters())
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12)
-        health = watch(model, optimizer, rules=[RULES, "healthcheck:recommended"]) if watched else None
+        health = watch(model, optimizer, rules=[RULES, "healthcheck:recommended"], off=["graph-breaks"]) if watched else None
         for step in range(1, STEPS + 1):
             loss = one(model, optimizer, data[step - 1], bad=step in (3, 6), scaler=scaler)
             if health is not None:
@@ -169,7 +169,7 @@ def test_a_real_fault_under_a_scaler_is_still_found(watch: Any) -> None:
 def test_a_parameter_that_joins_later_is_not_gated_before_it_has_state(watch: Any) -> None:
     model, data = build()
     model[2].bias.requires_grad_(False)
-    optimizer = FUSED["momentum"](model.parameters())
+    optimizer = FUSED["adamw"](model.parameters())
     health = watch(model, optimizer, rules=RULES)
     for step in range(1, STEPS + 1):
         if step == 4:
@@ -177,5 +177,4 @@ def test_a_parameter_that_joins_later_is_not_gated_before_it_has_state(watch: An
         health.step(loss=one(model, optimizer, data[step - 1], bad=step == 4))
     health.close()
     assert all(bool(p.isfinite().all()) for p in model.parameters())
-    buffer = optimizer.state[model[2].bias]["momentum_buffer"]
-    assert bool(buffer.isfinite().all())
+    assert bool(optimizer.state[model[2].bias]["exp_avg"].isfinite().all())

@@ -179,6 +179,8 @@ class Trainer:
         if self.zero_grad:
             optimizer.zero_grad()
         self.callbacks.post_optimizer_zero_grad(self.model, optimizer)
+        for scheduler in self.named_schedulers().values():
+            scheduler.step()
         return total_norm
 
     def _validate_gradients(self, parameters: list[Any]) -> None:
@@ -234,7 +236,8 @@ class Trainer:
                 break
             self.callbacks.pre_train_step(batch, batch_idx)
             self.callbacks.train_context()
-            result = {k: v.detach() for k, v in self.training_step(batch, batch_idx).items()}
+            result = self.training_step(batch, batch_idx)
+            result = {k: v.detach() for k, v in result.items()}
             self.callbacks.post_train_step(result, batch_idx)
             if not self.is_accumulating_gradients:
                 self.global_step += 1

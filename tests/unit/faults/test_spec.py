@@ -12,8 +12,8 @@ from healthcheck.faults.spec import FOREVER, KINDS, Fault, parse_fault, parse_fa
     ("text", "found"),
     [
         ("nan-grad@120", Fault("nan-grad", 120, 120)),
-        ("spike@120", Fault("spike", 120, 122, 20.0)),
-        ("spike@1,200..1,205", Fault("spike", 1200, 1205, 20.0)),
+        ("spike@120", Fault("spike", 120, 122, 100.0)),
+        ("spike@1,200..1,205", Fault("spike", 1200, 1205, 100.0)),
         ("spike@120:50x", Fault("spike", 120, 122, 50.0)),
         ("hang@3:45s", Fault("hang", 3, 3, 45.0)),
         ("leak@1:16MiB", Fault("leak", 1, FOREVER, 16 * 2.0**20)),

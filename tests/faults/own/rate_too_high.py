@@ -1,0 +1,27 @@
+"""A learning rate a thousand times too high for Adam: each update replaces the weights."""
+import argparse
+
+import torch
+from torch import nn
+
+STEPS = 150
+
+
+def main(steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    data = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3.0)
+    for _ in range(steps):
+        x = torch.randn(64, 10, generator=data)
+        loss = nn.functional.cross_entropy(model(x), x[:, :5].argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

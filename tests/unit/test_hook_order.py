@@ -1,0 +1,87 @@
+"""In which order plugins are called: documented in docs/plugins/hook-order.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck import hookimpl
+from healthcheck.plugins import PluginHost
+from healthcheck.testing import FakeTrainer, open_test_session
+
+PLUGIN = """\
+import healthcheck
+
+@healthcheck.hookimpl
+def healthcheck_configure(session):
+    session.user_state.setdefault("order", []).append("{name} configure")
+
+@healthcheck.hookimpl
+def healthcheck_step_end(session):
+    session.user_state["order"].append("{name}")
+"""
+
+
+class Later:
+    @hookimpl
+    def healthcheck_configure(self, session):
+        session.user_state["order"].append("later configure")
+
+    @hookimpl
+    def healthcheck_step_end(self, session):
+        session.user_state["order"].append("later")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> list[str]:
+    names = ("zeta", "alpha", "middle")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(PLUGIN.format(name=name))
+    return [str(tmp_path / f"{name}.py") for name in names]
+
+
+def test_loop_hooks_run_in_the_order_of_registration(local: list[str]) -> None:
+    """Local plugins as given on the command line, then what is registered in code, then functions."""
+    session = open_test_session(plugins=local)
+    session.register(Later())
+    session.on("step_end", lambda event: event.user_state["order"].append("function"))
+    session.user_state["order"].clear()
+    FakeTrainer(session).train_step(1.0)
+    assert session.user_state["order"] == ["zeta", "alpha", "middle", "later", "function"]
+    assert session.list_hooks("step_end")[:4] == ["zeta", "alpha", "middle", "Later"]
+
+
+def test_configure_runs_last_registered_first_and_at_once_for_late_ones(local: list[str]) -> None:
+    """As pluggy calls hooks: whoever comes last may change what those before it see."""
+    session = open_test_session(plugins=local)
+    session.register(Later())
+    told = [text for text in session.user_state["order"] if text.endswith("configure")]
+    assert told == ["middle configure", "alpha configure", "zeta configure", "later configure"]
+
+
+def test_built_ins_come_before_all_others(local: list[str]) -> None:
+    from healthcheck.assembly import BUILTINS, plugin_host
+
+    names = [info.name for info in plugin_host(local).infos]
+    assert names[: len(BUILTINS)] == list(BUILTINS)
+    assert names[-3:] == ["zeta", "alpha", "middle"]
+
+
+def test_entry_points_are_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which pip installed them says nothing."""
+    from importlib import metadata
+
+    class Point:
+        dist = None
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> object:
+            return type(self.name, (), {})()
+
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [Point("b"), Point("c"), Point("a")])
+    host = PluginHost()
+    host.load_entry_points()
+    assert [info.name for info in host.infos] == ["a", "b", "c"]

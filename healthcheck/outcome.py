@@ -288,4 +288,5 @@ def _overhead(session: Session) -> dict[str, Any]:
         "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
         "events": {kind.value: round(ns / 1e9, 4) for kind, ns in session.event_cost.items()},
         "probes": {name: round(cost.ns / 1e9, 4) for name, cost in session.probing.cost.items()},
+        "stretched": dict(session.budget.stretched),
     }

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from healthcheck.acting import Actor, LatchingControls, StopRequest
+from healthcheck.budget import OverheadBudget
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
 from healthcheck.dispatch import Dispatch
@@ -123,6 +124,7 @@ class Session:
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
         self.demand = RuleDemand.of(rules.rules, rules.derived, extra_metrics)
         self.probing = ProbeBoard(host.registry.probes, self.demand, self.dispatch, self.active)
+        self.budget = OverheadBudget(self, self.settings.get("overhead_budget"))
         self._lock = threading.RLock()
         self._ended = False
         self._watchdog: Watchdog | None = None
@@ -298,6 +300,8 @@ class Session:
                     raise
                 self.internal_error(error)
         self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began
+        if kind is EventKind.STEP_END:
+            self.budget.step_ended()
 
     def finish(self, ending: Ending) -> dict[str, Any]:
         """End the run: last judgement, verdicts, report. Idempotent; returns ``report.json``."""

@@ -28,6 +28,8 @@ class BatchProbe:
     """
 
     name = "batches"
+    stretchable = ("batch.nonfinite",)
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (
         EventKind.BATCH_READY,
         EventKind.LOSS,

@@ -29,6 +29,8 @@ class GradientProbe:
     """
 
     name = "gradients"
+    stretchable = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (
         EventKind.BACKWARD_END,
         EventKind.BEFORE_UPDATE,

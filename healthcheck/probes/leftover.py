@@ -41,6 +41,8 @@ class LeftoverProbe:
     """
 
     name = "leftover-gradients"
+    stretchable = ("grads.leftover",)
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (
         EventKind.LOSS,
         EventKind.BEFORE_UPDATE,

@@ -46,6 +46,8 @@ class MovementProbe:
     """
 
     name = "movement"
+    stretchable = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric("update_ratio", "|dW| / |W| of the update over all trainable parameters.", cost=Cost.DEVICE),

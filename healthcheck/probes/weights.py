@@ -21,6 +21,8 @@ class WeightProbe:
     """Counts weights that are not finite: when a rule is due, and before each checkpoint is trusted."""
 
     name = "weights"
+    stretchable = ("params.nonfinite",)
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.CHECKPOINT_SAVED)
     provides: tuple[Metric, ...] = (
         Metric("params.nonfinite", "Parameters that hold a NaN or infinity.", cost=Cost.DEVICE),

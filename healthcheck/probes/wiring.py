@@ -32,6 +32,8 @@ class WiringProbe:
     """
 
     name = "wiring"
+    stretchable = ("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans")
+    """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -46,7 +46,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def launch(folder: Path, world: int, *, bad_rank: int, watched: set[int], timeout: float = 180) -> list[tuple[int, str, str]]:
+def launch(
+    folder: Path, world: int, *, bad_rank: int, watched: set[int], timeout: float = 180, options: tuple[str, ...] = ()
+) -> list[tuple[int, str, str]]:
     """Start one process per rank, as a launcher does; returns (exit code, stdout, stderr) by rank."""
     script = folder / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
@@ -59,7 +61,7 @@ def launch(folder: Path, world: int, *, bad_rank: int, watched: set[int], timeou
         "OMP_NUM_THREADS": "1",
         "HEALTHCHECK_RUNS": str(folder / "runs"),
     }
-    healthcheck = [sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run"]
+    healthcheck = [sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run", *options]
     ranks = [
         subprocess.Popen(
             [*(healthcheck if rank in watched else [sys.executable]), str(script)],
@@ -113,3 +115,16 @@ def test_without_an_agreement_a_stop_is_reported_and_nobody_leaves_alone(tmp_pat
     assert "rank 1 ended" in second[1]
     assert "would have stopped" in first[2] or "proposed" in first[2]
     assert first[0] == 1
+
+
+def test_eight_ranks_print_one_block_and_write_one_report(tmp_path):
+    """A job's log holds one copy of an alert, not eight; so do its annotations and its JUnit file."""
+    results = launch(tmp_path, 8, bad_rank=5, watched=set(range(8)), timeout=400, options=("--report", "github", "--report", "junit=hc.xml"))
+    assert [code for code, _, _ in results] == [1] * 8
+    everything = "".join(err for _, _, err in results)
+    assert everything.count("ERROR loss-not-finite") + everything.count("on rank 5 only") >= 1
+    assert len(re.findall(r"^ERROR ", everything, re.MULTILINE)) <= 1
+    assert len(re.findall(r"^healthcheck: STOPPED ", everything, re.MULTILINE)) == 1
+    assert len(re.findall(r"^healthcheck [\d.]+: watching ", everything, re.MULTILINE)) == 1
+    assert all("healthcheck" not in err for _, _, err in results[1:])
+    assert (tmp_path / "hc.xml").is_file()

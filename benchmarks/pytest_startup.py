@@ -42,7 +42,9 @@ def main() -> int:
             differences.append(times[order[0]] - times[order[1]])
     median = statistics.median(differences)
     print(f"python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(f"pytest --co, 200 tests, {pairs} pairs: with the plugin {median * 1000:+.1f} ms (median; limit {LIMIT * 1000:.0f} ms)")
+    print(
+        f"pytest --co, 200 tests, {pairs} pairs: with the plugin {median * 1000:+.1f} ms (median; limit {LIMIT * 1000:.0f} ms)"
+    )
     return 0 if median <= LIMIT else 1
 
 

@@ -106,11 +106,12 @@ def _report_kinds(wanted: list[str], config: pytest.Config) -> dict[str, str]:
 
 
 @pytest.fixture
-def healthcheck(request: pytest.FixtureRequest) -> Watched | None:
+def healthcheck(request: pytest.FixtureRequest) -> Watched:
     """Watches this test; shows the series and alerts so far (``healthcheck.series("loss")``)."""
     from healthcheck.pytesting.watching import WATCHED, Watched
 
-    return request.node.stash.setdefault(WATCHED, Watched(request.node.nodeid))
+    watched: Watched = request.node.stash.setdefault(WATCHED, Watched(request.node.nodeid))
+    return watched
 
 
 @pytest.fixture

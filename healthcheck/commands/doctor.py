@@ -1,12 +1,18 @@
-"""``healthcheck doctor``: whether this environment can watch a run, and what is in the way."""
+"""``healthcheck doctor``: whether this environment can watch a run, and what is in the way.
+
+With a script: what watching it costs here, and that it changes nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import asdict
+from typing import Any
 
 from healthcheck.commands.doctor_checks import Finding, all_checks
+from healthcheck.commands.doctor_script import STEPS, compare, run_trials
+from healthcheck.errors import UsageError
 
 NAME = "doctor"
 HELP = "report on this environment: versions, devices, name clashes, plugins, rules"
@@ -17,16 +23,31 @@ _MARK = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "script",
+        nargs="?",
+        metavar="SCRIPT",
+        help="run its first steps with and without us in turn: step time, memory, identical losses",
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="arguments of the script")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of each run ({STEPS})")
+    parser.add_argument(
         "-p", "--plugin", action="append", default=[], metavar="FILE_OR_MODULE", help="also load this plugin"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def main(args: argparse.Namespace) -> int:
-    findings = list(all_checks(args.plugin))
+    measured: dict[str, Any] = {}
+    if args.script is None:
+        findings = list(all_checks(args.plugin))
+    else:
+        if args.steps < 2:
+            raise UsageError(f"--steps {args.steps}: at least 2 are needed")
+        measured, findings = compare(run_trials(args.script, args.arguments, args.steps))
     problems = [f for f in findings if f.level == "problem"]
     if args.format == "json":
-        print(json.dumps({"problems": len(problems), "findings": [asdict(f) for f in findings]}, indent=1))
+        content = {"problems": len(problems), "findings": [asdict(f) for f in findings]}
+        print(json.dumps({**content, **({"measured": measured} if measured else {})}, indent=1))
     else:
         for finding in findings:
             print("\n".join(_lines(finding)))

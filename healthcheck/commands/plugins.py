@@ -23,7 +23,9 @@ KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "pa
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "healthcheck plugins [options]\n       healthcheck plugins new NAME [--dir FOLDER]"
     parser.add_argument("words", nargs="*", metavar="new NAME", help="write a new plugin with its tests")
-    parser.add_argument("--dir", default=".", metavar="FOLDER", help="where `new` makes the plugin's folder (default: here)")
+    parser.add_argument(
+        "--dir", default=".", metavar="FOLDER", help="where `new` makes the plugin's folder (default: here)"
+    )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also names of the built-ins, and each plugin's hooks"
     )
@@ -52,9 +54,13 @@ def _new(words: list[str], parent: str) -> int:
     from healthcheck.commands.newplugin import package_name, write_plugin
 
     folder = write_plugin(words[1], Path(parent))
-    print(f"{folder}: a plugin with a metric, a condition, an action, a rule pack, a report and a reader, each with a test")
+    print(
+        f"{folder}: a plugin with a metric, a condition, an action, a rule pack, a report and a reader, each with a test"
+    )
     print(f"  try it:      cd {folder} && pytest")
-    print(f"  install it:  pip install -e {folder} && healthcheck plugins      (its name there: {package_name(words[1])})")
+    print(
+        f"  install it:  pip install -e {folder} && healthcheck plugins      (its name there: {package_name(words[1])})"
+    )
     return 0
 
 

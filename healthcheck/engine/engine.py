@@ -330,7 +330,11 @@ class Engine:
     def _cap(self, state: RuleState, alert: Alert) -> None:
         if not self.recorded:
             return
-        unsaid = [g.metric for g in state.rule.only_if if g.metric not in self.last and g.metric not in self.known]
+        unsaid = [
+            g.metric
+            for g in state.rule.only_if
+            if g.metric not in self.last and g.metric not in self.known and g.test.text != "absent"
+        ]
         if unsaid:
             alert.severity = min(alert.severity, Severity.WARNING)
             alert.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))

@@ -86,7 +86,11 @@ class FaultMachine:
         """A sentence for every fault that never came about."""
         return [
             f"{fault} never came about: "
-            + (NEEDS.get(fault.kind, "nothing was trained then") if self.attempts >= fault.first else f"the run had {self.attempts} steps")
+            + (
+                NEEDS.get(fault.kind, "nothing was trained then")
+                if self.attempts >= fault.first
+                else f"the run had {self.attempts} steps"
+            )
             for fault in self.faults
             if fault not in self.happened
         ]
@@ -254,7 +258,11 @@ def rehearsal(session: Session, faults: Iterable[Fault]) -> Iterator[FaultMachin
 
     def report_section(report: dict[str, Any]) -> None:
         report["injected"] = [
-            {"fault": str(fault), "happened": fault in machine.happened, "step": machine.happened.get(fault, fault.first)}
+            {
+                "fault": str(fault),
+                "happened": fault in machine.happened,
+                "step": machine.happened.get(fault, fault.first),
+            }
             for fault in machine.faults
         ]
         for text in machine.missed():

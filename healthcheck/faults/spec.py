@@ -93,7 +93,9 @@ def parse_fault(text: str) -> Fault:
     found = _SPEC.fullmatch(text.strip())
     if found is None:
         known = suggest(text.split("@")[0], KINDS)
-        raise UsageError(f"{text!r} is no fault at a step; write for instance nan-grad@120" + (f" ({known})" if known else ""))
+        raise UsageError(
+            f"{text!r} is no fault at a step; write for instance nan-grad@120" + (f" ({known})" if known else "")
+        )
     amount = None
     if found["amount"] is not None:
         amount = _amount(found["name"], found["amount"])

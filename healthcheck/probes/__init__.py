@@ -22,6 +22,7 @@ from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryPr
 from healthcheck.probes.memory_events import MemoryEpochProbe, MemoryEventProbe
 from healthcheck.probes.modes import ModeProbe
 from healthcheck.probes.movement import MovementProbe
+from healthcheck.probes.optimizers import OptimizerCountProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.scaling import LossScaleProbe
@@ -36,6 +37,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossProbe,
     GradientProbe,
     LearningRateProbe,
+    OptimizerCountProbe,
     ClippingProbe,
     LossScaleProbe,
     SkippedUpdateProbe,

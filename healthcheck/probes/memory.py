@@ -16,6 +16,8 @@ from healthcheck.samples import Cost, Metric, Sample
 FLOOR_STEPS = 100
 """Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""
 
+_READ = tuple(f"memory.{name}" for name in ("allocated", "reserved", "peak", "fraction", "fragmentation", "retries"))
+
 
 class MemoryProbe:
     """Reads the allocator's counters once per step, after the update, when activations are gone.
@@ -55,6 +57,8 @@ class MemoryProbe:
         if event.kind is EventKind.EPOCH_END:
             self._knows_epochs = True
             return self._take_floor(event)
+        if not demand.wants("memory.epoch_floor") and not any(demand.due(key, event.step) for key in _READ):
+            return ()
         stats = self.device.statistics()
         samples = [
             Sample(f"memory.{name}", event.step, float(stats[name]))
@@ -100,6 +104,8 @@ class HostMemoryProbe:
         self._asked = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not any(demand.due(metric.key, event.step) for metric in self.provides):
+            return ()
         used = self._resident()
         if used is None:
             return ()

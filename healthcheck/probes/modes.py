@@ -50,7 +50,7 @@ class ModeProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
-            if event.phase == "train" and event.model is not None:
+            if event.phase == "train" and event.model is not None and demand.due("modules.in_eval", event.step):
                 self._look(event)
             return ()
         if self._hit is None or self._given == event.step:

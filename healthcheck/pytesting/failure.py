@@ -55,7 +55,9 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
         lines = block(session, failing[0], report)
         return HealthCheckFailed(lines[0], [*lines[1:], *_others(session, failing[0]), ending])
     reasons = [
-        f"  {rule}: {entry.get('reason', '')}" for rule, entry in report["rules"].items() if entry["verdict"] == "not judged"
+        f"  {rule}: {entry.get('reason', '')}"
+        for rule, entry in report["rules"].items()
+        if entry["verdict"] == "not judged"
     ]
     trace = [f"  {line}" for e in report["internal_errors"] for line in str(e.get("traceback", "")).splitlines()]
     return HealthCheckFailed(str(report["exit_words"]), [*(trace or reasons), ending])

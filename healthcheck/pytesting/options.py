@@ -66,7 +66,9 @@ def wanted_by(item: pytest.Item) -> Wanted:
         wanted.rules = _near(config.getini("healthcheck_rules"), [config.rootpath])
     for name in ("profile", "fail_on"):
         if getattr(wanted, name) is None:
-            setattr(wanted, name, config.getoption(f"healthcheck_{name}") or config.getini(f"healthcheck_{name}") or None)
+            setattr(
+                wanted, name, config.getoption(f"healthcheck_{name}") or config.getini(f"healthcheck_{name}") or None
+            )
     wanted.plugins = [*config.getoption("healthcheck_plugin"), *_listed(wanted.plugins)]
     for name in ("off", "only", "set", "mute", "metrics"):
         setattr(wanted, name, _listed(getattr(wanted, name)))

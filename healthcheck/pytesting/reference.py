@@ -71,7 +71,9 @@ def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFail
     known = load(path).get(key, {})
     absent = [name for name in wanted if name not in known]
     if absent:
-        return HealthCheckFailed(f"{shown(path)} has no {', '.join(absent)} for {key}", [f"  write it: pytest {OPTION}"])
+        return HealthCheckFailed(
+            f"{shown(path)} has no {', '.join(absent)} for {key}", [f"  write it: pytest {OPTION}"]
+        )
     wrong = []
     for name, given in wanted.items():
         text = judge(name, values[name], known[name], given, watched.note, str(known.get("machine", "")))
@@ -98,7 +100,9 @@ def judge(name: str, value: float, entry: Mapping[str, Any], given: Any, note: A
     unit = {"peak_memory": "bytes", "throughput": "1/s"}.get(name, "")
     if math.isfinite(value) and worse <= room:
         if worse < -room:
-            note(f"{name} {number(value, unit)} is better than its reference {number(reference, unit)}; accept it: {OPTION}")
+            note(
+                f"{name} {number(value, unit)} is better than its reference {number(reference, unit)}; accept it: {OPTION}"
+            )
         return ""
     return f"{name} is {number(value, unit)}, reference {number(reference, unit)}, {measure.worse} by more than {tolerance:.0%}"
 
@@ -108,7 +112,9 @@ def _wanted(given: Any) -> dict[str, Any]:
     if not given:
         return {}
     names: Mapping[str, Any] = (
-        given if isinstance(given, Mapping) else dict.fromkeys([given] if isinstance(given, str) else MEASURES if given is True else given)
+        given
+        if isinstance(given, Mapping)
+        else dict.fromkeys([given] if isinstance(given, str) else MEASURES if given is True else given)
     )
     for name in names:
         if name not in MEASURES:
@@ -147,9 +153,13 @@ def update(entries: Iterable[Mapping[str, Any]]) -> list[str]:
         tests[new["test"]] = made = {"machine": new["machine"]}
         for name, fresh in new["entry"].items():
             tolerance = (old.get(name) or {}).get("tolerance", fresh["tolerance"])
-            made[name] = {"value": float(f"{fresh['value']:.6g}")} | ({} if tolerance is None else {"tolerance": tolerance})
+            made[name] = {"value": float(f"{fresh['value']:.6g}")} | (
+                {} if tolerance is None else {"tolerance": tolerance}
+            )
     for path, tests in files.items():
-        text = HEAD + yaml.safe_dump({"healthcheck_reference": 1, "tests": dict(sorted(tests.items()))}, sort_keys=False)
+        text = HEAD + yaml.safe_dump(
+            {"healthcheck_reference": 1, "tests": dict(sorted(tests.items()))}, sort_keys=False
+        )
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)

@@ -54,7 +54,9 @@ class WatchedTests:
         terminal = terminalreporter
         terminal.section("healthcheck")
         order = {"failed": 0, "warned": 1, "not judged": 2, "ok": 3}
-        tests = sorted(self.tests.values(), key=lambda t: (t["outcome"] == "passed", order.get(t["facts"]["verdict"], 9)))
+        tests = sorted(
+            self.tests.values(), key=lambda t: (t["outcome"] == "passed", order.get(t["facts"]["verdict"], 9))
+        )
         width = max((len(test["nodeid"]) for test in tests[:MOST_ROWS]), default=0)
         for test in tests[:MOST_ROWS]:
             facts = test["facts"]

@@ -157,8 +157,8 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         session = _open(item, wanted)
         process = InProcess(session)
-    except HealthCheckError as error:
-        raise HealthCheckFailed(complaint(error)) from None
+    except HealthCheckError as mistake:
+        raise HealthCheckFailed(complaint(mistake)) from None
     error: BaseException | None = None
     result = None
     try:

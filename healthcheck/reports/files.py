@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
-from healthcheck.reports.github import annotations, job_summary
+from healthcheck.reports.github import job_summary, workflow_commands
 from healthcheck.reports.junit import junit_xml
 from healthcheck.reports.stderr import Stderr
 
@@ -46,7 +46,7 @@ KINDS: dict[str, FileKind] = {
         job_summary,
         default_path=lambda: os.environ.get("GITHUB_STEP_SUMMARY", ""),
         append=True,
-        lines=annotations,
+        lines=workflow_commands,
     ),
 }
 
@@ -61,14 +61,18 @@ def kinds_of(plugin_reports: Mapping[str, Any] | None = None) -> dict[str, FileK
     return found
 
 
-def parse_reports(given: Any, kinds: Mapping[str, FileKind] | None = None, *, option: str = "--report") -> dict[str, str]:
+def parse_reports(
+    given: Any, kinds: Mapping[str, FileKind] | None = None, *, option: str = "--report"
+) -> dict[str, str]:
     """``["json=hc.json", "github"]`` or a mapping as kind -> path (empty where the kind knows its own).
 
     Raises ``UsageError`` with all mistakes: an unknown kind (with a suggestion), a kind given twice,
     a missing path.
     """
     table = KINDS if kinds is None else kinds
-    pairs = given.items() if isinstance(given, Mapping) else map(_pair, [given] if isinstance(given, str) else given or ())
+    pairs = (
+        given.items() if isinstance(given, Mapping) else map(_pair, [given] if isinstance(given, str) else given or ())
+    )
     found: dict[str, str] = {}
     wrong: list[str] = []
     for kind, path in pairs:
@@ -76,7 +80,9 @@ def parse_reports(given: Any, kinds: Mapping[str, FileKind] | None = None, *, op
         known = table.get(kind)
         if known is None:
             hint = suggest(kind, table)
-            wrong.append(f'{option}: there is no report "{kind}"; {hint + " " if hint else ""}there are: {", ".join(table)}')
+            wrong.append(
+                f'{option}: there is no report "{kind}"; {hint + " " if hint else ""}there are: {", ".join(table)}'
+            )
         elif kind in found:
             wrong.append(f"{option}: {kind} is given twice ({found[kind]} and {path})")
         elif not path and known.default_path is None:

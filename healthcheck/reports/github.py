@@ -20,7 +20,7 @@ PER_KIND = 10
 _KIND = {"error": "error", "warning": "warning", "info": "notice"}
 
 
-def annotations(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+def workflow_commands(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Workflow commands (``::error file=...,line=...,title=...::message``), at most ten of a kind.
 
     :param folder: where relative paths of rules start; GitHub wants them from the root of the checkout.
@@ -40,10 +40,9 @@ def annotations(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[str]
         where = f"file={_property(_in_checkout(file, folder))},line={line}," if line else ""
         text = headline(alert) + (f"\ntry: {alert['hint']}" if alert.get("hint") else "")
         lines.append(f"::{kind} {where}title={_property('healthcheck ' + str(alert['rule']))}::{_message(text)}")
-    for report in reports:
-        if report["exit_code"] and not report["alerts"]:  # nothing judged, a script's own error: say that at least
-            lines.append(f"::error title=healthcheck::{_message(str(report['exit_words']))}")
-    return lines
+    # Nothing judged, or a script's own error: say that at least.
+    silent = [report for report in reports if report["exit_code"] and not report["alerts"]]
+    return lines + [f"::error title=healthcheck::{_message(str(report['exit_words']))}" for report in silent]
 
 
 def job_summary(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -70,6 +70,10 @@ def count_reached(limit: int, words: str) -> Bound:
     return _bound(lambda score: score >= limit, words, "at_least", high=float(limit))
 
 
+def _never(score: float) -> bool:
+    return False
+
+
 def _outside(value: Any) -> Bound:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise QuantityError("`outside` takes two numbers: [low, high]")
@@ -91,3 +95,7 @@ def _bound(
     bound.text, bound.kind, bound.low, bound.high = text, kind, low, high
     bound.direction = 0 if kind in ("outside", "equals") else (-1 if high is None else 1)
     return bound
+
+
+ABSENT = _bound(_never, "absent", "absent")
+"""``only_if: {reward: absent}``: a guard without samples holds, and one with samples never does."""

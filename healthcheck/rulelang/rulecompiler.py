@@ -8,7 +8,7 @@ from typing import Any
 from healthcheck.errors import Problem
 from healthcheck.protocols import Condition
 from healthcheck.registry import Registry
-from healthcheck.rulelang.comparators import comparator_in, make_comparator
+from healthcheck.rulelang.comparators import ABSENT, comparator_in, make_comparator
 from healthcheck.rulelang.conditions.base import OptionError
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
@@ -200,7 +200,7 @@ class RuleCompiler:
                 text, hint = self.known.unknown(metric)
                 self.problems.append(entry.document.problem(where, "unknown-metric", text, key=True, suggestion=hint))
                 continue
-            test = self._comparator(entry, where, written)
+            test = ABSENT if written == ABSENT.text else self._comparator(entry, where, written)
             if test is not None:
                 guards.append(Guard(metric, test))
         return tuple(guards)

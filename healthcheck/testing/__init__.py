@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from healthcheck.pytesting.failure import HealthCheckFailed
     from healthcheck.testing.fake import FakeControls, FakeModel, FakeTrainer
-    from healthcheck.testing.plugincheck import check_plugin
     from healthcheck.testing.playing import Played, open_test_session, play
+    from healthcheck.testing.plugincheck import check_plugin
 
 _HOME = {
     "FakeControls": "testing.fake",

@@ -105,7 +105,9 @@ class FakeTrainer:
     :param unable: controls that this trainer lacks -> why, to test what an action says then.
     """
 
-    def __init__(self, session: Session, *, model: FakeModel | None = None, unable: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, session: Session, *, model: FakeModel | None = None, unable: Mapping[str, str] | None = None
+    ) -> None:
         self.session = session
         self.model = model if model is not None else FakeModel()
         self.optimizer: Any = SimpleNamespace(param_groups=[{"lr": 1e-3, "params": []}])
@@ -175,7 +177,9 @@ class FakeTrainer:
         self.emit(start, phase=word, dataset=dataset)
         for _ in range(batches):
             self.emit(step, phase=word, dataset=dataset)
-        self.emit(end, phase=word, dataset=dataset, metrics={f"{word}.{name}": v for name, v in metrics.items()} or None)
+        self.emit(
+            end, phase=word, dataset=dataset, metrics={f"{word}.{name}": v for name, v in metrics.items()} or None
+        )
 
     def save(self, path: str) -> None:
         """Announce a checkpoint; writes nothing."""

@@ -49,7 +49,9 @@ class Played:
         return str(self.report["rules"][rule]["verdict"])
 
 
-def open_test_session(rules: Any = None, *, plugins: Sequence[object] = (), clock: Any = None, **options: Any) -> Session:
+def open_test_session(
+    rules: Any = None, *, plugins: Sequence[object] = (), clock: Any = None, **options: Any
+) -> Session:
     """A real session that prints nothing, writes nothing and whose time moves only as told.
 
     :param rules: path, pack, dict, YAML text, or a list of these; None: no rules at all.

@@ -43,7 +43,9 @@ def check_plugin(plugin: Any, name: str | None = None) -> list[str]:
     signatures of probes, actions, reports and readers; rule packs, which must load.
     """
     plugin = plugin() if isinstance(plugin, type) else plugin
-    label = name or getattr(plugin, "name", None) or getattr(plugin, "__name__", type(plugin).__name__).rpartition(".")[2]
+    label = (
+        name or getattr(plugin, "name", None) or getattr(plugin, "__name__", type(plugin).__name__).rpartition(".")[2]
+    )
     problems = [text for hook, function in _hooks(plugin) for text in _check_hook(hook, function)]
     host = PluginHost(strict=True)
     host.load_builtins(_builtins())
@@ -144,11 +146,12 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
     what = f'probe "{name}"'
     yield from _documented(what, probe)
     yield from _takes(f"{what}: sample", getattr(probe, "sample", None), 2)
-    wrong = [kind for kind in probe.listens_to if not isinstance(kind, EventKind)]
+    wrong = [kind for kind in probe.listens_to if kind not in set(EventKind)]
     if wrong or not probe.listens_to:
         yield f"{what}: listens_to must hold members of EventKind, not {wrong or 'nothing'}"
     source = _source(type(probe))
-    for metric in probe.provides:
+    provided: list[Any] = list(probe.provides)  # an author's, not yet checked
+    for metric in provided:
         if not isinstance(metric, Metric):
             yield f"{what}: provides holds {metric!r}, which is no healthcheck.Metric"
             continue

@@ -56,7 +56,7 @@ class LoopSteps(TrainingSteps):
         if not self.started:
             self._start()
         self.phases.end()
-        self._next_step_if_ended()
+        self._next_step_if_ended(attempt=True)  # a replayed graph steps without an attempt that we see
         self.last_attempt = self._begun
         loss = loss.detach() if hasattr(loss, "detach") else loss
         optimizer, index, skipped = self._last_update

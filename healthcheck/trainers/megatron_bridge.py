@@ -29,6 +29,7 @@ from healthcheck.trainers.megatron_grads import MainGradView
 from healthcheck.trainers.megatron_state import (
     batch_size,
     checkpoint_folder,
+    last_evaluations,
     learning_rate,
     main_loss,
     newest_checkpoint,
@@ -43,8 +44,6 @@ from healthcheck.trainers.toldwatch import Results, ToldWatch, joined
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-
-__all__ = ["CAPABILITIES", "LOG_PREFIX", "HealthCheckCallback", "MegatronControls"]
 
 LOG_PREFIX = "healthcheck/"
 
@@ -269,8 +268,7 @@ class HealthCheckCallback(Results):
         if self._controls is not None:
             self._controls.give_back("train_iters", "save_interval")
         self._trained = True
-        progress = context.state.train_state
-        self._awaited = {name for name, flag in _LAST if getattr(progress, flag, False) is True}
+        self._awaited = last_evaluations(context.state)
         if not self._awaited:
             return self.close(Ending())
         self.watch.step_aside()
@@ -301,6 +299,3 @@ class HealthCheckCallback(Results):
         kept = self.watch.state()
         if kept is not None and os.path.isdir(folder):
             write_state(folder, kept, self.watch.session.info.rank if self.watch.session is not None else 0)
-
-
-_LAST = (("eval", "do_valid"), ("test", "do_test"))

@@ -45,6 +45,12 @@ def results(total: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {("loss" if name == main else canonical_metric(name.replace(" ", "_"))): v for name, v in total.items()}
 
 
+def last_evaluations(state: Any) -> set[str]:
+    """What ``pretrain`` does after training: ``eval``, ``test``, both, or nothing."""
+    flags = (("eval", "do_valid"), ("test", "do_test"))
+    return {name for name, flag in flags if getattr(state.train_state, flag, False) is True}
+
+
 def batch_size(state: Any) -> tuple[int | None, int | None]:
     """``(samples, tokens)`` of one iteration; None where it is ramped up or the length is not fixed."""
     samples = part_of(state, "train", "global_batch_size")

@@ -73,7 +73,7 @@ def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) 
 def _open(options: SessionOptions, given: Mapping[str, Any]) -> Session:
     import healthcheck  # the lazy package: trainers know nothing of the composition root
 
-    return healthcheck.open_session(
+    session: Session = healthcheck.open_session(
         target=options.name or os.path.basename(sys.argv[0] or "") or "notebook",
         rules=options.rules,
         profile=options.profile,
@@ -89,6 +89,7 @@ def _open(options: SessionOptions, given: Mapping[str, Any]) -> Session:
         record=options.record,
         metrics=options.metrics,
     )
+    return session
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ print("done")
 """
 
 
-def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(
+    healthcheck_command: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     result = healthcheck_command("run", "--inject", "nan-grad@4", "--report", "json=hc.json", "train.py")
     assert result.returncode == 1
@@ -35,7 +37,9 @@ def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(healthcheck_c
     assert report["injected"] == [{"fault": "nan-grad@4", "happened": True, "step": 4}]
 
 
-def test_a_fault_that_never_came_about_is_told_and_changes_nothing(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_fault_that_never_came_about_is_told_and_changes_nothing(
+    healthcheck_command: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     result = healthcheck_command("run", "--inject", "nan-grad@400", "--inject", "slow-data@2", "train.py")
     assert (result.returncode, result.stdout) == (0, "done\n")

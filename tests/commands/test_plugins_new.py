@@ -50,9 +50,16 @@ def test_its_own_tests_pass_where_it_was_written(made: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("2fast", "letters, digits"), ("a--b", "letters, digits"), ("json", "which is taken"), ("healthcheck", "which is taken")],
+    [
+        ("2fast", "letters, digits"),
+        ("a--b", "letters, digits"),
+        ("json", "which is taken"),
+        ("healthcheck", "which is taken"),
+    ],
 )
-def test_a_bad_name_is_refused_and_nothing_is_written(healthcheck_command: Callable[..., Any], tmp_path: Path, name: str, said: str) -> None:
+def test_a_bad_name_is_refused_and_nothing_is_written(
+    healthcheck_command: Callable[..., Any], tmp_path: Path, name: str, said: str
+) -> None:
     result = healthcheck_command("plugins", "new", name)
     assert result.returncode == 4
     assert said in result.stderr
@@ -103,6 +110,8 @@ def test_from_its_wheel_in_a_clean_environment_every_part_is_visible_and_usable(
     assert "weights-grow" in text
     assert (folder / "touched").is_file()
     assert "weights-grow: failed" in (folder / "table.txt").read_text()
-    (folder / "run.log").write_text("# acme_health log\n" + "".join(f"{n} acme_health.weight_norm={n}\n" for n in range(1, 9)))
+    (folder / "run.log").write_text(
+        "# acme_health log\n" + "".join(f"{n} acme_health.weight_norm={n}\n" for n in range(1, 9))
+    )
     replayed = environment.command("replay", "run.log", expect=1)
     assert "weights-grow" in replayed

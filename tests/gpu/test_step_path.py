@@ -89,7 +89,7 @@ def test_values_are_those_of_a_plain_loop(watch: Any) -> None:
         loss.backward()
         norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
         optimizer.step()
-        wanted.append((float(loss), float(norm)))
+        wanted.append((float(loss.detach()), float(norm)))
     weights = [p.detach().clone() for p in model.parameters()]
 
     model, x = model_and_data()

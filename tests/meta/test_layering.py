@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),
-    ("session", "acting", "alertjson", "outcome", "probing", "held", "watchdog", "contained", "callback"),
+    ("session", "acting", "alertjson", "outcome", "probing", "held", "watchdog", "contained", "callback", "budget"),
     ("probes",),
     ("actions",),
     ("trainers",),

@@ -86,7 +86,11 @@ def test_train(lr):
     lines = block(result, "loss-not-finite: ")
     text = "\n".join(lines)
     assert re.fullmatch(r"loss-not-finite: loss is (nan|inf) at step \d+", lines[0])
-    for part in (r"  value     (nan|inf)", r"  normal    [\d.,e+]+, 1 step earlier", r"  try       lower the learning rate"):
+    for part in (
+        r"  value     (nan|inf)",
+        r"  normal    [\d.,e+]+, 1 step earlier",
+        r"  try       lower the learning rate",
+    ):
         assert re.search(part, text), part
     assert re.search(r"  rule      .*rules\.yaml:3 \(error\)", text)
     evidence = re.search(r"  evidence  (\S+)", text)
@@ -115,7 +119,9 @@ def test_short(healthcheck):
         "-rP",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["training was ended as asked (asked for 5 steps); code of the test after it did not run"])
+    result.stdout.fnmatch_lines(
+        ["training was ended as asked (asked for 5 steps); code of the test after it did not run"]
+    )
     result.stdout.fnmatch_lines(["test_toy.py::test_short  ok * 5 steps"])
 
 
@@ -145,7 +151,9 @@ def test_mine():
 """
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E       AssertionError: mine", "*Captured healthcheck call*", "loss-not-finite: loss is *"])
+    result.stdout.fnmatch_lines(
+        ["E       AssertionError: mine", "*Captured healthcheck call*", "loss-not-finite: loss is *"]
+    )
 
 
 def test_skips_and_expected_failures_stay_what_they_are(watched: RunTests) -> None:
@@ -221,19 +229,25 @@ def test_inside(around):
         ("reference='final_los'", '*there is no measure "final_los"*'),
     ],
 )
-def test_a_mistake_in_the_marker_is_a_failure_that_says_what_to_write(watched: RunTests, arguments: str, said: str) -> None:
+def test_a_mistake_in_the_marker_is_a_failure_that_says_what_to_write(
+    watched: RunTests, arguments: str, said: str
+) -> None:
     result = watched(f"@pytest.mark.healthcheck({arguments})\ndef test_it(): train(steps=3)\n")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([said])
     result.stdout.no_fnmatch_line("*healthcheck/pytesting*")
 
 
-def test_a_plugin_that_raises_fails_the_test_with_its_name_and_place(watched: RunTests, pytester: pytest.Pytester) -> None:
+def test_a_plugin_that_raises_fails_the_test_with_its_name_and_place(
+    watched: RunTests, pytester: pytest.Pytester
+) -> None:
     """Monitoring breaks quietly in training and loudly in tests."""
     pytester.makepyfile(
         broken="import healthcheck\n@healthcheck.hookimpl\ndef healthcheck_step_end(event):\n    raise RuntimeError('oh')\n"
     )
-    result = watched("@pytest.mark.healthcheck(rules='rules.yaml', plugins='broken.py')\ndef test_it(): train(steps=3)\n")
+    result = watched(
+        "@pytest.mark.healthcheck(rules='rules.yaml', plugins='broken.py')\ndef test_it(): train(steps=3)\n"
+    )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(['plugin "broken" raised in step_end at step 1: RuntimeError: oh', "  at *broken.py:4"])
 
@@ -308,7 +322,9 @@ def test_too_late(inject, healthcheck):
     result.stdout.fnmatch_lines(["injected nan-grad at step 5: *"])
 
 
-def test_a_reference_is_written_compared_and_kept_with_its_tolerance(watched: RunTests, pytester: pytest.Pytester) -> None:
+def test_a_reference_is_written_compared_and_kept_with_its_tolerance(
+    watched: RunTests, pytester: pytest.Pytester
+) -> None:
     tests = """
 import os
 @pytest.mark.healthcheck(rules="rules.yaml", reference="final_loss")
@@ -318,7 +334,9 @@ def test_it():
     missing = watched(tests)
     missing.stdout.fnmatch_lines(["test_toy.reference.yaml has no final_loss for test_it"])
     path = pytester.path / "test_toy.reference.yaml"
-    watched(tests, "--healthcheck-update-reference").stdout.fnmatch_lines(["reference written: test_toy.reference.yaml"])
+    watched(tests, "--healthcheck-update-reference").stdout.fnmatch_lines(
+        ["reference written: test_toy.reference.yaml"]
+    )
     watched(tests).assert_outcomes(passed=1)
     text = path.read_text()
     value = float(re.search(r"value: ([\d.e-]+)", text)[1])  # type: ignore[index]
@@ -362,7 +380,9 @@ def test_train(lr):
     assert len(ET.parse(pytester.path / "hc.xml").getroot()) == 3
     assert block(result, "loss-not-finite")
     result.stdout.fnmatch_lines(["FAILED test_toy.py::test_train?100.0? - loss-not-finite: *"])
-    table = [line for line in result.outlines if re.match(r"test_toy.py::test_train\[.*\] +(ok|failed) +\d+ steps", line)]
+    table = [
+        line for line in result.outlines if re.match(r"test_toy.py::test_train\[.*\] +(ok|failed) +\d+ steps", line)
+    ]
     assert len(table) == 3
     assert (pytester.path / "test_toy.reference.yaml").read_text().count("final_loss") == 2
 

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 pytest.importorskip("accelerate")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import healthcheck
 
-pytestmark = [pytest.mark.framework("accelerate"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.framework("accelerate"), pytest.mark.filterwarnings("ignore")]
 
 RULES = {
     "version": 1,
@@ -112,13 +113,18 @@ def test_a_loop_that_asks_for_the_trigger_ends_by_itself() -> None:
 def test_a_loop_that_asks_nobody_is_ended_by_the_next_step() -> None:
     accelerator = Accelerator(cpu=True)
     model, optimizer, data = prepared(accelerator)
-    with pytest.raises(healthcheck.StopTraining), healthcheck.watch(rules=RULES, **QUIET) as health:
-        health.attach(accelerator)
-        for step, (x, y) in enumerate(data, start=1):
-            loss = (model(x) - y).pow(2).mean() * (float("nan") if step == 5 else 1.0)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+    health = healthcheck.watch(rules=RULES, **QUIET)
+    health.attach(accelerator)
+
+    def train() -> None:
+        with health:
+            for step, (x, y) in enumerate(data, start=1):
+                accelerator.backward((model(x) - y).pow(2).mean() * (float("nan") if step == 5 else 1.0))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(healthcheck.StopTraining):
+        train()
     assert bool(torch.isfinite(model.weight).all())
     assert health.report["steps"] == 6
 

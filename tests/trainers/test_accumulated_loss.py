@@ -38,9 +38,7 @@ RULES = {"version": 1, "rules": {"loss": {"metric": "loss", "when": {"above": 1e
         (2, "torch.amp.GradScaler('cpu', init_scale=1024.0).scale(loss / 2).backward()", 2),
     ],
 )
-def test_the_step_loss_is_the_one_printed(
-    play: Callable[..., Any], micro: int, backward: str, divided: float
-) -> None:
+def test_the_step_loss_is_the_one_printed(play: Callable[..., Any], micro: int, backward: str, divided: float) -> None:
     import builtins
 
     played = play(LOOP.format(micro=micro, backward=backward, divided=divided if micro > 1 else 2), rules=RULES)

@@ -85,9 +85,7 @@ def endings(result: subprocess.CompletedProcess[str]) -> list[str]:
 def test_transformers_ends_on_both_ranks_at_the_same_step(script: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = script(HUGGING_FACE)
-    result = run(
-        tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)
-    )
+    result = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path))
     assert endings(result) == ["0 ended at 5 by loss-high", "1 ended at 5 by loss-high"], result.stderr
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import healthcheck
@@ -20,7 +21,7 @@ from healthcheck.trainers.huggingface import HealthCheckCallback, attach
 from healthcheck.trainers.huggingface_facts import evaluation_results
 from healthcheck.trainers.huggingface_memory import MemoryMonitoringCallback
 
-pytestmark = [pytest.mark.framework("transformers"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.framework("transformers"), pytest.mark.filterwarnings("ignore")]
 
 RULES = {
     "version": 1,

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 pytest.importorskip("lightning")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import lightning.pytorch as pl
+import torch
 
 import healthcheck
 from healthcheck.trainers.lightning import HealthCheckCallback, attach
 from healthcheck.trainers.lightning_facts import evaluation_results
 
-pytestmark = [pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
 
 RULES = {
     "version": 1,
@@ -228,7 +229,9 @@ def test_attach_is_for_trainers_that_exist(tmp_path: Path) -> None:
 
 def test_attach_to_something_else_says_what_is_known() -> None:
     session = healthcheck.open_session(target="test", rules=RULES, **QUIET)
-    with pytest.raises(healthcheck.UsageError, match=r"nothing here can attach to a list; trainers that are known: .*lightning"):
+    with pytest.raises(
+        healthcheck.UsageError, match=r"nothing here can attach to a list; trainers that are known: .*lightning"
+    ):
         session.attach([])
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("lightning")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import lightning.pytorch as pl
+import torch
 
 from healthcheck.trainers.lightning_callbacks import (
     AnomalyDetectorCallback,
@@ -26,7 +27,7 @@ from healthcheck.trainers.lightning_callbacks import (
     duration,
 )
 
-pytestmark = [pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
 QUIET = {"console": False, "record": False}
 
 

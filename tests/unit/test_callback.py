@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 import healthcheck
 from healthcheck.errors import UnknownHookError
@@ -20,9 +22,7 @@ def train(*callbacks: Any, steps: int = 4, fail_at: int = 0) -> Any:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with healthcheck.watch(
-        model, optimizer, rules=RULES, callbacks=callbacks, console=False, record=False
-    ) as health:
+    with healthcheck.watch(model, optimizer, rules=RULES, callbacks=callbacks, console=False, record=False) as health:
         for step in range(1, steps + 1):
             loss = model(torch.ones(1, 2)).pow(2).mean()
             loss.backward()

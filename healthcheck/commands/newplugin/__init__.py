@@ -26,7 +26,9 @@ def package_name(name: str) -> str:
             f'"{name}" is no name for a distribution: letters, digits and single dashes, such as acme-health'
         )
     if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in (BUILTIN, "torch", "pytest"):
-        raise UsageError(f'"{name}" would be imported as {package}, which is taken; choose another name, such as {name}-health')
+        raise UsageError(
+            f'"{name}" would be imported as {package}, which is taken; choose another name, such as {name}-health'
+        )
     return package
 
 
@@ -39,7 +41,11 @@ def write_plugin(name: str, parent: Path) -> Path:
     folder = parent / name
     if folder.exists():
         raise UsageError(f"{folder} exists already; nothing was written")
-    values = {"@NAME@": name, "@PACKAGE@": package, "@CLASS@": "".join(part.capitalize() for part in package.split("_"))}
+    values = {
+        "@NAME@": name,
+        "@PACKAGE@": package,
+        "@CLASS@": "".join(part.capitalize() for part in package.split("_")),
+    }
     try:
         for template in sorted(TEMPLATES.rglob(f"*{SUFFIX}")):
             relative = template.relative_to(TEMPLATES).as_posix().removesuffix(SUFFIX)

@@ -12,7 +12,8 @@ Three demands keep apart what looks alike; while one is not met the score is 1:
             (a penalty that is annealed, targets that grow) has not turned round.
 ``behind``  the lowest level is this share of all samples back: a dip is not a trend.
 ``sigmas``  the rise, in logarithms, is this many times the noise: the median absolute difference
-            of neighbours, which a trend does not enlarge (von Neumann 1941, with medians).
+            of neighbours, which a trend does not enlarge (von Neumann 1941, with medians). Of few
+            differences the mean is taken: their median is too small by chance too often.
 
 Ratios of values around zero mean nothing: a series that has been negative is not judged again, and
 zeros are passed over.
@@ -21,7 +22,7 @@ zeros are passed over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log, sqrt
+from math import log, pi, sqrt
 from typing import Any
 
 from healthcheck.protocols import Condition, ConditionType
@@ -45,8 +46,11 @@ NOISE_WINDOW = 64
 """Neighbouring differences that the noise is taken from."""
 NOISE_FLOOR = 0.002
 """Noise is at least this share of the level."""
+MANY = 32
+"""Differences from which on their median is taken."""
 DIFFERENCE_TO_SIGMA = MAD_TO_SIGMA / sqrt(2.0)
 """The difference of two samples has twice the variance of one."""
+MEAN_DIFFERENCE_TO_SIGMA = sqrt(pi) / 2.0
 
 
 class Rebound:
@@ -112,7 +116,14 @@ class Rebound:
             return False
         if not self._sigmas or not len(self._differences):
             return True
-        return log(ratio) > self._sigmas * max(NOISE_FLOOR, DIFFERENCE_TO_SIGMA * self._differences.median())
+        return log(ratio) > self._sigmas * max(NOISE_FLOOR, self._noise())
+
+    def _noise(self) -> float:
+        differences = self._differences
+        n = len(differences)
+        if n < MANY:
+            return MEAN_DIFFERENCE_TO_SIGMA * sum(differences.values) / n
+        return DIFFERENCE_TO_SIGMA * differences.median()
 
     def state(self) -> Any:
         return {

@@ -46,20 +46,14 @@ def test_watched_weights_are_bit_identical_to_plain_ones(trainer: str, tmp_path:
 @pytest.mark.parametrize("fault", ["nan_loss", "nan_gradient"])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_stop_before_the_update_leaves_finite_weights(trainer: str, fault: str, tmp_path: Path) -> None:
-    if (trainer, fault) == ("loop", "nan_loss"):
-        rule = "grads-not-finite"  # what a loop sees before its update
-    else:
-        rule = str(FAULTS[fault].rule)
-    run = stopped(trainer, Order(FAULTS[fault], tmp_path, rules=rules_with(rule, ["stop"])))
+    # Of a NaN loss, a loop sees the gradients before its update.
+    rule = "grads-not-finite" if (trainer, fault) == ("loop", "nan_loss") else FAULTS[fault].rule
+    run = drive(trainer, Order(FAULTS[fault], tmp_path, rules=rules_with(rule, ["stop"])))
     assert run.finite
     assert run.session.report["stop"]["step"] == 12
     assert run.session.report["stop"]["rule"] == rule
     assert run.session.report["exit_code"] == 1
     assert run.session.report["steps"] == 12
-
-
-def stopped(trainer: str, order: Order) -> Run:
-    return drive(trainer, order)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -140,3 +140,13 @@ def test_a_stale_metric_is_silent_since_its_own_last_sample(bench):
     b.step(2, now=50, loss=1)
     assert not b.engine.tick(0.0, 55).alerts
     assert [a.rule for a in b.engine.tick(0.0, 61).alerts] == ["quiet"]
+
+
+def test_a_guard_may_ask_that_a_metric_is_absent(bench):
+    b = bench("external: [reward]\nrules: {g: {metric: loss, when: {above: 5}, severity: error, only_if: {reward: absent}}}")
+    b.step(1, loss=9.0)
+    assert b.fired("g") == [1]
+    rl = bench("external: [reward]\nrules: {g: {metric: loss, when: {above: 5}, only_if: {reward: absent}}}")
+    rl.step(1, loss=1.0, reward=0.5)
+    rl.step(2, loss=9.0)
+    assert rl.fired("g") == []

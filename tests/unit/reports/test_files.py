@@ -67,7 +67,9 @@ def test_paths_start_where_the_run_began_although_the_script_moved(
     assert (tmp_path / "hc.xml").is_file()
 
 
-def test_a_place_that_cannot_be_written_costs_a_line_and_not_the_run(watched: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_costs_a_line_and_not_the_run(
+    watched: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     ended = watched(series={"loss": [1.0]}, reports={"junit": "file/hc.xml"})
     assert ended.returncode == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.github import annotations, job_summary
+from healthcheck.reports.github import job_summary, workflow_commands
 
 NAN = math.nan
 RULES = """\
@@ -34,40 +34,46 @@ rules:
 def report(runs: Path, sessions: ModuleType, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "team.yaml").write_text(RULES)
-    made: dict[str, Any] = sessions.run(series={"norm": [9.0, 9.0], "loss": [1.0, NAN]}, rules="sub/team.yaml", console=False)
+    made: dict[str, Any] = sessions.run(
+        series={"norm": [9.0, 9.0], "loss": [1.0, NAN]}, rules="sub/team.yaml", console=False
+    )
     return made
 
 
 def test_annotations_stand_at_the_rule_and_the_severe_come_first(report: dict[str, Any], tmp_path: Path) -> None:
-    first, second = annotations([report], tmp_path)
-    assert first.startswith("::error file=sub/team.yaml,line=9,title=healthcheck loss-not-finite::loss-not-finite at step 2")
+    first, second = workflow_commands([report], tmp_path)
+    assert first.startswith(
+        "::error file=sub/team.yaml,line=9,title=healthcheck loss-not-finite::loss-not-finite at step 2"
+    )
     assert first.endswith("%0Atry: 100%25 the batch")
     assert second == "::warning file=sub/team.yaml,line=4,title=healthcheck high::high at step 1: norm, is 9"
 
 
-def test_the_path_is_that_in_the_checkout(report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_is_that_in_the_checkout(
+    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job with `working-directory: sub` must still point into the repository."""
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     report["rules"]["high"]["origin"] = "team.yaml:4"
-    assert "file=sub/team.yaml,line=4," in annotations([report], tmp_path / "sub")[1]
+    assert "file=sub/team.yaml,line=4," in workflow_commands([report], tmp_path / "sub")[1]
 
 
 def test_a_pack_is_no_file_of_the_checkout(report: dict[str, Any], tmp_path: Path) -> None:
     report["rules"]["high"]["origin"] = "healthcheck:recommended:12"
-    assert annotations([report], tmp_path)[1].startswith("::warning title=")
+    assert workflow_commands([report], tmp_path)[1].startswith("::warning title=")
 
 
 def test_at_most_ten_of_a_kind_are_shown_and_the_summary_has_all(report: dict[str, Any], tmp_path: Path) -> None:
     alert = report["alerts"][0]
     report["alerts"] = [{**alert, "fired_step": step} for step in range(1, 26)]
-    assert len(annotations([report], tmp_path)) == 10
+    assert len(workflow_commands([report], tmp_path)) == 10
     assert job_summary([report]).count("| warning |") == 25
 
 
 def test_muted_and_explained_alerts_are_no_annotations(report: dict[str, Any], tmp_path: Path) -> None:
     report["alerts"][0]["muted"] = "known"
     report["alerts"][1]["explained_by"] = "other"
-    assert annotations([report], tmp_path) == []
+    assert workflow_commands([report], tmp_path) == []
 
 
 def test_a_message_cannot_break_the_table(report: dict[str, Any]) -> None:
@@ -79,7 +85,7 @@ def test_a_message_cannot_break_the_table(report: dict[str, Any]) -> None:
 def test_a_run_that_judged_nothing_is_an_annotation_too(runs: Path, sessions: ModuleType, tmp_path: Path) -> None:
     rules = {"version": 1, "rules": {"a": {"metric": "lr", "when": {"above": 1}}}}
     report = sessions.run(series={"x": [1.0]}, rules=rules, console=False)
-    assert annotations([report], tmp_path) == ["::error title=healthcheck::nothing was judged: no rule had data"]
+    assert workflow_commands([report], tmp_path) == ["::error title=healthcheck::nothing was judged: no rule had data"]
 
 
 def test_a_live_run_writes_commands_to_stderr_and_appends_its_summary(

@@ -81,7 +81,11 @@ def test_not_judged_is_skipped_with_its_reason_and_never_passes(document: Callab
 
 
 def test_a_required_rule_without_data_is_a_failure(document: Callable[..., Any]) -> None:
-    rules = {"version": 1, "external": ["other"], "rules": {"must": {"metric": "other", "when": {"above": 1}, "required": True}}}
+    rules = {
+        "version": 1,
+        "external": ["other"],
+        "rules": {"must": {"metric": "other", "when": {"above": 1}, "required": True}},
+    }
     failure = document(series={"loss": [1.0]}, rules=rules)["must"].find("failure")
     assert failure is not None
     assert "required but not judged" in failure.attrib["message"]
@@ -94,7 +98,10 @@ def test_a_muted_alert_passes_and_says_why(document: Callable[..., Any]) -> None
 
 
 def test_a_run_that_judged_nothing_is_an_error_of_its_own(document: Callable[..., Any]) -> None:
-    cases = document(series={"unknown": [1.0]}, rules={"version": 1, "external": ["x"], "rules": {"a": {"metric": "x", "when": {"above": 1}}}})
+    cases = document(
+        series={"unknown": [1.0]},
+        rules={"version": 1, "external": ["x"], "rules": {"a": {"metric": "x", "when": {"above": 1}}}},
+    )
     assert cases["the run itself"].find("error") is not None
 
 
@@ -107,7 +114,10 @@ def test_text_that_xml_cannot_hold_is_replaced(xunit: ModuleType, sessions: Modu
 
 
 def test_several_reports_are_several_suites(xunit: ModuleType, sessions: ModuleType, runs: Path) -> None:
-    reports = [sessions.run(series={"loss": values}, console=False, target=name) for name, values in (("a", [1.0]), ("b", [NAN]))]
+    reports = [
+        sessions.run(series={"loss": values}, console=False, target=name)
+        for name, values in (("a", [1.0]), ("b", [NAN]))
+    ]
     text = junit_xml(reports)
     assert xunit.mistakes(text) == []
     root = ET.fromstring(text)
@@ -125,7 +135,12 @@ def test_the_checker_itself_sees_mistakes(xunit: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("origin", "expected"),
-    [("team.yaml:14", ("team.yaml", 14)), ("healthcheck:recommended:10", ("", 0)), ("rules", ("rules", 0)), ("", ("", 0))],
+    [
+        ("team.yaml:14", ("team.yaml", 14)),
+        ("healthcheck:recommended:10", ("", 0)),
+        ("rules", ("rules", 0)),
+        ("", ("", 0)),
+    ],
 )
 def test_only_files_have_a_place(origin: str, expected: tuple[str, int]) -> None:
     assert place(origin) == expected

@@ -58,7 +58,10 @@ def test_observing_stops_nothing_and_counts_nothing(watched: Callable[..., Any],
 
 
 def test_the_exit_code_is_the_one_that_the_rule_asks_for(watched: Callable[..., Any]) -> None:
-    rules = {"version": 1, "rules": {"r": {"metric": "loss", "when": "nonfinite", "then": [{"stop": {"exit_code": 42}}]}}}
+    rules = {
+        "version": 1,
+        "rules": {"r": {"metric": "loss", "when": "nonfinite", "then": [{"stop": {"exit_code": 42}}]}},
+    }
     ended = watched(series={"loss": [NAN]}, rules=rules)
     assert ended.returncode == 42
     assert "exit 42" in ended.stderr

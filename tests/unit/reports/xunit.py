@@ -38,7 +38,9 @@ def _element(element: ET.Element, where: str):
     for name, value in element.attrib.items():
         if name not in attributes:
             yield f"{where}: no attribute {name}"
-        elif attributes[name].attrib["type"] in PATTERNS and not re.fullmatch(PATTERNS[attributes[name].attrib["type"]], value):
+        elif attributes[name].attrib["type"] in PATTERNS and not re.fullmatch(
+            PATTERNS[attributes[name].attrib["type"]], value
+        ):
             yield f"{where}: {name}={value!r}"
     for name, attribute in attributes.items():
         if attribute.get("use") == "required" and name not in element.attrib:

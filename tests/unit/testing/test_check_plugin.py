@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,7 +39,10 @@ def test_a_wrong_argument_is_named_with_a_suggestion() -> None:
         @hookimpl
         def healthcheck_step_end(self, evnt): ...
 
-    assert check_plugin(Plugin)[0] == 'healthcheck_step_end has no argument "evnt"; did you mean "event"? it has session, event'
+    assert (
+        check_plugin(Plugin)[0]
+        == 'healthcheck_step_end has no argument "evnt"; did you mean "event"? it has session, event'
+    )
 
 
 def test_a_wrong_annotation_is_told() -> None:
@@ -76,7 +79,9 @@ def test_unknown_hooks_and_missing_marks_are_refused(name: str, said: str) -> No
 
 
 def test_a_plugin_without_hooks_is_told_about_the_mark() -> None:
-    assert check_plugin(type("Empty", (), {})()) == ['"Empty" implements no hook; mark its functions with @healthcheck.hookimpl']
+    assert check_plugin(type("Empty", (), {})()) == [
+        '"Empty" implements no hook; mark its functions with @healthcheck.hookimpl'
+    ]
 
 
 class Reads:
@@ -113,7 +118,7 @@ def test_schemas_must_be_draft_07_and_conditions_need_help() -> None:
 
         name = "mine.page"
         stage = "observe"
-        options_schema = {"type": "objct"}
+        options_schema: ClassVar = {"type": "objct"}
 
         def run(self, alert): ...
 

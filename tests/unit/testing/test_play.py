@@ -35,7 +35,9 @@ def test_a_stop_ends_the_playing_and_no_update_is_made_after_it() -> None:
 
 
 def test_series_without_data_are_not_judged_and_never_ok() -> None:
-    played = play({"version": 1, "external": ["kl"], "rules": {"kl": {"metric": "kl", "when": {"above": 1}}}}, {"loss": "1 x3"})
+    played = play(
+        {"version": 1, "external": ["kl"], "rules": {"kl": {"metric": "kl", "when": {"above": 1}}}}, {"loss": "1 x3"}
+    )
     assert played.verdict("kl") == "not judged"
     assert played.exit_code == 5
 
@@ -67,7 +69,17 @@ def test_the_fake_trainer_emits_every_event_of_a_run_in_order() -> None:
     trainer.end_epoch()
     trainer.finish(exception=ValueError("oh"))
     assert set(heard) == {kind.value for kind in EventKind}
-    step = ["step_start", "batch_ready", "loss", "batch_ready", "loss", "backward_end", "before_update", "after_update", "step_end"]
+    step = [
+        "step_start",
+        "batch_ready",
+        "loss",
+        "batch_ready",
+        "loss",
+        "backward_end",
+        "before_update",
+        "after_update",
+        "step_end",
+    ]
     assert heard[:11] == ["train_start", "epoch_start", *step]
     assert heard[-1] == "train_end"
 

@@ -184,7 +184,7 @@ class AccelerateAdapter:
 
     def track(self, metrics: Mapping[str, float], step: int) -> None:
         """Send metrics to the trackers, if there are any."""
-        if not self.accelerator.trackers:
+        if not self.accelerator.trackers or not self.watch.forwards:
             return
         prefix = self._prefix()
         self._tracking = True
@@ -202,6 +202,8 @@ class AccelerateAdapter:
         steps = self.watch.steps
         if steps is not None and not self.watch.shared:  # a watched script hears its loggers itself
             steps.phases.logged(values)
+        if not self.watch.forwards:
+            return dict(values)
         prefix = self._prefix()
         return {**{f"{prefix}{name}": value for name, value in self.watch.metrics_to_log().items()}, **values}
 

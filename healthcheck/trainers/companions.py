@@ -50,19 +50,23 @@ class Companions:
     def _huggingface(self, trainer: Any) -> None:
         from healthcheck.trainers.huggingface import attach
 
-        attach(trainer, self._session)
+        self._quiet(attach(trainer, self._session))
 
     def _lightning(self, trainer: Any) -> None:
         from healthcheck.trainers.lightning import attach
 
-        attach(trainer, self._session)
+        self._quiet(attach(trainer, self._session))
 
     def _accelerate(self, accelerator: Any) -> None:
         if _inside("transformers.trainer"):  # the Trainer's own; its adapter is the Trainer's
             return
         from healthcheck.trainers.accelerate import attach
 
-        attach(accelerator, self._session)
+        self._quiet(attach(accelerator, self._session))
+
+    def _quiet(self, adapter: Any) -> None:
+        """An unmodified script prints and logs what it always did, unless ``log_prefix`` asks for ours."""
+        adapter.watch.forwards = bool(self._session.settings.get("log_prefix"))
 
 
 def _inside(module: str) -> bool:

@@ -75,7 +75,7 @@ class DreamControls(NativeControls):
 
     def schedulers(self) -> Iterable[Any]:
         find = getattr(self._owner.trainer, "named_schedulers", None)
-        return list(find().values()) if find is not None else ()
+        return list((find() or {}).values()) if find is not None else ()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._owner.log_metrics(metrics)

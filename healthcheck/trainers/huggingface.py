@@ -242,14 +242,14 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         own = {name: value for name, value in logs.items() if is_metric(name, value) and not is_measured(name, session)}
         if own:
             session.log(own)
-        if "loss" in logs and state.is_world_process_zero:
+        if "loss" in logs and state.is_world_process_zero and self.watch.forwards:
             prefix = str(session.settings.get("log_prefix") or LOG_PREFIX)
             values = self.watch.metrics_to_log(leave_out=own)
             logs.update({f"{prefix}{name}": value for name, value in values.items()})
 
     def _forward_alerts(self, state: Any) -> None:
         trainer, session = self.trainer, self.session
-        if trainer is None or session is None or not self.watch.active:
+        if trainer is None or session is None or not self.watch.active or not self.watch.forwards:
             return
         news = self._forwarded.news(session.alerts)
         if news and state.is_world_process_zero:

@@ -118,7 +118,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Send metrics to the Trainer's loggers, at a step of their own."""
         trainer, session = self.trainer, self.session
-        if trainer is None or session is None or not trainer.loggers or not metrics:
+        if trainer is None or session is None or not trainer.loggers or not metrics or not self.watch.forwards:
             return
         prefix = str(session.settings.get("log_prefix") or LOG_PREFIX)
         named = {f"{prefix}{name}": value for name, value in metrics.items()}

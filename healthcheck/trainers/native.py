@@ -74,6 +74,8 @@ class NativeWatch:
         """True between :meth:`begin` and :meth:`end`, if anybody wants to know anything."""
         self.shared = False
         """True if a watched script sees all optimizers, and we only add to it."""
+        self.forwards = True
+        """Whether our metrics and alerts go into the framework's own logger."""
         self.on_error: Callable[[str, BaseException], None] | None = None
         """Told about faults of ours instead of the session."""
         self._patience = patience

@@ -258,3 +258,122 @@ def test_automodel_s_own_train_validation_loop(bad: int, monkeypatch: pytest.Mon
     assert saved[-1] == last - 1
     assert [step for step, _ in recipe.health.session.history("loss")] == list(range(1, last + 1))
     assert any("healthcheck/alert/bad" in line.metrics for line in logged) is bool(bad)
+
+
+# --------------------------------------------------------------------------- Dream Trainer
+
+
+@pytest.fixture
+def dream(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Version 0.3.0 as it is published, with two things that it expects and nobody publishes."""
+    import sys
+    import typing
+    from types import ModuleType
+
+    extensions = pytest.importorskip("typing_extensions")
+    registry = ModuleType("registry")
+    registry.Module = type("Module", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "registry", registry)
+    monkeypatch.setattr(typing, "override", extensions.override, raising=False)
+    real("dream_trainer.callbacks")
+    return real("dream_trainer.trainer.base")
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_dream_trainer_s_own_fit(dream: Any, bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dream_trainer.callbacks import CallbackCollection
+
+    import healthcheck.trainers.dream as adapter
+
+    if "dream_trainer" not in adapter.HealthCheckCallback.__mro__[2].__module__:
+        adapter = importlib.reload(adapter)  # now with the package's own base class
+    health = adapter.HealthCheckCallback(**OPTIONS)
+    monkeypatch.setattr(dream.dist_ops, "global_agreement", lambda value: True)
+    monkeypatch.setattr(dream, "seed_everything", lambda seed: None)
+    model = Model(bad)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    class Trainer(dream.BaseTrainer):  # type: ignore[misc, name-defined]
+        train_dataloader = [torch.ones(2, 3)] * 6
+        val_dataloader = [torch.ones(2, 3)] * 2
+
+        def __init__(self) -> None:  # the real one launches a distributed world
+            nothing: Any = lambda *given, **named: None  # noqa: E731
+            self.world = SimpleNamespace(
+                launch=nothing,
+                barrier=nothing,
+                set_pg_timeouts=nothing,
+                train_context=contextlib.nullcontext,
+                get_total_norm=lambda parameters, **_: torch.nn.utils.get_total_norm([p.grad for p in parameters]),
+                device=torch.device("cpu"),
+                dp_size=1,
+                world_mesh=None,
+                is_global_zero=True,
+            )
+            self.training_parameters = SimpleNamespace(n_epochs=2, val_every_n_steps=3, gradient_clip_val=None)
+            self.global_step = self.current_epoch = self.local_batches = self._local_step = self.seed = 0
+            self.is_sanity_validation = False
+            self.callbacks = CallbackCollection([health])
+            self.callbacks.initialize(self)
+
+        def _setup_trainer_metadata(self) -> None:
+            self._num_train_batches, self._num_gradient_accumulation_steps = 6, 1
+            self._num_val_steps = self._num_sanity_val_steps = 2
+
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            loss = model(batch)
+            self.backward(loss)
+            return {"loss": loss, "grad_norm": self.step(optimizer)}
+
+        def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return {"loss": model(batch)}
+
+        def named_models(self) -> dict[str, Any]:
+            return {"model": model}
+
+        def named_optimizers(self) -> dict[str, Any]:
+            return {"optimizer": optimizer}
+
+        def get_name_by_optimizer(self, given: Any) -> str:
+            return "optimizer"
+
+        def get_model_by_optimizer(self, name: str) -> Any:
+            return model
+
+        def get_scheduler_from_optimizer(self, given: Any) -> None:
+            return None
+
+        def named_metrics(self) -> dict[str, Any]:
+            return {}
+
+        def train(self) -> None:
+            model.train()
+
+        def eval(self) -> None:
+            model.eval()
+
+        def configure(self) -> None:
+            return
+
+        setup = post_setup = pre_fit = post_fit = configure
+
+        def pre_train_step(self, batch: Any, batch_idx: int) -> Any:
+            return batch
+
+        pre_validation_step = pre_train_step
+
+        def post_validation_epoch(self, result: Any) -> Any:
+            return result
+
+        def _validate_optimizer_parameters(self, given: Any) -> list[Any]:
+            return list(model.parameters())
+
+    Trainer.__abstractmethods__ = frozenset()
+    trainer = Trainer()
+    trainer.fit()
+    last = bad or 12
+    assert health.report["steps"] == last
+    assert health.report["internal_errors"] == []
+    assert bool(model.weight.isfinite().all())
+    assert [step for step, _ in health.session.history("loss")] == list(range(1, last + 1))
+    assert health.report["exit_code"] == (1 if bad else 0)

@@ -13,7 +13,10 @@ Three demands keep apart what looks alike; while one is not met the score is 1:
 ``behind``  the lowest level is this share of all samples back: a dip is not a trend.
 ``sigmas``  the rise, in logarithms, is this many times the noise: the median absolute difference
             of neighbours, which a trend does not enlarge (von Neumann 1941, with medians). Of few
-            differences the mean is taken: their median is too small by chance too often.
+            differences the mean is taken: their median is too small by chance too often. The last
+            two stay out: a jump is not its own noise. While the level is a single sample, twice as
+            much is asked for, because both it and the lowest so far are extremes: 1 + 1/sqrt(m)
+            times, where the level is the median of m.
 
 Ratios of values around zero mean nothing: a series that has been negative is not judged again, and
 zeros are passed over.
@@ -21,6 +24,7 @@ zeros are passed over.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import log, pi, sqrt
 from typing import Any
@@ -46,6 +50,8 @@ NOISE_WINDOW = 64
 """Neighbouring differences that the noise is taken from."""
 NOISE_FLOOR = 0.002
 """Noise is at least this share of the level."""
+LAG = 2
+"""Newest differences that are no part of the noise yet."""
 MANY = 32
 """Differences from which on their median is taken."""
 DIFFERENCE_TO_SIGMA = MAD_TO_SIGMA / sqrt(2.0)
@@ -67,6 +73,7 @@ class Rebound:
         "_last",
         "_min_samples",
         "_negative",
+        "_newest",
         "_recent",
         "_sigmas",
         "_smooth",
@@ -79,6 +86,7 @@ class Rebound:
         self._smooth, self._sigmas, self._fell, self._behind = smooth, sigmas, fell, behind
         self._recent = SortedWindow(1)
         self._differences = SortedWindow(NOISE_WINDOW)
+        self._newest: deque[float] = deque()
         self._count = 0
         self._last = self._first = self._best = 0.0
         self._best_at = 0
@@ -95,7 +103,9 @@ class Rebound:
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.push(value)
         if self._sigmas and self._count > 1:
-            self._differences.push(abs(log(value / self._last)))
+            self._newest.append(abs(log(value / self._last)))
+            if len(self._newest) > LAG:
+                self._differences.push(self._newest.popleft())
         self._last = value
         level = self._recent.median()
         if self._count == 1:
@@ -114,9 +124,12 @@ class Rebound:
             return False
         if self._count - self._best_at < self._behind * self._count:
             return False
-        if not self._sigmas or not len(self._differences):
+        if not self._sigmas:
             return True
-        return log(ratio) > self._sigmas * max(NOISE_FLOOR, self._noise())
+        if not len(self._differences):
+            return False
+        asked = self._sigmas * (1.0 + 1.0 / sqrt(len(self._recent)))
+        return log(ratio) > asked * max(NOISE_FLOOR, self._noise())
 
     def _noise(self) -> float:
         differences = self._differences
@@ -128,7 +141,7 @@ class Rebound:
     def state(self) -> Any:
         return {
             "recent": list(self._recent.values),
-            "differences": list(self._differences.values),
+            "differences": [list(self._differences.values), list(self._newest)],
             "numbers": [self._count, self._last, self._first, self._best, self._best_at, self._negative],
         }
 
@@ -137,7 +150,9 @@ class Rebound:
         self.normal = self._best if self._count else None
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
-        self._differences.fill(state["differences"])
+        old, newest = state["differences"]
+        self._differences.fill(old)
+        self._newest = deque(newest)
 
 
 def compile_rebound(options: Any, rule: Mapping[str, Any]) -> Condition:

@@ -92,7 +92,7 @@ def _ids(batch: int, context: int, vocabulary: int) -> Callable[[str], torch.Ten
 
 
 CASES: dict[str, Case] = {
-    "gpt-124m": Case(lambda: GPT(12, 768, 12, 50257, 1024), _ids(8, 1024, 50257), autocast=True, steps=6),
+    "gpt-124m": Case(lambda: GPT(12, 768, 12, 50257, 1024), _ids(16, 1024, 50257), autocast=True, steps=4),
     "gpt-10m": Case(lambda: GPT(6, 320, 8, 8192, 256), _ids(8, 256, 8192), autocast=True, steps=20),
     "gpt-1.3b": Case(lambda: GPT(24, 2048, 16, 50257, 1024), _ids(2, 1024, 50257), autocast=True, steps=3),
     "conv": Case(ConvNet, lambda device: torch.randn(64, 3, 32, 32, device=device), steps=20),

@@ -22,7 +22,8 @@ from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.discover import Discovery, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
-from healthcheck.session import RunInfo, Session
+from healthcheck.runinfo import RunInfo
+from healthcheck.session import Session
 
 BUILTINS = (
     "healthcheck.rulelang.conditions",
@@ -136,7 +137,16 @@ def open_session(
     found = discover(rules)
     host = plugin_host((*found.plugins, *plugins), strict=strict_plugins)
     ruleset = load_rules_for(
-        host=host, rules=found, profile=profile, off=off, only=only, set=set, mute=mute, force=force, settings=given, notes=notes
+        host=host,
+        rules=found,
+        profile=profile,
+        off=off,
+        only=only,
+        set=set,
+        mute=mute,
+        force=force,
+        settings=given,
+        notes=notes,
     )
     notes.extend(str(failure) for failure in host.failures)
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from healthcheck.events import Event, EventKind
 from healthcheck.samples import Metric, Sample
-from healthcheck.verdicts import ActionOutcome, Alert, Transition
+from healthcheck.verdicts import ActionOutcome, Alert
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,9 +73,7 @@ class Controls(Protocol):
     @property
     def device(self) -> Device: ...
 
-    def request_stop(
-        self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1
-    ) -> None:
+    def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
         """End the loop in the framework's own way at the next step boundary.
 
         Called before an update, it also keeps that update from being applied where it can.
@@ -284,15 +282,6 @@ class Report(Protocol):
     def name(self) -> str: ...
 
 
-class SampleSink(Protocol):
-    def samples(self, step: int, samples: Sequence[Sample]) -> None: ...
-
-
-class AlertSink(Protocol):
-    def alert(self, alert: Alert) -> None: ...
-    def transition(self, transition: Transition) -> None: ...
-
-
 class Reader(Protocol):
     """Reads recorded runs of one format.
 
@@ -337,14 +326,3 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
     def wall(self) -> float: ...
-
-
-class RunInfo(Protocol):
-    """What a report may know of the run when it starts."""
-
-    target: str
-    run_dir: Path | None
-    rank: int
-    world_size: int
-
-

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,46 +18,22 @@ from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
 from healthcheck.dispatch import Dispatch
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.engine.engine import Engine, Evaluation, step_by_step
+from healthcheck.engine.engine import Engine
 from healthcheck.errors import StopTraining, UsageError
 from healthcheck.events import Event, EventKind
+from healthcheck.judging import JUDGED_AT, Judge
 from healthcheck.outcome import Ending, build_report, why_no_data
 from healthcheck.plugins import PluginHost, implementations_of
 from healthcheck.probing import History, ProbeBoard
 from healthcheck.protocols import Agreement, Controls, Mailbox, Report
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.rule import Mute, RuleSet
+from healthcheck.runinfo import RunInfo
 from healthcheck.samples import NO_LABELS, Sample
 from healthcheck.verdicts import Alert
 from healthcheck.watchdog import Watchdog
 
-_JUDGED_AT = frozenset(
-    {
-        EventKind.BEFORE_UPDATE,
-        EventKind.STEP_END,
-        EventKind.EVAL_END,
-        EventKind.TEST_END,
-        EventKind.CHECKPOINT_SAVED,
-        EventKind.EPOCH_END,
-        EventKind.TRAIN_END,
-    }
-)
-_DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 _PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
-
-@dataclass(slots=True)
-class RunInfo:
-    """What reports learn when a run starts."""
-
-    target: str
-    run_dir: Path | None = None
-    rank: int = 0
-    world_size: int = 1
-    argv: list[str] = field(default_factory=list)
-    resumed_from: int | None = None
-    name: str = ""
-    notes: list[str] = field(default_factory=list)
-    """Sentences for the start block, each said once."""
 
 
 class Session:
@@ -125,7 +98,7 @@ class Session:
         self.demand = RuleDemand.of(rules.rules, rules.derived, extra_metrics)
         self.probing = ProbeBoard(host.registry.probes, self.demand, self.dispatch, self.active)
         self.budget = OverheadBudget(self, self.settings.get("overhead_budget"))
-        self._lock = threading.RLock()
+        self.judge = Judge(self)
         self._ended = False
         self._watchdog: Watchdog | None = None
         self.actor = Actor(
@@ -137,7 +110,7 @@ class Session:
             say=self.note,
         )
         host.manager.hook.healthcheck_configure.call_historic(kwargs={"session": self})
-        self._tell("start", self)
+        self.tell("start", self)
 
     # -- what users see ---------------------------------------------------------------
 
@@ -224,7 +197,7 @@ class Session:
 
     def note(self, text: str) -> None:
         """One line for the person who watches the console."""
-        self._tell("note", text)
+        self.tell("note", text)
 
     def state_dict(self) -> dict[str, Any]:
         """All that must survive a resume, as plain JSON values: detectors and probes."""
@@ -264,7 +237,7 @@ class Session:
             return False
         if kind in self.probing.by_kind or self.dispatch.wants(kind.value):
             return True
-        return self.watching and (kind in _JUDGED_AT or kind in _PAUSES)
+        return self.watching and (kind in JUDGED_AT or kind in _PAUSES)
 
     @property
     def watching(self) -> bool:
@@ -290,9 +263,9 @@ class Session:
             (self.active.pause if pause else self.active.resume)()
         self.probing.sample(event)
         self.dispatch.call(kind.value, event.step, self, event)
-        if kind in _JUDGED_AT:
+        if kind in JUDGED_AT:
             try:
-                self._judge(event)
+                self.judge(event)
             except StopTraining:
                 raise
             except Exception as error:
@@ -320,93 +293,21 @@ class Session:
         self.probing.close(self._guard)
         self.report = build_report(self, ending)
         self.dispatch.call("report_section", self.step, self, self.report)
-        self._tell("finish", self.report)
+        self.tell("finish", self.report)
         return self.report
 
     # -- inside -----------------------------------------------------------------------
 
-    def _judge(self, event: Event) -> None:
-        with self._lock:
-            if self.probing.pending:
-                self._post(event)
-            self.judged_at = self.active()
-            prompt = self.prompt and event.kind is EventKind.BEFORE_UPDATE
-            ready = self.mailbox.drain() if prompt or event.kind in _DRAINED_AT else self.mailbox.ready()
-            if ready or event.kind is EventKind.STEP_END:
-                if ready:
-                    self.history.remember(ready)
-                    self.dispatch.call("samples", event.step, self, event.step, ready)
-                    self._tell("samples", event.step, ready)
-                for samples in step_by_step(ready):
-                    self._handle(self.engine.evaluate(event.step, samples, self.judged_at), event)
-            if event.kind is EventKind.STEP_END:
-                self._exchange(event.step)
-
-    def _post(self, event: Event) -> None:
-        """Hand the samples to the mailbox; those of a device wait for the end of the step: one copy a step."""
-        samples = self.probing.take()
-        if event.kind is EventKind.BEFORE_UPDATE:
-            if self.before_post is not None:
-                self.before_post(samples)
-            if not self.prompt:
-                late = [sample for sample in samples if _comes_late(sample.value)]
-                if late:
-                    self.probing.pending = late
-                    samples = [sample for sample in samples if not _comes_late(sample.value)]
-        if samples:
-            self.mailbox.post(event.step, samples)
-
-    def _exchange(self, step: int) -> None:
-        """Sync point of several ranks: act on what they have all agreed on."""
-        controls = self.controls
-        if controls is None or controls.agreement is None or controls.stop is not None:
-            return
-        decided = controls.agreement.exchange(step)
-        if decided is None:
-            return
-        first, ranks = int(decided["step"]), decided["ranks"]
-        where = f"rank {ranks[0]} only" if len(ranks) == 1 else f"{len(ranks)} of {self.info.world_size} ranks"
-        self.note(f"all ranks stop at step {step:,}: {decided['rule']} on {where}, first seen at step {first:,}")
-        for alert in self.alerts:
-            if alert.rule == decided["rule"] and alert.acted_step is not None:
-                alert.acted_step = step
-        controls.agreed(
-            StopRequest(decided["rule"], step, decided["reason"], decided["mode"], int(decided["exit_code"]))
-        )
-
-    def _handle(self, result: Evaluation, event: Event | None) -> None:
-        if not result:
-            return
-        for transition in result.transitions:
-            self.dispatch.call("transition", self.step, self, transition)
-            self._tell("transition", transition)
-        for alert in result.alerts:
-            alert.accepted = self.accepted.reason(alert.rule, [f.name for f in alert.series], self.info.target)
-            if not alert.repeat:
-                self.alerts.append(alert)
-            self._tell("alert", alert)
-        if self.controls is not None:
-            self.actor.run(result.plan, self.controls, self.step, event)
-        for alert in result.alerts:
-            self._tell("acted", alert)
-            self.dispatch.call("alert", self.step, self, alert)
-        for alert in result.cleared:
-            self._tell("cleared", alert)
-
     def watchdog_tick(self, silent_seconds: float) -> None:
         """Judge ``stale`` rules from the watchdog thread; never blocks on a busy main thread."""
-        if self._ended or not self._lock.acquire(timeout=1.0):
-            return
-        try:
-            self._handle(self.engine.tick(silent_seconds, self.active()), None)
-        finally:
-            self._lock.release()
+        if not self._ended:
+            self.judge.tick(silent_seconds)
 
     def reason_without_data(self, rule: Any) -> str:
         """Why a rule's metric gave no sample."""
         return why_no_data(self, rule)
 
-    def _tell(self, method: str, *given: Any) -> None:
+    def tell(self, method: str, *given: Any) -> None:
         """Tell every report; a report that fails is an error of that report, said once."""
         for report in self.reports:
             function = getattr(report, method, None)
@@ -435,11 +336,3 @@ class Session:
     def _clean_up(self) -> str | None:
         """What the ``cleanup`` action does, without a rule: after an error that looks like memory."""
         return None if self.controls is None else self.actor.emergency("cleanup", self.controls, self.step)
-
-
-def _comes_late(value: Any) -> bool:
-    """Whether a value is on a device, or will be made of some that are."""
-    if isinstance(value, float):
-        return False
-    device = getattr(value, "device", None)
-    return hasattr(value, "on_device") if device is None else getattr(device, "type", "cpu") != "cpu"

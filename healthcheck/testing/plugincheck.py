@@ -157,7 +157,8 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
             continue
         if not metric.help:
             yield f'{what}: metric "{metric.name}" has no help'
-        if not isinstance(metric.cost, Cost):
+        declared: Any = metric.cost
+        if not isinstance(declared, Cost):
             yield f'{what}: metric "{metric.name}" has cost {metric.cost!r}, which is no healthcheck.Cost'
         elif metric.cost in (Cost.FREE, Cost.HOST) and "torch" in source:
             yield f'{what}: metric "{metric.name}" declares cost {metric.cost.value}, but works with torch; declare Cost.DEVICE'

@@ -108,6 +108,7 @@ class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
         self._saved_state: dict[str, Any] | None = None
         self._models: Any = None
         self._batch_index = -1
+        self._begun = False
 
     # -- the trainer ------------------------------------------------------------------
 
@@ -220,10 +221,11 @@ class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
     def _end(self, ending: Ending) -> None:
         self._patches.restore()
         self.watch.end(ending)
-        self._models = None
+        self._models, self._begun = None, False
 
     def _epoch_begins(self) -> None:
-        if not self.watch.active:
+        if not self._begun:
+            self._begun = True
             self._begin()
         if self.watch.told is not None and not self.watch.stop_pending:
             self.watch.told.epoch = float(self.trainer.current_epoch)

@@ -269,9 +269,7 @@ class HealthCheckCallback(Results):
             self._controls.give_back("train_iters", "save_interval")
         self._trained = True
         self._awaited = last_evaluations(context.state)
-        if not self._awaited:
-            return self.close(Ending())
-        self.watch.step_aside()
+        self.watch.step_aside() if self._awaited else self.close(Ending())
 
     def _evaluated(self, context: Any, phase: str) -> None:
         kind = EventKind.EVAL_END if phase == "eval" else EventKind.TEST_END

@@ -53,13 +53,15 @@ class TrainerWatch(Results):
         self._forwarded = Forwarded()
         self._model: Any = None
         self._save_wanted = False
+        self._begun = False
 
     # -- the run ----------------------------------------------------------------------
 
     def begin(self) -> None:
         """At the first step: by then a checkpoint has been loaded, and the step counted already."""
-        if self.watch.active:
+        if self._begun:
             return
+        self._begun = True
         trainer = self.trainer
         done = int(trainer.step) - 1
         self._model = joined(trainer.model_parts, "part")
@@ -89,7 +91,7 @@ class TrainerWatch(Results):
     def end(self, ending: Ending) -> None:
         self._patches.restore()
         self.watch.end(ending)
-        self._model = None
+        self._model, self._begun = None, False
 
     def step_begins(self) -> None:
         self.begin()

@@ -11,11 +11,23 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names"),
+    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "runinfo"),
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),
-    ("session", "acting", "alertjson", "outcome", "probing", "held", "watchdog", "contained", "callback", "budget"),
+    (
+        "session",
+        "judging",
+        "acting",
+        "alertjson",
+        "outcome",
+        "probing",
+        "held",
+        "watchdog",
+        "contained",
+        "callback",
+        "budget",
+    ),
     ("probes",),
     ("actions",),
     ("trainers",),

@@ -179,6 +179,11 @@ def test_alerts_reach_the_trainer_s_logger() -> None:
     assert {"healthcheck/alert/any": 1.0} in fit({"version": 1, "rules": rules}).logged
 
 
+def test_a_run_without_rules_opens_one_session_and_leaves_none() -> None:
+    assert fit({"version": 1, "rules": {}}, n_epochs=3).health.report["rules"] == {}
+    assert current.current() is None
+
+
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
     from healthcheck.trainers.inprocess import InProcess
 

@@ -149,6 +149,11 @@ def test_several_optimizers_of_a_container_are_one_step() -> None:
     assert [step for step, _ in trainer.health.session.history("loss")] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_without_rules_opens_one_session_and_leaves_none() -> None:
+    assert train({"version": 1, "rules": {}}).health.report["rules"] == {}
+    assert current.current() is None
+
+
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
     from healthcheck.trainers.inprocess import InProcess
 

@@ -1,4 +1,5 @@
 """Six micro-batches per update, clipped; their losses differ, gradients are rightly there between them."""
+
 import argparse
 
 import torch

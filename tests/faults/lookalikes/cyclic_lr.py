@@ -1,4 +1,5 @@
 """A triangular learning rate between nearly nothing and a high peak; the loss breathes with it."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Fine-tunes a head on a backbone that is frozen on purpose, its dropout and batch norm in eval mode."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Full-batch training with a validation pass every ten steps and model.train() after it, as it should be."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """A small GAN in balance: the generator's loss rises while the discriminator learns, and nothing is wrong."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Targets in the thousands: losses of a million and gradients to match, stable and falling."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """A GradScaler that begins far too high: the first steps look for a scale and skip their updates."""
+
 import argparse
 
 import torch

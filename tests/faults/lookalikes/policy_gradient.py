@@ -1,4 +1,5 @@
 """REINFORCE on a bandit: a loss around zero with changing sign that means nothing by itself."""
+
 import argparse
 
 import torch

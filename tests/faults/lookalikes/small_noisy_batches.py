@@ -1,4 +1,5 @@
 """Batches of four, half of all units dropped, noisy labels: the loss swings and falls slowly."""
+
 import argparse
 
 import torch

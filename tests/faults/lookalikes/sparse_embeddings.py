@@ -1,4 +1,5 @@
 """A large embedding with rare tokens: most rows get no gradient in most steps, some tables are sparse."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """A small language model with a warm-up of a hundred steps, tied embeddings, clipping and a cosine decay."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Cosine schedule with warm restarts: the rate touches zero and comes back, the loss jumps with it."""
+
 import argparse
 
 import torch

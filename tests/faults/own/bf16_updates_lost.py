@@ -1,4 +1,5 @@
 """Weights kept in bfloat16 and a small learning rate: nearly every update is smaller than the rounding step."""
+
 import argparse
 
 import torch

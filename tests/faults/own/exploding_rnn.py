@@ -1,4 +1,5 @@
 """A plain recurrence over long sequences with large initial weights: gradients explode."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Adapters whose output is detached by mistake: they are trainable, in the optimizer, and get no gradient."""
+
 import argparse
 
 import torch

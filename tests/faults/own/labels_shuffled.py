@@ -1,4 +1,5 @@
 """Labels that do not belong to their inputs: the loss stays at ln 8, the price of guessing."""
+
 import argparse
 
 import torch

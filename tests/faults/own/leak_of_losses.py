@@ -1,4 +1,5 @@
 """Validation outputs are kept with their graphs, one list item per step."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """An evaluation every fifty steps that never goes back to train mode."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """zero_grad is called on a model that was copied before training."""
+
 import argparse
 import copy
 

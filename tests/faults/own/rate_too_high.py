@@ -1,4 +1,5 @@
 """A learning rate a thousand times too high for Adam: each update replaces the weights."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """The iterator is made anew in each step, so that every batch is the first one."""
+
 import argparse
 
 import torch

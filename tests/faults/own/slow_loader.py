@@ -1,4 +1,5 @@
 """A data set that takes ten times as long as the step that uses it."""
+
 import argparse
 import time
 

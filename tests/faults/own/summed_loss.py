@@ -1,4 +1,5 @@
 """Reduction sum instead of mean with a rate made for means: updates are as large as the weights."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Input and output embeddings are tied at first; a reload in mid-run gives the head a tensor of its own."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Weight decay with the wrong sign: the weights grow without end."""
+
 import argparse
 
 import torch

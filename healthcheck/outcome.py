@@ -62,7 +62,7 @@ def why_no_data(session: Session, rule: Any) -> str:
             return gaps[name]
     for derived in session.rules.derived:
         if derived.name == rule.selector.metric:
-            missing = [n for n in derived.inputs if n not in session.engine.last]
+            missing = [n for n in derived.inputs if n not in session.engine.lookups.last]
             return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
     metric = session.host.registry.metrics.get(key)
     if metric is None:

@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthcheck.engine.alerts import cap, explain, message, mute
+from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.planning import PlannedAction, plan_actions
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.errors import StateError
 from healthcheck.rulelang.ownership import owners
-from healthcheck.rulelang.rule import Derived, Mute, Rule, RuleSet
-from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
-from healthcheck.verdicts import Alert, Severity, Transition
+from healthcheck.rulelang.rule import Mute, Rule, RuleSet
+from healthcheck.samples import Labels, Sample
+from healthcheck.verdicts import Alert, Transition
 
 STATE_VERSION = 1
 
@@ -98,15 +100,7 @@ class Engine:
         self._grouped = [state for state in self.states if state.across]
         for state in self.states:
             self._index(state)
-        self.derived: list[Derived] = list(rules.derived)
-        self._derived_inputs: dict[str, list[Derived]] = {}
-        for derived in self.derived:
-            for name in derived.inputs:
-                self._derived_inputs.setdefault(name, []).append(derived)
-        tracked = {g.metric for s in self.states for g in s.rule.only_if}
-        self._tracked = tracked | set(self._derived_inputs)
-        self.last: dict[str, tuple[int, float]] = {}
-        """Last value of the metrics that guards and derived metrics look up: (step, value)."""
+        self.lookups = Lookups((state.rule for state in self.states), rules.derived)
 
     def _mine(self, rule: Rule) -> bool:
         return rule.ranks != "zero" or self.rank == 0
@@ -131,8 +125,8 @@ class Engine:
         :param now: seconds of active training (see rule-language 4.5), non-decreasing.
         """
         self.step = step
-        if self._tracked:
-            samples = self._derive(step, samples)
+        if self.lookups.tracked:
+            samples = self.lookups.extend(samples)
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
         routes = self._routes
@@ -203,7 +197,7 @@ class Engine:
             if state.touched:
                 touched.append(state)
             return False
-        if state.rule.only_if and not self._guarded(state):
+        if state.rule.only_if and not self.lookups.holds(state.rule):
             state.held += 1
             return False
         return True
@@ -253,44 +247,6 @@ class Engine:
                 if state.touched:
                     touched.append(state)
 
-    def _guarded(self, state: RuleState) -> bool:
-        """Whether all guards hold. A guard without samples counts as satisfied."""
-        for guard in state.rule.only_if:
-            seen = self.last.get(guard.metric)
-            if seen is not None and not guard.test(seen[1]):
-                return False
-        return True
-
-    def _derive(self, step: int, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Remember what guards and derived metrics look up; append what can be computed."""
-        tracked = self._tracked
-        for sample in samples:
-            if sample.metric in tracked:
-                break
-        else:
-            return samples
-        extended = list(samples)
-        ready: dict[int, tuple[Derived, Sample]] = {}
-        for sample in extended:  # grows while we walk: derived metrics may build on each other
-            if sample.metric not in self._tracked or sample.labels:
-                continue
-            self.last[sample.metric] = (sample.step, sample.value)
-            for derived in self._derived_inputs.get(sample.metric, ()):
-                derived.feed(sample.metric, sample.value)
-                if sample.metric in derived.triggers:
-                    ready[id(derived)] = (derived, sample)
-        for derived, sample in ready.values():
-            current = [self.last.get(name) for name in derived.triggers]
-            if any(seen is None or seen[0] != sample.step for seen in current):
-                continue
-            value = derived.compute(lambda name: self.last[name][1] if name in self.last else None)
-            if value is not None:
-                made = Sample(derived.name, sample.step, value, NO_LABELS, sample.phase, sample.time)
-                extended.append(made)
-                if derived.name in self._tracked:
-                    self.last[derived.name] = (made.step, value)
-        return extended
-
     # -- alerts -----------------------------------------------------------------------
 
     def _conclude(
@@ -303,7 +259,7 @@ class Engine:
                 state.firing.discard(series.labels)
             if state.fresh:
                 alert = state.raise_alert(len(self.alerts) + 1, step, now, self.rank)
-                self._cap(state, alert)
+                self._cap(state.rule, alert)
                 self.alerts.append(alert)
                 state.episodes.append(alert)
                 state.open = alert
@@ -312,7 +268,7 @@ class Engine:
                 acting.append((state, alert))
             elif state.again and self._due_again(state, step):
                 alert = state.raise_alert(state.open.number if state.open else 0, step, now, self.rank, repeat=True)
-                self._cap(state, alert)
+                self._cap(state.rule, alert)
                 acting.append((state, alert))
                 result.alerts.append(alert)
             if state.cleared and not state.firing and state.open is not None:
@@ -320,59 +276,20 @@ class Engine:
                 result.cleared.append(state.open)
                 state.open = None
             state.reset_marks()
-        self._explain(acting)
+        explain(acting, self.states)
         for state, alert in acting:
-            self._mute(alert)
-            alert.message = self._message(state.rule, alert)
+            mute(alert, self.mutes, self.mute_hits)
+            alert.message = message(state.rule, alert)
         result.plan = plan_actions(acting, step)
         return result
 
-    def _cap(self, state: RuleState, alert: Alert) -> None:
-        if not self.recorded:
-            return
-        unsaid = [
-            g.metric
-            for g in state.rule.only_if
-            if g.metric not in self.last and g.metric not in self.known and g.test.text != "absent"
-        ]
-        if unsaid:
-            alert.severity = min(alert.severity, Severity.WARNING)
-            alert.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
+    def _cap(self, rule: Rule, alert: Alert) -> None:
+        if self.recorded and rule.only_if:
+            cap(rule, alert, self.lookups.last, self.known)
 
     def _due_again(self, state: RuleState, step: int) -> bool:
         cooldown = state.rule.cooldown
         return cooldown is not None and state.last_action_step is not None and step - state.last_action_step >= cooldown
-
-    def _explain(self, acting: list[tuple[RuleState, Alert]]) -> None:
-        firing = {state.rule.id: state.rule for state in self.states if state.firing}
-        for _, alert in acting:
-            for other in firing.values():
-                if alert.rule in other.explains:
-                    alert.explained_by = other.id
-                    break
-
-    def _mute(self, alert: Alert) -> None:
-        for index, mute in enumerate(self.mutes):
-            if mute.covers(alert.rule, alert.fired_step):
-                alert.muted = mute.reason
-                self.mute_hits[index] = self.mute_hits.get(index, 0) + 1
-
-    def _message(self, rule: Rule, alert: Alert) -> str:
-        assert rule.message is not None, "the rule compiler gives every rule a message"
-        fields: dict[str, Any] = {
-            "value": alert.value,
-            "score": alert.score,
-            "normal": alert.normal,
-            "threshold": alert.threshold,
-            "window": getattr(rule.condition, "window", None),
-            "step": alert.fired_step,
-            "epoch": None,
-            "rule": alert.rule,
-            "series": alert.series[0].name if alert.series else rule.selector.metric,
-            "rank": alert.rank,
-            "count": alert.count,
-        }
-        return rule.message(fields)
 
     # -- resume -----------------------------------------------------------------------
 
@@ -382,8 +299,7 @@ class Engine:
             "version": STATE_VERSION,
             "step": self.step,
             "rules": {state.rule.id: state.state_dict() for state in self.states},
-            "derived": {d.name: {"text": d.text, "state": d.state()} for d in self.derived},
-            "last": {name: [step, encode_number(value)] for name, (step, value) in self.last.items()},
+            **self.lookups.state_dict(),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
@@ -402,10 +318,6 @@ class Engine:
                 fresh.append(f"{state.rule.id} starts fresh: its metric or condition changed")
             else:
                 state.load_state_dict(entry)
-        for derived in self.derived:
-            entry = saved["derived"].get(derived.name)
-            if entry is not None and entry["text"] == derived.text:
-                derived.restore(entry["state"])
-        self.last = {name: (int(step), decode_number(value)) for name, (step, value) in saved["last"].items()}
+        self.lookups.load_state_dict(saved)
         self.step = saved["step"]
         return fresh

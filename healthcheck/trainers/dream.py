@@ -198,16 +198,15 @@ class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
 
     def _begin(self) -> None:
         """When the first epoch begins: by then a checkpoint has been loaded."""
-        trainer = self.trainer
+        trainer, self._begun = self.trainer, True
         if trainer is None:
             raise UsageError("the callback has no trainer; give it to the trainer's CallbackCollection")
-        models, optimizers = trainer.named_models(), trainer.named_optimizers()
-        self._models = _named(models)
+        self._models = _named(trainer.named_models())
         state, self._saved_state = self._saved_state, None
         begun = self.watch.begin(
             lambda base: DreamControls(base, self),
             model=self._models,
-            optimizers=list(optimizers.values()),
+            optimizers=list(trainer.named_optimizers().values()),
             step=int(trainer.global_step),
             epoch=float(trainer.current_epoch),
             max_steps=_planned_steps(trainer),
@@ -225,7 +224,6 @@ class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
 
     def _epoch_begins(self) -> None:
         if not self._begun:
-            self._begun = True
             self._begin()
         if self.watch.told is not None and not self.watch.stop_pending:
             self.watch.told.epoch = float(self.trainer.current_epoch)

@@ -51,7 +51,9 @@ def test_a_new_episode_within_the_cooldown_is_recorded_with_its_actions_held(ben
 
 
 def test_after_counts_action_runs_over_episodes(bench):
-    b = bench("external: [x]\nrules: {high: {metric: x, when: {above: 1}, severity: error, then: [warn, {stop: {after: 2}}]}}")
+    b = bench(
+        "external: [x]\nrules: {high: {metric: x, when: {above: 1}, severity: error, then: [warn, {stop: {after: 2}}]}}"
+    )
     b.series("x", [2, 0, 2])
     assert [(name) for _, name, _ in b.actions()] == ["warn", "warn", "stop"]
 
@@ -69,7 +71,9 @@ def test_only_if_freezes_a_rule_while_its_guard_fails_and_an_unseen_guard_counts
 
 
 def test_in_a_record_that_cannot_know_the_guard_an_error_is_capped_at_warning(bench):
-    b = bench("rules: {g: {metric: grad_norm, when: nonfinite, severity: error, only_if: {amp.skipped: 0}}}", recorded=True)
+    b = bench(
+        "rules: {g: {metric: grad_norm, when: nonfinite, severity: error, only_if: {amp.skipped: 0}}}", recorded=True
+    )
     b.step(1, grad_norm=nan)
     assert str(b.engine.alerts[0].severity) == "warning"
 
@@ -143,10 +147,23 @@ def test_a_stale_metric_is_silent_since_its_own_last_sample(bench):
 
 
 def test_a_guard_may_ask_that_a_metric_is_absent(bench):
-    b = bench("external: [reward]\nrules: {g: {metric: loss, when: {above: 5}, severity: error, only_if: {reward: absent}}}")
+    b = bench(
+        "external: [reward]\nrules: {g: {metric: loss, when: {above: 5}, severity: error, only_if: {reward: absent}}}"
+    )
     b.step(1, loss=9.0)
     assert b.fired("g") == [1]
     rl = bench("external: [reward]\nrules: {g: {metric: loss, when: {above: 5}, only_if: {reward: absent}}}")
     rl.step(1, loss=1.0, reward=0.5)
     rl.step(2, loss=9.0)
     assert rl.fired("g") == []
+
+
+def test_derived_metrics_may_build_on_each_other(bench):
+    b = bench("""
+        metrics: {twice: loss * 2, more: twice + 1}
+        rules: {m: {metric: more, when: {above: 5}}}
+    """)
+    b.step(1, loss=1.0)
+    assert b.fired("m") == []
+    b.step(2, loss=3.0)
+    assert b.fired("m") == [2]

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.acting import StopRequest
-from healthcheck.engine.engine import Evaluation, step_by_step
+from healthcheck.engine.evaluation import Evaluation, step_by_step
 from healthcheck.events import Event, EventKind
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ file or the time of day: the step and the clock come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.engine.alerts import cap, explain, message, mute
+from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.lookups import Lookups
-from healthcheck.engine.planning import PlannedAction, plan_actions
+from healthcheck.engine.planning import plan_actions
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.errors import StateError
@@ -23,37 +23,6 @@ from healthcheck.samples import Labels, Sample
 from healthcheck.verdicts import Alert, Transition
 
 STATE_VERSION = 1
-
-
-@dataclass(slots=True)
-class Evaluation:
-    """What one evaluation brought. Empty most of the time."""
-
-    alerts: list[Alert] = field(default_factory=list)
-    """New episodes and repeats under ``cooldown``, in file order."""
-    cleared: list[Alert] = field(default_factory=list)
-    transitions: list[Transition] = field(default_factory=list)
-    plan: list[PlannedAction] = field(default_factory=list)
-    """Actions in the order in which they must run."""
-
-    def __bool__(self) -> bool:
-        return bool(self.alerts or self.cleared or self.transitions)
-
-
-_NOTHING = Evaluation()
-
-
-def step_by_step(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
-
-    Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
-    """
-    begin = 0
-    for index in range(1, len(samples)):
-        if samples[index].step != samples[begin].step:
-            yield samples[begin:index]
-            begin = index
-    yield samples[begin:] if begin else samples
 
 
 class Engine:
@@ -160,7 +129,7 @@ class Engine:
             if state.touched:
                 touched.append(state)
         if not touched and not transitions:
-            return _NOTHING
+            return NOTHING
         return self._conclude(touched, step, now, transitions or [])
 
     def _route(self, metric: str, labels: Labels, phase: str) -> list[tuple[RuleState, SeriesState | None]]:
@@ -212,7 +181,7 @@ class Engine:
             state.judge_absence(silent_seconds, self.step, now, transitions)
             if state.touched:
                 touched.append(state)
-        return self._conclude(touched, self.step, now, transitions or []) if touched else _NOTHING
+        return self._conclude(touched, self.step, now, transitions or []) if touched else NOTHING
 
     @property
     def needs_watchdog(self) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from healthcheck.engine.engine import Engine, step_by_step
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.evaluation import step_by_step
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.rulelang.ownership import owners

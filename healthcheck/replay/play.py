@@ -15,7 +15,8 @@ from itertools import chain, islice
 from typing import Any
 
 from healthcheck.acting import StopRequest
-from healthcheck.engine.engine import Engine, Evaluation, step_by_step
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.evaluation import Evaluation, step_by_step
 from healthcheck.engine.summary import verdicts
 from healthcheck.errors import HealthCheckError
 from healthcheck.outcome import JudgedRun, judged_exit_code, run_report

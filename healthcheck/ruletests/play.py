@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from healthcheck.clock import VirtualClock
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.evaluation import Evaluation
 from healthcheck.engine.trace import Batch
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.ruletests.model import RuleTest

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import plugin_host
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.evaluation import Evaluation
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.samples import NO_LABELS, Labels, Sample
 

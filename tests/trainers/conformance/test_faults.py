@@ -51,7 +51,7 @@ def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fau
         return
     metric = next(rule.selector.metric for rule in run.session.rules.rules if rule.id == wanted.rule)
     if metric in declared_gaps(trainer):
-        assert run.session.report["rules"][wanted.rule]["verdict"] == "not_judged"
+        assert run.session.report["rules"][wanted.rule]["verdict"] == "not judged"
         return
     steps = [step for name, step in run.fired if name == wanted.rule]
     assert steps, f"{trainer} did not find {fault}: {run.fired}"
@@ -75,7 +75,7 @@ def test_all_trainers_raise_the_same_alerts_as_the_unmodified_script(runs: Any, 
 def test_every_rule_is_judged_or_its_gap_is_declared(runs: Any, trainer: str) -> None:
     """A rule without data in a healthy run must be one whose cause is not there, or a gap of the table."""
     report = runs(trainer, "healthy").session.report
-    silent = {rule: entry["reason"] for rule, entry in report["rules"].items() if entry["verdict"] == "not_judged"}
+    silent = {rule: entry["reason"] for rule, entry in report["rules"].items() if entry["verdict"] == "not judged"}
     not_there = {"skipped-steps"}  # no scaler in a healthy run
     gaps = declared_gaps(trainer)
     assert {rule for rule in silent if rule not in not_there and silent[rule] not in gaps.values()} == set()

@@ -175,11 +175,36 @@ def capabilities_page() -> str:
     return "\n".join(blocks).rstrip() + "\n"
 
 
+def devices_page() -> str:
+    """Metric by device, from the declarations of the built-in probes."""
+    from healthcheck.probes import PROBES
+    from healthcheck.probes.devices import DEVICES, availability
+
+    lines = [
+        MARK,
+        "# Devices",
+        "",
+        "`late`: every step, read one or two steps later, without a wait. `yes`: at once. `waits`: every value is a wait",
+        "for the device; give such rules an `every`. `approximate`: of the process instead of the device. `no data`: rules",
+        "on it are reported as not judged. How values travel: [the device path](../explanation/device-path.md).",
+        "",
+        "Tried: CUDA (H100) and CPU. ROCm takes the same code; MPS, XPU and other backends have not been run.",
+        "",
+        "| metric | " + " | ".join(DEVICES) + " | needs |",
+        "|---|" + "---|" * (len(DEVICES) + 1),
+    ]
+    for metric in sorted((m for probe in PROBES for m in probe.provides), key=lambda m: m.key):
+        cells = [availability(metric, device) for device in DEVICES]
+        lines.append(f"| `{metric.key}` | " + " | ".join(cells) + f" | {', '.join(metric.needs)} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "plugins/hooks.md": hooks_page,
     "reference/errors.md": errors_page,
     "reference/metrics.md": metrics_page,
     "reference/capabilities.md": capabilities_page,
+    "reference/devices.md": devices_page,
     "reference/rule-file-errors.md": mistakes_page,
 }
 

@@ -45,7 +45,7 @@ class Measure:
                 self.losses.append(tensor.detach().clone())
             return original(tensor, *given, **named)
 
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        torch.Tensor.backward = backward
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:

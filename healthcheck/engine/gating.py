@@ -121,4 +121,5 @@ class GatingRules:
         series = self._engine.by_id[rule.id].series.get(labels or NO_LABELS)
         if series is None or series.scorer.normal is None or high is None:
             return None  # it does not judge yet
-        return Bound(high=float(series.scorer.value_at(high)), inclusive=inclusive)
+        value_at = getattr(series.scorer, "value_at", None)
+        return None if value_at is None else Bound(high=float(value_at(high)), inclusive=inclusive)

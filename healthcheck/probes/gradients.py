@@ -9,9 +9,9 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.blame import bad_gradient_facts, remember_gradients
 from healthcheck.probes.foreach import nonfinite_count
+from healthcheck.probes.gradfacts import GradientFacts, ZeroFacts, facts_of_norms, zero_facts
 from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
 from healthcheck.probes.late import Element, Late
-from healthcheck.probes.names import first_few
 from healthcheck.probes.values import optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
@@ -142,7 +142,7 @@ class GradientProbe:
             else:
                 zero = stats.norms == 0
                 names = facts.names
-                yield Sample("grads.zero", step, zero.sum(), labels, detail=lambda: _zero_facts(zero.tolist(), names))
+                yield Sample("grads.zero", step, zero.sum(), labels, detail=lambda: zero_facts(zero.tolist(), names))
         if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(named, stats.indices)
             if ends is not None:
@@ -159,7 +159,7 @@ class GradientProbe:
             total, norms = total * factor, norms * factor
         detail: Callable[[], dict[str, Any]]
         if math.isfinite(total):
-            detail = _facts_of_norms(norms, [named[i][0] for i in stats.indices])
+            detail = facts_of_norms(norms, [named[i][0] for i in stats.indices])
         else:
             facts = bad_gradient_facts([named[i] for i in stats.indices])
             detail = lambda: facts  # noqa: E731
@@ -176,7 +176,7 @@ class GradientProbe:
             yield Sample("grad_nonfinite", step, count, labels, detail=detail)
         if demand.due("grads.zero", step):
             zero, names = norms == 0, [named[i][0] for i in stats.indices]
-            yield Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: _zero_facts(zero.tolist(), names))
+            yield Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names))
         if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(named, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
@@ -241,71 +241,3 @@ def _better_norm(given: float | None, own: float) -> float:
     if given is None:
         return own
     return own if not math.isfinite(given) and math.isfinite(own) else given
-
-
-class GradientFacts:
-    """Facts for a message, from the statistics that came with the value: of its step, not of a later one."""
-
-    __slots__ = ("_named", "_stats", "tables")
-
-    def __init__(self, stats: GradientStats, named: list[str]) -> None:
-        self._stats = stats
-        self._named = named
-        self.tables = (stats.table,)
-        """Shipped by the mailbox with the letter."""
-
-    @property
-    def names(self) -> list[str]:
-        return [self._named[i] for i in self._stats.indices]
-
-    def __call__(self) -> dict[str, Any]:
-        stats, names = self._stats, self.names
-        assert stats.table is not None
-        numbers = stats.table.numbers()
-        norms = [numbers[stats.element("norm", k).position] for k in range(len(names))]
-        bad = [k for k, norm in enumerate(norms) if not math.isfinite(norm)]
-        if bad:
-            first = names[bad[0]]
-            if stats.has("nonfinite"):
-                count = numbers[stats.element("nonfinite", bad[0]).position]
-                first += f", {count:,.0f} of {stats.lengths[bad[0]]:,} values"
-            return {"first": first, "tensors": f"{len(bad):,} of {len(names):,} gradients not finite"}
-        largest = max(range(len(norms)), key=norms.__getitem__)
-        return {"largest": f"{names[largest]}, norm {norms[largest]:.3g}"}
-
-
-class ZeroFacts:
-    """Which gradients were exactly zero, from the statistics of that step."""
-
-    __slots__ = ("_names", "_stats", "tables")
-
-    def __init__(self, stats: GradientStats, names: list[str]) -> None:
-        self._stats = stats
-        self._names = names
-        self.tables = (stats.table,)
-
-    def __call__(self) -> dict[str, Any]:
-        assert self._stats.table is not None
-        numbers = self._stats.table.numbers()
-        return _zero_facts(
-            [numbers[self._stats.element("all_zero", k).position] for k in range(len(self._names))], self._names
-        )
-
-
-def _facts_of_norms(norms: Any, names: list[str]) -> Callable[[], dict[str, Any]]:
-    """Facts read from the norms when an alert asks: the bad ones, else the largest."""
-
-    def facts() -> dict[str, Any]:
-        values = norms.tolist()
-        bad = [name for name, value in zip(names, values, strict=True) if not math.isfinite(value)]
-        if bad:
-            return {"first": bad[0], "tensors": f"{len(bad):,} of {len(names):,} gradients not finite"}
-        largest = max(range(len(values)), key=values.__getitem__)
-        return {"largest": f"{names[largest]}, norm {values[largest]:.3g}"}
-
-    return facts
-
-
-def _zero_facts(zero: Sequence[Any], names: list[str]) -> dict[str, Any]:
-    hit = [name for name, flag in zip(names, zero, strict=True) if flag]
-    return {"which": first_few(hit), "tensors": f"{len(hit):,} of {len(names):,} gradients exactly zero"}

@@ -25,8 +25,7 @@ FIELDS = ("norm", "largest", "nonfinite", "zeros", "all_zero")
 """Rows of the result: L2 norm, largest finite absolute value, elements that are NaN or infinite,
 elements that are zero, and 1 where a gradient has only zeros."""
 
-CHUNK = 32768
-"""Elements of one program."""
+CHUNK = 32768  # elements of one program
 _TILE_ROWS, _TILE_COLUMNS, _WARPS = 8, 1024, 4
 
 _ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -35,8 +34,8 @@ for _name, _kind in (("float8_e4m3fn", tl.float8e4nv), ("float8_e5m2", tl.float8
         _ELEMENTS[getattr(torch, _name)] = _kind
 
 
-@triton.jit
-def _statistics(
+@triton.jit  # type: ignore[untyped-decorator]
+def _statistics(  # type: ignore[no-untyped-def]
     addresses,
     lengths,
     first_chunk,
@@ -55,9 +54,9 @@ def _statistics(
 ):
     """One chunk; see the module.
 
-    ``addresses`` and ``lengths``: int64 per tensor. ``first_chunk``: int32, one more than tensors.
-    ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``. ``arrived``: int32, one more
-    than tensors, zero before and after. ``result``: float64 ``[5, tensors + 1]``, totals last.
+    ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
+    ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
+    ``result``: float64 ``[5, tensors + 1]``, totals last.
     """
     chunk = tl.program_id(0) + offset
     owner = tl.load(owner_of + chunk)
@@ -174,13 +173,9 @@ def usable(tensor: Any) -> bool:
     """Whether the kernel can read this local, dense tensor: real, of a known type, without gaps."""
     if tensor.dtype not in _ELEMENTS or tensor.layout is not torch.strided or tensor.device.type != "cuda":
         return False
-    if tensor.element_size() == 1 and not _has_float8(tensor.device):
+    if tensor.element_size() == 1 and (torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (8, 9)):
         return False
     return not tensor.numel() or dense(tensor)
-
-
-def _has_float8(device: Any) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 class GradientTable:
@@ -223,9 +218,10 @@ class GradientTable:
         self.in_order = numbering == list(range(self.count))
         self.columns = sorted(range(self.count), key=numbering.__getitem__)
         """Position in the list given -> column of the result."""
-        upload = lambda values, dtype: torch.tensor(values, dtype=dtype, pin_memory=True).to(  # noqa: E731
-            self.device, non_blocking=True
-        )
+
+        def upload(values: list[int], dtype: Any) -> Any:
+            return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+
         self._lengths = upload([lengths[i] for i in numbering], torch.int64)
         self._starts = upload(starts, torch.int32)
         self._owners = upload(owners, torch.int32)
@@ -283,7 +279,7 @@ class GradientTable:
         return result
 
     def fits(self, addresses: list[int]) -> bool:
-        """Whether the alignment of the tensors is still that for which the table was made."""
+        """Whether alignments are still those for which the table was made."""
         return [not address & 15 for address in addresses] == self._aligned
 
     def _upload(self, addresses: list[int]) -> None:
@@ -291,7 +287,8 @@ class GradientTable:
         ordered = addresses if self.in_order else [addresses[i] for i in self._order]
         # Torch keeps the pinned block until the copy has read it, so it can be let go at once.
         staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
-        (ctypes.c_int64 * self.count).from_address(staging.data_ptr())[:] = ordered
+        memory: Any = (ctypes.c_int64 * self.count).from_address(staging.data_ptr())
+        memory[:] = ordered
         self._addresses.copy_(staging, non_blocking=True)
 
 

@@ -16,8 +16,8 @@ import triton.language as tl
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-@triton.jit
-def _gather(table, rows, tensors, WIDTH: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """``table``: int64 ``[4, tensors]``: address, stride, count, kind. ``rows``: float32 ``[tensors, WIDTH]``."""
     tensor = tl.program_id(0)
     address = tl.load(table + tensor)

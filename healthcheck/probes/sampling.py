@@ -75,12 +75,11 @@ class ElementSampler:
             kernel = sample_kernel() if first.device.type == "cuda" else None
             params = [self.params[i] for i in group]
             self._tables[number] = None
-            if kernel is not None and all(p.dtype in kernel.KINDS and type(p.data) is type(first.data) for p in params):
-                if all(not hasattr(p, "to_local") and dense(p) for p in params):
-                    strides, counts = zip(*(spread(p.numel(), self.per_tensor) for p in params), strict=True)
-                    kinds = [p.dtype for p in params]
-                    self._tables[number] = kernel.ElementTable(first.device, kinds, strides, counts, self.per_tensor)
-                    self._shapes[number] = [p.stride() for p in params]
+            if kernel is not None and all(p.dtype in kernel.KINDS and not hasattr(p, "to_local") and dense(p) for p in params):
+                strides, counts = zip(*(spread(p.numel(), self.per_tensor) for p in params), strict=True)
+                kinds = [p.dtype for p in params]
+                self._tables[number] = kernel.ElementTable(first.device, kinds, strides, counts, self.per_tensor)
+                self._shapes[number] = [p.stride() for p in params]
         return self._tables[number]
 
     def sizes(self, group: Sequence[int]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
-from healthcheck.samples import Metric, Sample
+from healthcheck.samples import Cost, Metric, Sample
 
 SEARCH_FLOOR = 1.0
 """While no update was applied yet, skips above this scale are the scaler's search for a start
@@ -21,11 +21,12 @@ class LossScaleProbe:
     name = "loss-scale"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
-        Metric("amp.scale", "Loss scale.", needs=("amp",)),
-        Metric("amp.skipped", "1 if the scaler skipped this update, else 0.", needs=("amp",)),
+        Metric("amp.scale", "Loss scale.", cost=Cost.DEVICE, needs=("amp",)),
+        Metric("amp.skipped", "1 if the scaler skipped this update, else 0.", cost=Cost.DEVICE, needs=("amp",)),
         Metric(
             "amp.skipped_streak",
             "Updates skipped in a row; the search for the first scale (down to 1) is not counted.",
+            cost=Cost.DEVICE,
             needs=("amp",),
         ),
     )

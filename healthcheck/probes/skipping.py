@@ -8,7 +8,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late
 from healthcheck.probes.values import on_host, optimizer_labels
 from healthcheck.protocols import Demand
-from healthcheck.samples import Metric, Sample
+from healthcheck.samples import Cost, Metric, Sample
 
 GATE = "healthcheck.gate"
 """Key in ``event.user_state``: ``(step, flag)``; 1 if the update of that step was held back, a number or a
@@ -21,8 +21,18 @@ class SkippedUpdateProbe:
     name = "skipped-updates"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
-        Metric("updates.skipped", "1 if a rule kept this update from being applied, else 0.", needs=("gate",)),
-        Metric("updates.skipped_streak", "Updates in a row that rules kept from being applied.", needs=("gate",)),
+        Metric(
+            "updates.skipped",
+            "1 if a rule kept this update from being applied, else 0.",
+            cost=Cost.DEVICE,
+            needs=("gate",),
+        ),
+        Metric(
+            "updates.skipped_streak",
+            "Updates in a row that rules kept from being applied.",
+            cost=Cost.DEVICE,
+            needs=("gate",),
+        ),
     )
 
     def __init__(self) -> None:

@@ -12,17 +12,19 @@ from healthcheck.protocols import Report
 def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     """Fresh reports for one session.
 
-    Equal stops are counted first, since the record and all others tell the count; the console comes
+    Equal stops and good checkpoints come first, since the record and all others tell them; the console comes
     last, since it names what the others have written.
     """
     from healthcheck.reports.console import ConsoleReport
     from healthcheck.reports.dashboard import DashboardReport
     from healthcheck.reports.files import FileReports
     from healthcheck.reports.hooktrace import HookTrace, wanted
+    from healthcheck.reports.lastgood import LastGoodReport
     from healthcheck.reports.record import RecordReport
     from healthcheck.reports.restarts import RestartReport
 
     register(RestartReport())
+    register(LastGoodReport())
     register(RecordReport())
     register(FileReports())
     register(DashboardReport())

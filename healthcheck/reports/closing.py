@@ -126,6 +126,9 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
             f"stop {stop['times']} of this script by {stop['rule']} at this step: the data or the code, not luck; "
             "wrote DO-NOT-RESTART in the run folder"
         )
+    good = report.get("last_good_checkpoint") or {}
+    if good.get("needed"):
+        lines.append(f"last checkpoint written while all was finite: step {step(good['step'])}, {good['path']}")
     required = [r for r, entry in report["rules"].items() if entry.get("required") and entry["verdict"] == "not judged"]
     if required:
         lines.append(f"required but not judged: {shorten(required)}")

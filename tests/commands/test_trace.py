@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 TRAIN = """\
 import torch

@@ -11,7 +11,6 @@ from test_step_path import RULES, model_and_data, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning")
 
 

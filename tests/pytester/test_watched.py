@@ -156,6 +156,7 @@ def test_mine():
     )
 
 
+@pytest.mark.slow
 def test_skips_and_expected_failures_stay_what_they_are(watched: RunTests) -> None:
     watched(
         """
@@ -196,6 +197,7 @@ def test_after():
     ).assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_one_session_inside_another_is_refused_in_one_sentence(watched: RunTests) -> None:
     result = watched(
         """
@@ -219,6 +221,7 @@ def test_inside(around):
     result.stdout.fnmatch_lines(["another session watches this process already (*); sessions cannot be nested"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -252,6 +255,7 @@ def test_a_plugin_that_raises_fails_the_test_with_its_name_and_place(
     result.stdout.fnmatch_lines(['plugin "broken" raised in step_end at step 1: RuntimeError: oh', "  at *broken.py:4"])
 
 
+@pytest.mark.slow
 def test_options_and_ini_keys_stand_in_for_the_marker(watched: RunTests, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nhealthcheck_rules = rules.yaml\nhealthcheck_fail_on = never\n")
     tests = "@pytest.mark.healthcheck\ndef test_it(): train(lr=100.0)\n"
@@ -263,6 +267,7 @@ def test_options_and_ini_keys_stand_in_for_the_marker(watched: RunTests, pyteste
     watched(tests, "--healthcheck-rules", "quiet.yaml", "--healthcheck-fail-on", "error").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_reports_of_all_watched_tests_are_one_file(watched: RunTests, pytester: pytest.Pytester) -> None:
     tests = """
 @pytest.mark.healthcheck(rules="rules.yaml")
@@ -288,6 +293,7 @@ def test_an_unknown_report_is_refused_before_anything_runs(watched: RunTests) ->
     result.stderr.fnmatch_lines(['*there is no report "junt"; did you mean "junit"?*'])
 
 
+@pytest.mark.slow
 def test_the_last_failed_test_runs_again(watched: RunTests) -> None:
     tests = """
 @pytest.mark.healthcheck(rules="rules.yaml")
@@ -299,11 +305,13 @@ def test_train(lr):
     watched(tests, "--lf").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_with_healthcheck_off_tests_run_unwatched(watched: RunTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEALTHCHECK", "off")
     watched("@pytest.mark.healthcheck(rules='rules.yaml')\ndef test_it(): train(lr=100.0)\n").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_an_injected_fault_fires_the_rule_and_is_told(watched: RunTests) -> None:
     result = watched(
         """
@@ -322,6 +330,7 @@ def test_too_late(inject, healthcheck):
     result.stdout.fnmatch_lines(["injected nan-grad at step 5: *"])
 
 
+@pytest.mark.slow
 def test_a_reference_is_written_compared_and_kept_with_its_tolerance(
     watched: RunTests, pytester: pytest.Pytester
 ) -> None:
@@ -348,6 +357,7 @@ def test_it():
     assert "tolerance: 10%" in path.read_text()
 
 
+@pytest.mark.slow
 def test_numbers_can_be_played_into_the_watch(watched: RunTests) -> None:
     result = watched(
         """

@@ -61,7 +61,13 @@ def launch(
         "OMP_NUM_THREADS": "1",
         "HEALTHCHECK_RUNS": str(folder / "runs"),
     }
-    healthcheck = [sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run", *options]
+    healthcheck = [
+        sys.executable,
+        "-c",
+        "import sys; from healthcheck.commands import main; sys.exit(main())",
+        "run",
+        *options,
+    ]
     ranks = [
         subprocess.Popen(
             [*(healthcheck if rank in watched else [sys.executable]), str(script)],
@@ -119,7 +125,14 @@ def test_without_an_agreement_a_stop_is_reported_and_nobody_leaves_alone(tmp_pat
 
 def test_eight_ranks_print_one_block_and_write_one_report(tmp_path):
     """A job's log holds one copy of an alert, not eight; so do its annotations and its JUnit file."""
-    results = launch(tmp_path, 8, bad_rank=5, watched=set(range(8)), timeout=400, options=("--report", "github", "--report", "junit=hc.xml"))
+    results = launch(
+        tmp_path,
+        8,
+        bad_rank=5,
+        watched=set(range(8)),
+        timeout=400,
+        options=("--report", "github", "--report", "junit=hc.xml"),
+    )
     assert [code for code, _, _ in results] == [1] * 8, results[0][2]
     everything = "".join(err for _, _, err in results)
     assert len(re.findall(r"loss-not-finite on rank 5 only", everything)) == 1

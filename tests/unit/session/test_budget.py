@@ -13,7 +13,6 @@ from healthcheck.assembly import open_session
 from healthcheck.events import Event, EventKind
 from healthcheck.session import Session
 
-
 PLUGIN = """
 import time
 from healthcheck import hookimpl

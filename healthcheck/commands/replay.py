@@ -13,6 +13,7 @@ from typing import Any
 
 from healthcheck.commands.replaying import Given, Outcome, judge_of
 from healthcheck.errors import UsageError
+from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 NAME = "replay"
 HELP = "Judge recorded runs by rules: when would each rule have fired?"
@@ -45,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--show-columns", action="store_true", help="print which column is read as which metric, judge nothing")
     add("--format", choices=("text", "json"), default="text", help="json: a list of reports, one per run")
     add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
+    add("--report", action="append", default=[], metavar="KIND=PATH", help="write json=, junit= or github; repeatable")
     add("--timeline", action="store_true", help="timelines also for many runs")
     add("--jobs", metavar="N", default="1", help="judge in N processes (0: one per core)")
     add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
@@ -53,6 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     given = _given(args)
+    kinds = kinds_of(given.host.registry.reports)
+    wanted = parse_reports(args.report, kinds)
     if not args.show_columns:
         for note in given.check():
             print(f"healthcheck: {note}", file=sys.stderr)
@@ -70,6 +74,8 @@ def main(args: argparse.Namespace) -> int:
     outcomes = list(_progress(_judged(paths, given, _jobs(args.jobs)), len(paths)))
     outcomes = [*outcomes, *problems]
     code = exit_code_of(outcomes)
+    for problem in write_reports(wanted, [o.to_json() for o in outcomes if o.report], kinds=kinds):
+        print(f"healthcheck: {problem}", file=sys.stderr)
     if args.format == "json":
         print(json.dumps([o.to_json() for o in outcomes], indent=1, allow_nan=False))
         say_problems(outcomes)

@@ -37,12 +37,12 @@ def config_text(loaded: Loaded) -> str:
         lines.append(f"external: {flow([entry.value for entry in merged.external])}")
     lines.append("rules:")
     for rule_id, draft in merged.rules.items():
-        if rule_id in off:
-            where = draft.entries["enabled"].origin if "enabled" in draft.entries else "command line"
-            lines.append(f"  {rule_id}: off  # {where}")
-            continue
         lines.append(f"  {rule_id}:")
-        lines.extend(_aligned(list(rule_rows(draft, indent="    "))))
+        rows = list(rule_rows(draft, indent="    "))
+        if rule_id in off:
+            where = str(draft.entries["enabled"].origin) if "enabled" in draft.entries else "command line"
+            rows.insert(0, ("    enabled: false", where))
+        lines.extend(_aligned(rows))
     if merged.mutes:
         lines.append("mute:")
         lines.extend(_aligned([(f"  - {flow(entry.value)}", str(entry.origin)) for entry in merged.mutes]))

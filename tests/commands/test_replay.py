@@ -362,3 +362,20 @@ def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) ->
     assert plain.stderr == ""
     assert "replaying" in shown
     assert done.stdout == plain.stdout
+
+
+def test_a_replay_writes_junit_with_a_suite_per_run(healthcheck_command, tmp_path) -> None:
+    (tmp_path / "good.csv").write_text("step,loss\n" + "".join(f"{i},1.0\n" for i in range(1, 60)))
+    (tmp_path / "bad.csv").write_text("step,loss\n" + "".join(f"{i},{'nan' if i == 50 else 1.0}\n" for i in range(1, 60)))
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nrules: {loss-not-finite: {metric: loss, when: nonfinite, severity: error}}\n"
+    )
+    done = healthcheck_command("replay", "good.csv", "bad.csv", "--rules", "r.yaml", "--report", "junit=out.xml")
+    assert done.returncode == 1, done.stderr
+    import xml.etree.ElementTree as ET
+
+    suites = {s.get("name"): s.get("failures") for s in ET.parse(tmp_path / "out.xml").getroot()}
+    assert suites == {"good.csv": "0", "bad.csv": "1"}
+    wrong = healthcheck_command("replay", "good.csv", "--report", "junti=out.xml")
+    assert wrong.returncode == 4
+    assert 'did you mean "junit"' in wrong.stderr

@@ -61,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
+    from healthcheck.reports.keptstates import KeptStates
     from healthcheck.trainers.script import ScriptTrainer
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
@@ -83,12 +84,14 @@ def main(args: argparse.Namespace) -> int:
     clash = name_clash(target, args.module)
     if clash:
         session.note(clash)
+    run_dir = session.info.run_dir
+    trainer = ScriptTrainer(session, store=KeptStates(session, run_dir) if run_dir is not None else None)
     if faults:
         from healthcheck.faults.machine import rehearsal
 
         with rehearsal(session, faults):
-            return ScriptTrainer(session).run(target, argv, args.module, restore=False)
-    return ScriptTrainer(session).run(target, argv, args.module, restore=False)
+            return trainer.run(target, argv, args.module, restore=False)
+    return trainer.run(target, argv, args.module, restore=False)
 
 
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:

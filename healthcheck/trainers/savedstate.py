@@ -51,13 +51,13 @@ def resume(session: Session, step: int, state: Mapping[str, Any] | None) -> None
     """A run goes on after ``step`` updates; ``state`` is what was kept with its checkpoint, if it is there."""
     session.info.resumed_from = session.step = step
     if state is None:
-        _start_fresh(session, step)
+        start_fresh(session, step)
         session.note(f"resumed after step {step:,} without detector state: rules start fresh")
         return
     try:
         fresh = session.load_state_dict(state)
     except (HealthCheckError, KeyError, TypeError, ValueError) as error:
-        _start_fresh(session, step)
+        start_fresh(session, step)
         session.note(f"resumed after step {step:,}; the saved detector state cannot be used: {error}")
         return
     session.step = step
@@ -67,7 +67,7 @@ def resume(session: Session, step: int, state: Mapping[str, Any] | None) -> None
         session.note(sentence)
 
 
-def _start_fresh(session: Session, step: int) -> None:
+def start_fresh(session: Session, step: int) -> None:
     """Rules that begin to look in the middle of a run: their warm-up begins there too."""
     session.engine.step = step
     for state in session.engine.states:

@@ -14,6 +14,7 @@ from healthcheck.outcome import Ending
 from healthcheck.trainers import current
 from healthcheck.trainers.children import Children
 from healthcheck.trainers.companions import Companions
+from healthcheck.trainers.continuation import Continuation, StateStore
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.native import TorchSource
@@ -34,10 +35,13 @@ if TYPE_CHECKING:
 class ScriptTrainer:
     """Runs a script under a session. Nothing is attached when nobody wants to know anything.
 
+    :param store: where detectors are kept at checkpoints, for a later run that loads one.
     :param leave: ends a process whose script does not heed the stop; ``os._exit`` but for tests.
     """
 
-    def __init__(self, session: Session, *, leave: Callable[[int], Any] = os._exit) -> None:
+    def __init__(
+        self, session: Session, *, store: StateStore | None = None, leave: Callable[[int], Any] = os._exit
+    ) -> None:
         self.session = session
         self._leave = leave
         self._view = FoundModel()
@@ -47,6 +51,7 @@ class ScriptTrainer:
         self._patches = Patches()
         self._imports = AfterImport(session.internal_error)
         self._hooks = TorchHooks(self._steps, self._patches, self._imports)
+        self._store = store
         self._children = Children(self._patches, self._imports)
         self._watchdog: Watchdog | None = None
         session.bind(self._controls)
@@ -76,6 +81,8 @@ class ScriptTrainer:
         self._patches.replace(os, "_exit", self._exit_at_once)
         self._patches.replace(threading, "excepthook", quiet_stop)
         self._hooks.install()
+        if self._store is not None:
+            Continuation(self.session, self._steps, self._store, self._patches, self._imports).install()
         Companions(self.session, self._patches, self._imports).install()
         self._children.install()
         self._watchdog = watch_if_needed(self.session)

@@ -62,6 +62,8 @@ class TrainingSteps:
         """Length of the run, where a framework tells it."""
         self.saves_told = False
         """True while a framework announces its checkpoints itself."""
+        self.before_first: Callable[[], None] | None = None
+        """Called once, before anything of the first step is told."""
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._attempted: set[int] = set()
         self._expected: set[int] | None = None
@@ -286,6 +288,7 @@ class TrainingSteps:
         return max(self._begun, 1)
 
     def _start(self) -> None:
+        self._prepare()
         self.started = True
         optimizers = living_optimizers() if self.only is None else list(self.only)
         self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
@@ -298,10 +301,16 @@ class TrainingSteps:
             event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.max_steps)
             self.session.emit(event)
 
+    def _prepare(self) -> None:
+        prepare, self.before_first = self.before_first, None
+        if prepare is not None:
+            self._guarded(prepare)
+
     def _next_step_if_ended(self, *, attempt: bool = False) -> None:
         """Begin the next step, unless optimizers that have not stepped yet may still belong to this one."""
         others = bool(self._index) and len(self._attempted) < max(len(self._index), self._living)
         if self._ended and (attempt or not others):
+            self._prepare()
             self._ended = False
             if self._attempted:
                 self._expected = self._attempted

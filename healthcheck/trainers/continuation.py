@@ -1,0 +1,202 @@
+"""A script that loads a checkpoint of an earlier watched run goes on with that run's detectors.
+
+A checkpoint is known again by its file (place, size, time); nothing of it is opened here. What the
+detectors knew lies in the record of the run that wrote it, never beside the user's files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from healthcheck.errors import HealthCheckError
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
+from healthcheck.trainers.savedstate import start_fresh
+from healthcheck.trainers.steps import TrainingSteps, guarded
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+FREE_SECONDS, SHARE = 2.0, 0.05
+"""Keeping states may take so long, and beyond it this share of the run: for scripts that save at every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file is known by without opening it."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+
+    def same_file(self, other: FileMark) -> bool:
+        """Unchanged, in the same place or renamed since."""
+        unchanged = self.size == other.size and self.mtime_ns == other.mtime_ns
+        renamed = self.inode != 0 and (self.device, self.inode) == (other.device, other.inode)
+        return unchanged and (self.path == other.path or renamed)
+
+
+@dataclass(slots=True)
+class Found:
+    """A checkpoint of an earlier run."""
+
+    run: str
+    step: int
+    state: Mapping[str, Any] | None
+    """``Session.state_dict()`` at the checkpoint; None where this rank kept none."""
+    normal: Mapping[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    """How that run ended, in words: ``stopped at 130 by loss-not-finite``."""
+    stop: tuple[str, int] | None = None
+    """Rule and step of the fault that stopped it."""
+    changed: str = ""
+    """Why the state cannot be used, although the path is known."""
+
+
+class StateStore(Protocol):
+    """Where detector states are kept between runs."""
+
+    def keep(self, mark: FileMark, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None: ...
+
+    def find(self, mark: FileMark) -> Found | None: ...
+
+    def continues(self, found: Found) -> int:
+        """Put down that this run goes on from there; returns which attempt it is."""
+        ...
+
+
+def mark_of(where: Any) -> FileMark | None:
+    """The mark of a path or an open file; None for what is no file."""
+    try:
+        if isinstance(where, (str, os.PathLike)):
+            path = os.fsdecode(os.fspath(where))
+            facts = os.stat(path)
+        else:
+            path = where.name
+            if not isinstance(path, str):
+                return None
+            if where.writable():
+                where.flush()
+            facts = os.fstat(where.fileno())
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+    return FileMark(os.path.realpath(path), facts.st_size, facts.st_mtime_ns, facts.st_dev, facts.st_ino)
+
+
+class Continuation:
+    """Keeps the detectors at every checkpoint of a script, and restores them where one is loaded."""
+
+    def __init__(
+        self, session: Session, steps: TrainingSteps, store: StateStore, patches: Patches, imports: AfterImport
+    ) -> None:
+        self._session = session
+        self._steps = steps
+        self._store = store
+        self._patches = patches
+        self._imports = imports
+        self._loaded: list[Found] = []
+        self._kept: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._spent = 0.0
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
+        self._steps.before_first = self._begin
+        self._imports.when("torch", lambda torch: self._patch(torch, "save", 1, "load"))
+        self._imports.when("safetensors.torch", lambda module: self._patch(module, "save_file", 1, "load_file"))
+
+    def _patch(self, module: ModuleType, save: str, place: int, load: str) -> None:
+        self._patches.replace(module, save, self._calls(self._file_saved, place, ("f", "filename")))
+        self._patches.replace(module, load, self._calls(self._file_loaded, 0, ("f", "filename")))
+
+    def _calls(
+        self, tell: Callable[[Any], None], place: int, names: tuple[str, ...]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                if self._patches.active and os.getpid() == self._pid:
+                    given = [args[place]] if len(args) > place else [kwargs[n] for n in names if n in kwargs]
+                    for where in given[:1]:
+                        guarded(self._session, tell, where)
+                return result
+
+            return call
+
+        return make
+
+    # -- keeping ----------------------------------------------------------------------
+
+    def _file_saved(self, where: Any) -> None:
+        steps, session = self._steps, self._session
+        if not steps.started or steps.saves_told or session.info.rank:
+            return  # a framework keeps its state beside its own checkpoints
+        mark = mark_of(where)
+        if mark is None:
+            return
+        if not isinstance(where, (str, os.PathLike)):
+            steps.checkpoint_saved(mark.path)  # an open file is announced by nobody else
+        if self._spent > FREE_SECONDS + SHARE * (session.clock.monotonic() - session.active.started):
+            return
+        began = perf_counter()
+        step = steps.last_attempt
+        if self._kept is None or self._kept[0] != step:
+            self._kept = (step, session.state_dict(), normal_of(session, steps.view.optimizers()))
+        self._store.keep(mark, *self._kept)
+        self._spent += perf_counter() - began
+
+    # -- going on -----------------------------------------------------------------------
+
+    def _file_loaded(self, where: Any) -> None:
+        if self._steps.before_first is None:
+            return  # training has begun: this is a look back, no resume
+        mark = mark_of(where)
+        found = None if mark is None else self._store.find(mark)
+        if found is not None:
+            self._loaded.append(found)
+
+    def _begin(self) -> None:
+        """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
+        session, steps = self._session, self._steps
+        usable = [found for found in self._loaded if not found.changed]
+        if steps.saves_told or session.info.resumed_from is not None:
+            return
+        for found in self._loaded:
+            if not usable:
+                session.note(found.changed)
+        if not usable:
+            return
+        found = max(usable, key=lambda each: each.step)
+        session.info.resumed_from = session.step = found.step
+        session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
+        session.note(f"  rules: {self._restore(found)}")
+        session.step = found.step
+        steps.start_at(found.step)
+        ResumeCheck(session, found.step, found.normal, found.stop).listen()
+
+    def _restore(self, found: Found) -> str:
+        session = self._session
+        if found.state is None:
+            start_fresh(session, found.step)
+            return f"all start fresh after step {found.step:,}: rank {session.info.rank} kept no state"
+        try:
+            fresh = session.load_state_dict(found.state)
+        except (HealthCheckError, KeyError, TypeError, ValueError) as error:
+            start_fresh(session, found.step)
+            return f"all start fresh after step {found.step:,}: the saved state cannot be used ({error})"
+        known = found.state["engine"]["rules"]
+        for state in session.engine.states:
+            entry = known.get(state.rule.id)
+            if entry is None or entry["fingerprint"] != state.rule.fingerprint:
+                state.start_step = found.step
+        count = len(session.engine.states) - len(fresh)
+        verb = "goes" if count == 1 else "go"
+        rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""
+        return f"{count} {verb} on after step {found.step:,} with their windows{rest}; the stop is not carried over"

@@ -234,8 +234,7 @@ class GradientTable:
             t.data_ptr()
             for t in (self._addresses, self._lengths, self._starts, self._owners, self._partial, self._arrived)
         ]
-        self._direct: list[Any] = []
-        """Launchers of compiled kernels, once Triton has made them: no dispatch over types and alignments."""
+        self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
 
     def measure(self, addresses: list[int]) -> Any:
         """float64 ``[5, n + 1]`` on the device: rows as :data:`FIELDS`, a column per tensor, totals last.
@@ -293,9 +292,8 @@ class GradientTable:
 
 
 def _launches_directly(compiled: Any) -> bool:
-    """Whether this Triton takes addresses for a compiled kernel: true from 3.3 on; older ones are not asked."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return version >= (3, 3) and hasattr(type(compiled), "__getitem__")
+    """Whether this Triton takes addresses for a compiled kernel: from 3.6 on, where it was tried."""
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6) and hasattr(type(compiled), "__getitem__")
 
 
 def _raw_stream(device: Any) -> int:

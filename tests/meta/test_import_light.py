@@ -18,6 +18,8 @@ NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
         "healthcheck.trainers.lightning",  # that of Lightning
         "healthcheck.trainers.lightning_callbacks",
         "healthcheck.trainers.lightning_monitor",
+        "healthcheck.probes.gradkernel",  # Triton, which comes with torch's CUDA and ROCm builds
+        "healthcheck.probes.samplekernel",
     }
 )
 """Modules that cannot be imported without an optional framework. A reason belongs beside each."""

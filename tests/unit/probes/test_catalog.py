@@ -47,4 +47,4 @@ def test_the_table_lists_every_metric_once_with_its_help() -> None:
 def test_costs_and_needs_are_part_of_the_table() -> None:
     table = metrics_table([probe() for probe in PROBES])
     assert re.search(r"^  grad_norm\[parameter\] +device ", table, re.M)
-    assert re.search(r"^  amp\.scale +free +amp ", table, re.M)
+    assert re.search(r"^  amp\.scale +device +amp ", table, re.M)

@@ -44,15 +44,27 @@ class CombinedScorer:
         self.parts: list[tuple[Condition, Scorer] | Side] = [
             part if isinstance(part, Side) else (part, part.start()) for part in parts
         ]
+        costly = [(part, not isinstance(part, Side) and hasattr(part[1], "learn")) for part in self.parts]
+        self._order = sorted(costly, key=lambda entry: entry[1])
+        """Costly parts, those that can learn without judging, come last."""
 
     def update(self, value: float, step: int) -> float | None:
         breaches = unknown = 0
-        for part in self.parts:
-            judged = part.breach if isinstance(part, Side) else _judge(part[0], part[1], value, step)
+        failed = False
+        for part, lazy in self._order:
+            if isinstance(part, Side):
+                judged = part.breach
+            elif failed and lazy and value - value == 0.0:
+                # One part of an `all` is false already: a costly one only learns.
+                judged = False if part[1].learn(value, step) else None  # type: ignore[attr-defined]
+            else:
+                judged = _judge(part[0], part[1], value, step)
             if judged is None:
                 unknown += 1
             elif judged:
                 breaches += 1
+            elif self.need_all:
+                failed = True
         if unknown == len(self.parts) or (unknown and self.need_all):
             return None
         return float(breaches)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from healthcheck.reports.restarts import stop_place
 from healthcheck.reports.rundir import RUN_FILE, list_runs, write_atomically
 from healthcheck.reports.runs import Run, load_run
 from healthcheck.reports.strict import strict
-from healthcheck.trainers.continuation import FileMark, Found, mark_of
+from healthcheck.trainers.continuation import FileMark, Found
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 INDEX = "index.json"
 FORMAT, VERSION = "healthcheck-checkpoints", 1
-RECENT, MOST = 20, 200
-"""The newest files are always kept in mind (they may have been renamed), others while they lie unchanged."""
+RECENT, MOST = 50, 200
+"""The newest files are always kept in mind (they may have been renamed), others while they lie where they were."""
 
 
 class KeptStates:
@@ -51,7 +52,6 @@ class KeptStates:
             if not any(entry["step"] == step for entry in self._files):
                 content = {"format": FORMAT, "version": VERSION, "step": step, "normal": dict(normal), "state": state}
                 write_atomically(self._folder / _name(step), strict(content))
-            self._files = [entry for entry in self._files if entry["path"] != mark.path]
             self._files.append({**asdict(mark), "step": step})
             self._prune()
             self._write_index()
@@ -74,10 +74,10 @@ class KeptStates:
                 continue
             for entry in reversed(entries):
                 known = _mark(entry)
-                if known is not None and known.same_file(mark):
+                if known is not None and known.same_content(mark):
                     return self._found(run, int(entry["step"]))
                 if known is not None and known.path == mark.path and changed is None:
-                    text = f"{mark.path} is not the file that {run.name} wrote (size or time differ): rules start fresh"
+                    text = f"{mark.path} is not the file that {run.name} wrote (its content differs): rules start fresh"
                     changed = Found(run.name, 0, None, changed=text)
         return changed
 
@@ -116,8 +116,7 @@ class KeptStates:
 
     def _prune(self) -> None:
         old, new = self._files[:-RECENT], self._files[-RECENT:]
-        old = [entry for entry in old if (now := mark_of(entry["path"])) and now == _mark(entry)]
-        self._files = (old + new)[-MOST:]
+        self._files = ([entry for entry in old if _lies_there(entry)] + new)[-MOST:]
         names = {_name(entry["step"]) for entry in self._files}
         for path in self._folder.glob("step-*.json"):
             if path.name not in names:
@@ -140,9 +139,16 @@ def _files(run: Path) -> list[dict[str, Any]]:
 
 def _mark(entry: Mapping[str, Any]) -> FileMark | None:
     try:
-        return FileMark(**{name: entry[name] for name in ("path", "size", "mtime_ns", "device", "inode")})
+        return FileMark(**{name: entry[name] for name in ("path", "size", "digest")})
     except KeyError:
         return None
+
+
+def _lies_there(entry: Mapping[str, Any]) -> bool:
+    try:
+        return os.stat(entry["path"]).st_size == entry["size"]
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.verdicts import Alert
@@ -25,8 +28,8 @@ class LastGoodReport:
 
     def __init__(self) -> None:
         self._session: Session | None = None
-        self._saved: dict[str, int] = {}
-        """Path -> step of its last writing, in the order of writing."""
+        self._saved: dict[Any, Written] = {}
+        """Checkpoints in the order of writing; by file, so that one that is overwritten is forgotten."""
 
     def start(self, session: Session) -> None:
         self._session = session
@@ -34,20 +37,53 @@ class LastGoodReport:
             session.on("checkpoint_saved", self._checkpoint)
 
     def _checkpoint(self, event: Any) -> None:
-        if event.path:
-            path = os.path.abspath(event.path)
-            self._saved.pop(path, None)
-            self._saved[path] = event.step
+        if not event.path:
+            return
+        path = os.path.abspath(event.path)
+        try:
+            facts = os.stat(path)
+        except OSError:
+            return
+        file = (facts.st_dev, facts.st_ino) if facts.st_ino else path
+        self._saved.pop(file, None)
+        self._saved[file] = Written(path, event.step, facts)
 
     def finish(self, report: dict[str, Any]) -> None:
         if self._session is None or os.getpid() != self._session.pid:
             return
         watched = {rule.id for rule in self._session.rules.rules if judges_finiteness(rule)}
         bad = [alert for alert in self._session.alerts if alert.rule in watched]
-        for path, step in reversed(self._saved.items()):
-            if not covered(step, bad) and os.path.exists(path):
-                report["last_good_checkpoint"] = {"path": path, "step": step, "needed": bool(bad)}
+        for written in reversed(self._saved.values()):
+            path = None if covered(written.step, bad) else written.path_now()
+            if path is not None:
+                report["last_good_checkpoint"] = {"path": path, "step": written.step, "needed": bool(bad)}
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One checkpoint as it was written: a file, or a folder."""
+
+    path: str
+    step: int
+    facts: os.stat_result
+
+    def path_now(self) -> str | None:
+        """Where it lies unchanged, also if it was renamed in its folder; None if it is gone."""
+        with contextlib.suppress(OSError):
+            if self._is(os.stat(self.path)):
+                return self.path
+        with contextlib.suppress(OSError), os.scandir(os.path.dirname(self.path)) as entries:
+            for entry in entries:
+                if self._is(os.stat(entry.path)):
+                    return entry.path
+        return None
+
+    def _is(self, other: os.stat_result) -> bool:
+        mine = self.facts
+        same = (mine.st_dev, mine.st_ino) == (other.st_dev, other.st_ino)
+        # A folder changes with every file that is added to it; it is known by itself.
+        return same and (stat.S_ISDIR(mine.st_mode) or mine.st_mtime_ns == other.st_mtime_ns)
 
 
 def judges_finiteness(rule: Rule) -> bool:

@@ -1,11 +1,12 @@
 """A script that loads a checkpoint of an earlier watched run goes on with that run's detectors.
 
-A checkpoint is known again by its file (place, size, time); nothing of it is opened here. What the
-detectors knew lies in the record of the run that wrote it, never beside the user's files.
+A checkpoint is known again by its bytes; nothing of it is unpickled here. What the detectors knew
+lies in the record of the run that wrote it, never beside the user's files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,21 +27,21 @@ FREE_SECONDS, SHARE = 2.0, 0.05
 """Keeping states may take so long, and beyond it this share of the run: for scripts that save at every step."""
 
 
+HEAD, TAIL = 64 * 2**10, 2**20
+"""Bytes of a file that are digested. Torch writes a directory with a checksum of every tensor at the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """What a file is known by without opening it."""
+    """What a file is known by: its bytes are compared, never unpickled."""
 
     path: str
     size: int
-    mtime_ns: int
-    device: int
-    inode: int
+    digest: str
 
-    def same_file(self, other: FileMark) -> bool:
-        """Unchanged, in the same place or renamed since."""
-        unchanged = self.size == other.size and self.mtime_ns == other.mtime_ns
-        renamed = self.inode != 0 and (self.device, self.inode) == (other.device, other.inode)
-        return unchanged and (self.path == other.path or renamed)
+    def same_content(self, other: FileMark) -> bool:
+        """Also for a file that was renamed, copied, or fetched from somewhere since."""
+        return self.size == other.size and self.digest == other.digest
 
 
 @dataclass(slots=True)
@@ -75,19 +76,22 @@ class StateStore(Protocol):
 def mark_of(where: Any) -> FileMark | None:
     """The mark of a path or an open file; None for what is no file."""
     try:
-        if isinstance(where, (str, os.PathLike)):
-            path = os.fsdecode(os.fspath(where))
-            facts = os.stat(path)
-        else:
-            path = where.name
-            if not isinstance(path, str):
-                return None
+        if not isinstance(where, (str, os.PathLike)):
             if where.writable():
                 where.flush()
-            facts = os.fstat(where.fileno())
+            where = where.name
+            if not isinstance(where, str):
+                return None
+        path = os.path.realpath(os.fsdecode(os.fspath(where)))
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            digest = hashlib.sha256(file.read(HEAD))
+            file.seek(max(HEAD, size - TAIL))
+            digest.update(file.read(TAIL))
     except (OSError, AttributeError, TypeError, ValueError):
         return None
-    return FileMark(os.path.realpath(path), facts.st_size, facts.st_mtime_ns, facts.st_dev, facts.st_ino)
+    return FileMark(path, size, digest.hexdigest())
 
 
 class Continuation:

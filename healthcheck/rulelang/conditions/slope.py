@@ -116,11 +116,12 @@ class SureSlope:
 
     The slopes of all pairs of blocks are kept sorted: a new block adds one slope for each block in
     the window and the oldest takes its own away, so that a judgement costs no new sorting of all.
+    ``learn`` takes a value without judging it: its block waits until the next judgement.
     """
 
     __slots__ = (
         "_block", "_blocks", "_count", "_min_blocks", "_most_blocks", "_open", "_places", "_relative", "_score", "_sides", "_slopes",
-        "_steps", "_z", "normal",
+        "_steps", "_waiting", "_z", "normal",
     )  # fmt: skip
 
     def __init__(
@@ -141,29 +142,47 @@ class SureSlope:
         self._relative = relative
         self._steps = steps
         self._score: float | None = None
+        self._waiting: deque[tuple[float, float]] = deque(maxlen=self._most_blocks)
+        """Blocks that were learnt and are not in the window yet."""
 
     def update(self, value: float, step: int) -> float | None:
+        if self.learn(value, step) and self._waiting:
+            self._catch_up()
+            self._score = self._judge()
+        return self._score
+
+    def learn(self, value: float, step: int) -> bool:
+        """Take a value; returns whether there are enough of them to judge."""
         self._open.append((step, value))
         if len(self._open) == self._block:
             at = sum(s for s, _ in self._open) / self._block
-            self._add(at, median(v for _, v in self._open) if self._block > 1 else value)
+            self._waiting.append((at, median(v for _, v in self._open) if self._block > 1 else value))
             self._open = []
-            self._score = self._judge() if len(self._blocks) >= self._min_blocks else None
-        return self._score
+            self._count += 1
+        return self._count >= self._min_blocks
 
-    def _add(self, at: float, level: float) -> None:
+    def _catch_up(self) -> None:
+        first = self._count - len(self._waiting)
+        if len(self._waiting) == self._most_blocks:  # nothing of the window is left
+            self._blocks.clear()
+            self._places.clear()
+            self._slopes.clear()
+        for number, (at, level) in enumerate(self._waiting, first):
+            self._add(number, at, level)
+        self._waiting.clear()
+
+    def _add(self, number: int, at: float, level: float) -> None:
         blocks, places, slopes = self._blocks, self._places, self._slopes
         if len(blocks) == self._most_blocks:
             x, (_, y) = places.popleft(), blocks.popleft()
             for after, (_, later) in zip(places, blocks, strict=True):
                 if after != x:
                     del slopes[bisect_left(slopes, (later - y) / (after - x))]
-        place = at if self._steps else float(self._count * self._block)
+        place = at if self._steps else float(number * self._block)
         slopes += [(level - y) / (place - x) for x, (_, y) in zip(places, blocks, strict=True) if place != x]
         slopes.sort()  # two sorted runs and a few stragglers: far from a full sort
         blocks.append((at, level))
         places.append(place)
-        self._count += 1
 
     def _judge(self) -> float | None:
         ys = [y for _, y in self._blocks]
@@ -183,17 +202,20 @@ class SureSlope:
         return _relative_to(slope, sum(ys) / len(ys)) if self._relative else slope
 
     def state(self) -> Any:
-        return [[list(b) for b in self._blocks], [list(p) for p in self._open], self._score]
+        blocks = [*self._blocks, *self._waiting][-self._most_blocks :]
+        return [[list(b) for b in blocks], [list(p) for p in self._open], self._score, self._count, len(self._waiting)]
 
     def restore(self, state: Any) -> None:
         self._blocks.clear()
         self._places.clear()
         self._slopes.clear()
-        self._count = 0
-        for at, level in state[0]:
-            self._add(float(at), float(level))
-        self._open = [(int(s), float(v)) for s, v in state[1]]
-        self._score = state[2]
+        blocks, pending, self._score, self._count, waiting = state
+        first, known = self._count - len(blocks), max(0, len(blocks) - waiting)
+        for number, (at, level) in enumerate(blocks[:known], first):
+            self._add(number, float(at), float(level))
+        self._waiting.clear()
+        self._waiting.extend((float(at), float(level)) for at, level in blocks[known:])
+        self._open = [(int(s), float(v)) for s, v in pending]
 
 
 def theil_sen_interval(slopes: Sequence[float], ys: Sequence[float], z: float) -> tuple[float, float] | None:

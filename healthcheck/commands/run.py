@@ -38,8 +38,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
     add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
     add("--force", action="store_true", help="let --mute name rules for NaN and infinity too")
-    add("--report", action="append", default=[], metavar="KIND=PATH", help="a report besides the record: json=hc.json, junit=hc.xml, github; repeatable")
-    add("--inject", action="append", default=[], metavar="FAULT@STEP", help="break the run on purpose, to rehearse your alarms: nan-grad@120")
+    add(
+        "--report",
+        action="append",
+        default=[],
+        metavar="KIND=PATH",
+        help="a report besides the record: json=hc.json, junit=hc.xml, github; repeatable",
+    )
+    add(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="FAULT@STEP",
+        help="break the run on purpose, to rehearse your alarms: nan-grad@120",
+    )
     add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
     add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
     add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")

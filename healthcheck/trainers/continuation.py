@@ -14,6 +14,7 @@ from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from healthcheck.engine.engine import Engine
 from healthcheck.errors import HealthCheckError
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
@@ -190,12 +191,14 @@ class Continuation:
         if found.state is None:
             start_fresh(session, found.step)
             return f"all start fresh after step {found.step:,}: rank {session.info.rank} kept no state"
+        saved, broken = readable(found.state, session)
         try:
-            fresh = session.load_state_dict(found.state)
+            fresh = [*(f"{rule} starts fresh: its saved state is of another version" for rule in broken)]
+            fresh += [text for text in session.load_state_dict(saved) if text.removesuffix(" is new") not in broken]
         except (HealthCheckError, KeyError, TypeError, ValueError) as error:
             start_fresh(session, found.step)
             return f"all start fresh after step {found.step:,}: the saved state cannot be used ({error})"
-        known = found.state["engine"]["rules"]
+        known = saved["engine"]["rules"]
         for state in session.engine.states:
             entry = known.get(state.rule.id)
             if entry is None or entry["fingerprint"] != state.rule.fingerprint:
@@ -204,3 +207,22 @@ class Continuation:
         verb = "goes" if count == 1 else "go"
         rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""
         return f"{count} {verb} on after step {found.step:,} with their windows{rest}; the stop is not carried over"
+
+
+def readable(saved: Mapping[str, Any], session: Session) -> tuple[dict[str, Any], list[str]]:
+    """A saved state without the rules whose part cannot be read, and the ids of those.
+
+    Tried on an engine of its own: half a state must not reach the one that judges.
+    """
+    kept = dict(saved["engine"]["rules"])
+    broken = []
+    for state in Engine(session.rules, rank=session.info.rank).states:
+        entry = kept.get(state.rule.id)
+        if entry is None or entry.get("fingerprint") != state.rule.fingerprint:
+            continue
+        try:
+            state.load_state_dict(entry)
+        except Exception:  # whatever another version of a condition, or somebody's plugin, makes of it
+            broken.append(state.rule.id)
+            del kept[state.rule.id]
+    return {**saved, "engine": {**saved["engine"], "rules": kept}}, broken

@@ -49,7 +49,10 @@ NORMS = {
         "grads-not-finite": {"metric": "grad_norm", "when": "nonfinite"},
     },
 }
-RATIOS = {**NORMS, "rules": {**NORMS["rules"], "ratio": {"metric": "update_ratio", "when": {"above": 100}, "every": 10}}}
+RATIOS = {
+    **NORMS,
+    "rules": {**NORMS["rules"], "ratio": {"metric": "update_ratio", "when": {"above": 100}, "every": 10}},
+}
 
 
 @dataclass
@@ -165,7 +168,11 @@ def run(args: argparse.Namespace, case: Case, chosen: list[str]) -> list[dict[st
     for variant in variants:
         ratios = [own / plain for own, plain in zip(variant.times, base, strict=True)]
         low, high = bootstrap(ratios)
-        row = {"variant": variant.name, "ms": statistics.median(variant.times) * 1e3, "ratio": statistics.median(ratios)}
+        row = {
+            "variant": variant.name,
+            "ms": statistics.median(variant.times) * 1e3,
+            "ratio": statistics.median(ratios),
+        }
         rows.append({**row, "low": low, "high": high, "blocks": len(ratios)})
         print(
             f"{variant.name:36} {row['ms']:9.3f} ms  {row['ratio']:.4f}  [{low:.4f}, {high:.4f}]",

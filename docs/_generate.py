@@ -114,15 +114,23 @@ def metrics_page() -> str:
 
 def mistakes_page() -> str:
     """docs/reference/rule-file-errors.md: what `check` says, from the golden files of the tests."""
-    blocks = [MARK.replace("the code; edit the docstrings", "tests/rulefile/bad; edit the examples there"), "# Mistakes in rule files\n"]
-    blocks.append("Every kind of mistake that `healthcheck check` finds, with a file that holds it and the real answer.\n")
+    blocks = [
+        MARK.replace("the code; edit the docstrings", "tests/rulefile/bad; edit the examples there"),
+        "# Mistakes in rule files\n",
+    ]
+    blocks.append(
+        "Every kind of mistake that `healthcheck check` finds, with a file that holds it and the real answer.\n"
+    )
     for golden in sorted((DOCS.parent / "tests" / "rulefile" / "bad").glob("*.txt")):
         source = golden.with_suffix(".yaml")
         try:
-            text, answer = source.read_text(encoding="utf-8").rstrip("\n"), golden.read_text(encoding="utf-8").rstrip("\n")
+            text, answer = (
+                source.read_text(encoding="utf-8").rstrip("\n"),
+                golden.read_text(encoding="utf-8").rstrip("\n"),
+            )
         except (OSError, UnicodeDecodeError):
             continue  # a file that is no text cannot be shown
-        if len(text) > 1500 or "```" in text + answer or not text.isprintable() and "\x00" in text:
+        if len(text) > 1500 or "```" in text + answer or "\x00" in text:
             continue
         blocks += [f"## {golden.stem}\n", "```text", text, "```\n", "```text", answer, "```\n"]
     return "\n".join(blocks)

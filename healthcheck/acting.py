@@ -81,7 +81,13 @@ class LatchingControls:
     def agreed(self, request: StopRequest) -> None:
         """Latch a stop and ask the trainer for it."""
         self.stop = request
-        rule, step, reason, mode, exit_code = request.rule, request.step, request.reason, request.mode, request.exit_code
+        rule, step, reason, mode, exit_code = (
+            request.rule,
+            request.step,
+            request.reason,
+            request.mode,
+            request.exit_code,
+        )
         self._controls.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
 
     def skip_update(self) -> bool:

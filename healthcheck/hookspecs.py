@@ -6,6 +6,7 @@ order does not::
 
     import healthcheck
 
+
     class LossPrinter:
         @healthcheck.hookimpl
         def healthcheck_step_end(self, event):

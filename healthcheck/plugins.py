@@ -150,7 +150,11 @@ class PluginHost:
 def implementations_of(plugin: object) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Hook implementations of a plugin, in the order in which it defines them."""
     holder = plugin if isinstance(plugin, ModuleType) else type(plugin)
-    names = [n for base in reversed(inspect.getmro(holder)) for n in vars(base)] if isinstance(holder, type) else list(vars(holder))
+    names = (
+        [n for base in reversed(inspect.getmro(holder)) for n in vars(base)]
+        if isinstance(holder, type)
+        else list(vars(holder))
+    )
     for name in dict.fromkeys([*names, *getattr(plugin, "__dict__", {})]):
         if name.startswith(PREFIX):
             function = getattr(plugin, name, None)

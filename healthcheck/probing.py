@@ -69,7 +69,11 @@ class ProbeBoard:
         if any(self.demand.wants(metric.key) for metric in probe.provides):
             return True
         prefixes = tuple(getattr(probe, "provides_prefixes", ()))
-        return any(key not in self._declared and key.startswith(prefixes) for key in self.demand.every) if prefixes else False
+        return (
+            any(key not in self._declared and key.startswith(prefixes) for key in self.demand.every)
+            if prefixes
+            else False
+        )
 
     def sample(self, event: Event) -> None:
         """Let every probe of this event's kind look; errors are kept with the probe's name."""

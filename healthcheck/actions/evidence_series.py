@@ -10,11 +10,6 @@ from healthcheck.verdicts import Alert
 
 MAX_COLUMNS = 512
 
-_USUAL = (
-    "loss", "eval.loss", "grad_norm", "lr", "clip.ratio", "clip.applied", "amp.scale", "amp.skipped", "time.step", "time.data",
-    "throughput", "memory.allocated", "memory.reserved", "memory.fraction", "memory.host",
-)  # fmt: skip
-
 
 def series_rows(alert: Alert, context: ActionContext, steps: int) -> str | None:
     """CSV text with the last ``steps`` values of each series, or None if there are no values."""
@@ -38,9 +33,7 @@ def series_rows(alert: Alert, context: ActionContext, steps: int) -> str | None:
 
 def _names(alert: Alert, context: ActionContext) -> list[str]:
     """The alert's own series first, so that the column limit never cuts them off."""
-    all_series = getattr(context, "series", None)
-    known = list(all_series()) if callable(all_series) else list(_USUAL)
-    return list(dict.fromkeys([*(fact.name for fact in alert.series), *known]))
+    return list(dict.fromkeys([*(fact.name for fact in alert.series), *context.series()]))
 
 
 def _cell(value: float | None) -> str:

@@ -28,7 +28,9 @@ class SkipUpdate:
         gated = getattr(context.controls, "gated", None)
         if gated is not None and gated(alert.fired_step):
             return ActionOutcome.of(
-                self.name, f"the device held back the update of step {alert.fired_step:,}", skipped_step=alert.fired_step
+                self.name,
+                f"the device held back the update of step {alert.fired_step:,}",
+                skipped_step=alert.fired_step,
             )
         if not context.before_update or alert.fired_step != context.step:
             return ActionOutcome.nothing_done(

@@ -56,8 +56,12 @@ def run_trials(script: str, arguments: Sequence[str], steps: int = STEPS) -> lis
             found = json.loads(out.read_text()) if out.is_file() else {}
             if done.returncode or not found:
                 last = "\n".join(done.stderr.strip().splitlines()[-5:])
-                raise UsageError(f"{script} did not run {'under healthcheck' if mode == 'watched' else 'on its own'}:\n{last}")
-            trials.append(Trial(mode, found["steps"], found["seconds_per_step"], tuple(found["losses"]), found["memory"]))
+                raise UsageError(
+                    f"{script} did not run {'under healthcheck' if mode == 'watched' else 'on its own'}:\n{last}"
+                )
+            trials.append(
+                Trial(mode, found["steps"], found["seconds_per_step"], tuple(found["losses"]), found["memory"])
+            )
     return trials
 
 
@@ -81,7 +85,9 @@ def _time(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, Any
     result |= {"ratio": ratio, "bare_ms": without * 1e3, "watched_ms": with_us * 1e3, "bare_spread": spread}
     text = f"{without * 1e3:.3g} ms a step without us, {with_us * 1e3:.3g} ms with: {ratio:.3f} times"
     if spread > 1.1 * max(ratio, 1.0):
-        return Finding("note", "step time", f"{text}; runs without us differ by {spread:.2f} times, so this says little")
+        return Finding(
+            "note", "step time", f"{text}; runs without us differ by {spread:.2f} times, so this says little"
+        )
     return Finding("ok" if ratio <= 1.05 else "note", "step time", text, "" if ratio <= 1.05 else "overhead_budget: 1%")
 
 
@@ -103,7 +109,10 @@ def _losses(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, A
     if any(t.losses != bare[0].losses for t in bare):
         result["identical_losses"] = None
         return Finding(
-            "note", "losses", "two runs without us differ, so runs with us cannot be compared", "seed the script for this"
+            "note",
+            "losses",
+            "two runs without us differ, so runs with us cannot be compared",
+            "seed the script for this",
         )
     same = all(t.losses == bare[0].losses for t in watched)
     result["identical_losses"] = same

@@ -92,6 +92,6 @@ def misplaced(command: str, rest: Sequence[str]) -> str:
 
 def _is_run(word: str) -> bool:
     path = Path(word)
-    return bool(word) and (path.suffix in _LOGS or (path / "report.json").is_file() or (path / "samples.jsonl").is_file())
-
-
+    return bool(word) and (
+        path.suffix in _LOGS or (path / "report.json").is_file() or (path / "samples.jsonl").is_file()
+    )

@@ -176,7 +176,9 @@ class GradientProbe:
             yield Sample("grad_nonfinite", step, count, labels, detail=detail)
         if demand.due("grads.zero", step):
             zero, names = norms == 0, [named[i][0] for i in stats.indices]
-            yield Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names))
+            yield Sample(
+                "grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names)
+            )
         if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(named, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:

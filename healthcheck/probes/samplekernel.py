@@ -33,7 +33,9 @@ def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyp
         half = tl.load(address.to(tl.pointer_type(tl.uint16)) + element * stride, mask=there, other=0)
         values = (half.to(tl.uint32) << 16).to(tl.float32, bitcast=True)  # bf16 is the upper half of a float32
     else:
-        values = tl.load(address.to(tl.pointer_type(tl.float16)) + element * stride, mask=there, other=0.0).to(tl.float32)
+        values = tl.load(address.to(tl.pointer_type(tl.float16)) + element * stride, mask=there, other=0.0).to(
+            tl.float32
+        )
     tl.store(rows + tensor * WIDTH + element, values)
 
 

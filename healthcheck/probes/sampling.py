@@ -50,7 +50,9 @@ class ElementSampler:
 
     def weights(self, role: str = "weights") -> list[SampledRows]:
         """Present values of all parameters. May overwrite what was read before in the same role."""
-        return [self._read(role, n, [self.params[i] for i in group], self._weight) for n, group in enumerate(self.groups)]
+        return [
+            self._read(role, n, [self.params[i] for i in group], self._weight) for n, group in enumerate(self.groups)
+        ]
 
     def gradients(self, role: str = "gradients") -> list[SampledRows]:
         """Present gradients at the same elements; zero where there is none, or a sparse one."""
@@ -75,7 +77,9 @@ class ElementSampler:
             kernel = sample_kernel() if first.device.type == "cuda" else None
             params = [self.params[i] for i in group]
             self._tables[number] = None
-            if kernel is not None and all(p.dtype in kernel.KINDS and not hasattr(p, "to_local") and dense(p) for p in params):
+            if kernel is not None and all(
+                p.dtype in kernel.KINDS and not hasattr(p, "to_local") and dense(p) for p in params
+            ):
                 strides, counts = zip(*(spread(p.numel(), self.per_tensor) for p in params), strict=True)
                 kinds = [p.dtype for p in params]
                 self._tables[number] = kernel.ElementTable(first.device, kinds, strides, counts, self.per_tensor)

@@ -366,7 +366,9 @@ def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) ->
 
 def test_a_replay_writes_junit_with_a_suite_per_run(healthcheck_command, tmp_path) -> None:
     (tmp_path / "good.csv").write_text("step,loss\n" + "".join(f"{i},1.0\n" for i in range(1, 60)))
-    (tmp_path / "bad.csv").write_text("step,loss\n" + "".join(f"{i},{'nan' if i == 50 else 1.0}\n" for i in range(1, 60)))
+    (tmp_path / "bad.csv").write_text(
+        "step,loss\n" + "".join(f"{i},{'nan' if i == 50 else 1.0}\n" for i in range(1, 60))
+    )
     (tmp_path / "r.yaml").write_text(
         "version: 1\nrules: {loss-not-finite: {metric: loss, when: nonfinite, severity: error}}\n"
     )

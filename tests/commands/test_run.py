@@ -58,7 +58,10 @@ def work(tmp_path: Path) -> Path:
             "run accelerate launch --num_processes 2 healthy.py",
             "accelerate launch --num_processes 2 --no_python healthcheck run healthy.py",
         ),
-        ("run deepspeed --num_gpus 4 healthy.py --x", "deepspeed --num_gpus 4 --no_python healthcheck run healthy.py --x"),
+        (
+            "run deepspeed --num_gpus 4 healthy.py --x",
+            "deepspeed --num_gpus 4 --no_python healthcheck run healthy.py --x",
+        ),
         ("run srun -n 8 python healthy.py", "srun -n 8 healthcheck run healthy.py"),
         ("run -m healthy.py", "leave -m out: healthcheck run healthy.py"),
         ("run -m nosuchmodule.train", "there is no module nosuchmodule"),
@@ -216,9 +219,7 @@ def test_a_module_of_the_scripts_that_has_our_name_is_pointed_out(healthcheck_co
 def test_a_plugin_that_fails_never_ends_the_run(healthcheck_command: Callable, work: Path) -> None:
     (work / "broken.py").write_text("raise RuntimeError('not today')")
     (work / "exits.py").write_text(
-        "import sys, healthcheck\n"
-        "@healthcheck.hookimpl\n"
-        "def healthcheck_step_end(event):\n    sys.exit(9)\n"
+        "import sys, healthcheck\n@healthcheck.hookimpl\ndef healthcheck_step_end(event):\n    sys.exit(9)\n"
     )
 
     result = healthcheck_command("run", "-p", "broken.py", "-p", "exits.py", "healthy.py", cwd=work)

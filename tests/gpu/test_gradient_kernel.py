@@ -56,7 +56,9 @@ def measured(params: list[nn.Parameter], again: int = 0) -> GradientStats:
     return stats
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
 def test_every_statistic_is_that_of_float64_on_the_host(dtype: torch.dtype) -> None:
     gradients = []
     for size in SIZES:
@@ -95,7 +97,10 @@ def test_types_and_alignments_mix_and_results_stay_in_the_order_given() -> None:
     assert stats.indices == [0, 1, 3, 4, 5, 6]
     for k, index in enumerate(stats.indices):
         same(fields(stats, k), expected(params[index].grad))
-    same({"norm": fields(stats, None)["norm"]}, {"norm": math.sqrt(sum(expected(params[i].grad)["norm"] ** 2 for i in stats.indices))})
+    same(
+        {"norm": fields(stats, None)["norm"]},
+        {"norm": math.sqrt(sum(expected(params[i].grad)["norm"] ** 2 for i in stats.indices))},
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

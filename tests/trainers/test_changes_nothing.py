@@ -43,7 +43,13 @@ TRAIN = """
     print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads())
 """
 
-CASES = [("sgd", "none", "1"), ("sgd", "norm", "1"), ("adamw", "none", "1"), ("adamw", "norm", "4"), ("adamw", "value", "2")]
+CASES = [
+    ("sgd", "none", "1"),
+    ("sgd", "norm", "1"),
+    ("adamw", "none", "1"),
+    ("adamw", "norm", "4"),
+    ("adamw", "value", "2"),
+]
 
 
 @pytest.mark.slow

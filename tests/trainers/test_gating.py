@@ -88,7 +88,12 @@ def test_a_constant_bound_and_one_from_older_samples_gate_too() -> None:
         "version": 1,
         "rules": {
             "large": {"metric": "grad_norm", "when": {"above": 1000}, "then": ["skip_update"]},
-            "jump": {"metric": "grad_norm", "when": {"ratio": {"above": 50}}, "min_samples": 4, "then": ["skip_update"]},
+            "jump": {
+                "metric": "grad_norm",
+                "when": {"ratio": {"above": 50}},
+                "min_samples": 4,
+                "then": ["skip_update"],
+            },
         },
     }
     model, data = build()

@@ -150,7 +150,9 @@ SCALER = """
 """
 
 
-@pytest.mark.parametrize("optimizer", ["SGD(model.parameters(), lr=0.0)", "AdamW(model.parameters(), lr=0.0, fused=True)"])
+@pytest.mark.parametrize(
+    "optimizer", ["SGD(model.parameters(), lr=0.0)", "AdamW(model.parameters(), lr=0.0, fused=True)"]
+)
 def test_an_overflow_is_a_skipped_step_and_shows_no_gradients(play: Callable, optimizer: str) -> None:
     played = play(SCALER.format(optimizer=optimizer, divided=""))
 

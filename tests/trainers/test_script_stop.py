@@ -207,7 +207,9 @@ def test_scaling_the_learning_rate_changes_every_group(play: Callable) -> None:
             rates.extend(session.controls.scale_lr(0.5))
         rates.append(event.optimizer.param_groups[0]["lr"])
 
-    play(GOES_NAN.format(optimizer="SGD(model.parameters(), lr=0.1)").replace("i == 4", "False"), on={"step_end": scale})
+    play(
+        GOES_NAN.format(optimizer="SGD(model.parameters(), lr=0.1)").replace("i == 4", "False"), on={"step_end": scale}
+    )
 
     assert rates[:4] == [0.1, 0.05, 0.05, 0.05]
 

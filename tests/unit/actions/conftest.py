@@ -124,6 +124,7 @@ def context(view: View, controls: LoopControls, tmp_path: Path) -> Callable[...,
             "before_update": True,
             "run_dir": tmp_path / "run",
             "history": lambda name, n: values.get(name, [])[-n:],
+            "series": lambda: list(values),
             "event": Event(EventKind.BEFORE_UPDATE, 131, model=view, optimizer=view.optimizer, batch=batch),
         }
         return ActionContext(options=options or {}, **{**given, **changes})

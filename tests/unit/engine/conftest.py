@@ -26,7 +26,11 @@ class Bench:
         self.results: list[Evaluation] = []
 
     def step(self, step: int, now: float | None = None, phase: str = "train", **metrics: float | None) -> Evaluation:
-        samples = [Sample(name.replace("__", "."), step, value, phase=phase) for name, value in metrics.items() if value is not None]
+        samples = [
+            Sample(name.replace("__", "."), step, value, phase=phase)
+            for name, value in metrics.items()
+            if value is not None
+        ]
         result = self.engine.evaluate(step, samples, float(step) if now is None else now)
         self.results.append(result)
         return result

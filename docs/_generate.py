@@ -165,8 +165,10 @@ def capabilities_page() -> str:
         "report of each run holds its trainer's table.\n"
     )
     blocks.append("| Event | " + " | ".join(c.trainer for c in found) + " |\n|---" + "|---" * len(found) + "|")
-    for kind in EventKind:
-        blocks.append(f"| `{kind.value}` | " + " | ".join("yes" if kind in c.events else "-" for c in found) + " |")
+    blocks += [
+        f"| `{kind.value}` | " + " | ".join("yes" if kind in c.events else "-" for c in found) + " |"
+        for kind in EventKind
+    ]
     blocks.append("\n| Control | " + " | ".join(c.trainer for c in found) + " |\n|---" + "|---" * len(found) + "|")
     for control in ("stop", "skip_update", "checkpoint", "scale_lr", "log"):
         marks = " | ".join("yes" if control in c.controls else "-" for c in found)

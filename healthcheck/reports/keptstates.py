@@ -86,7 +86,7 @@ class KeptStates:
         runs = self._run.parent
         root = (_read(runs / found.run / FOLDER / INDEX) or {}).get("root", found.run)
         others = [p for p in list_runs(runs) if p.name != self._run.name]
-        attempt = 1 + sum((_read(p / FOLDER / INDEX) or {}).get("root") == root for p in others)
+        attempt = 1 + len([p for p in others if (_read(p / FOLDER / INDEX) or {}).get("root") == root])
         if self._rank:
             return attempt
         self._chain = {"root": root, "attempt": attempt, "continues": found.run}
@@ -146,7 +146,7 @@ def _mark(entry: Mapping[str, Any]) -> FileMark | None:
 
 def _lies_there(entry: Mapping[str, Any]) -> bool:
     try:
-        return os.stat(entry["path"]).st_size == entry["size"]
+        return os.stat(entry["path"]).st_size == int(entry["size"])
     except OSError:
         return False
 

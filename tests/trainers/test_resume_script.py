@@ -109,6 +109,7 @@ def test_a_resumed_run_neither_loses_nor_repeats_an_alert_and_ends_as_the_unbrok
 
     early = [alert for alert in alerts(first) if alert[1] <= 20]
     assert {step for _, step in early} == {15}
+    assert alerts(resumed)
     assert early + alerts(resumed) == alerts(unbroken)
     assert detectors(resumed) == detectors(unbroken)
     assert resumed["resumed_from"] == 20

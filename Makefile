@@ -1,6 +1,7 @@
 # Everything here works on a fresh clone: the first target that needs it makes .venv, once.
 #   make demo    watch a real script go wrong, and a healthy one go through
 #   make test    the whole suite, slow tests and frameworks included
+#   make faults  every toy fault and look-alike with three seeds
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
 #   make bench   the benchmarks behind the numbers in the documentation
 #   make docs    write the generated pages again
@@ -16,7 +17,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: demo test check lint fast bench docs wheels clean
+.PHONY: demo test faults check lint fast bench docs wheels clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -36,6 +37,10 @@ demo: $(READY)
 
 test: $(FRAMEWORKS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests plugins
+
+# Every toy fault and look-alike with three seeds: ten minutes and more.
+faults: $(READY)
+	HEALTHCHECK_TEST_SEEDS=0,1,2 $(BIN)/python -m pytest -n $(WORKERS) -q tests/faults/test_faults.py
 
 check: lint fast
 

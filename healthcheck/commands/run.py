@@ -97,7 +97,8 @@ def main(args: argparse.Namespace) -> int:
     if clash:
         session.note(clash)
     run_dir = session.info.run_dir
-    trainer = ScriptTrainer(session, store=KeptStates(session, run_dir) if run_dir is not None else None)
+    store = KeptStates(session, run_dir) if run_dir is not None and not session.info.rank else None
+    trainer = ScriptTrainer(session, store=store)
     if faults:
         from healthcheck.faults.machine import rehearsal
 

@@ -31,13 +31,14 @@ RECENT, MOST = 50, 200
 
 
 class KeptStates:
-    """The states of one run, and those of earlier runs of the same target."""
+    """The states of one run, and those of earlier runs of the same target. For rank 0.
+
+    :param run_dir: the folder of this run's record.
+    """
 
     def __init__(self, session: Session, run_dir: Path) -> None:
         self._session = session
-        self._rank = session.info.rank
-        run = run_dir.parent if run_dir.name == f"rank-{self._rank}" else run_dir
-        self._run = run.absolute()
+        self._run = run_dir.absolute()
         self._folder = self._run / FOLDER
         self._files: list[dict[str, Any]] = []
         self._chain: dict[str, Any] = {"root": self._run.name, "attempt": 1}
@@ -87,8 +88,6 @@ class KeptStates:
         root = (_read(runs / found.run / FOLDER / INDEX) or {}).get("root", found.run)
         others = [p for p in list_runs(runs) if p.name != self._run.name]
         attempt = 1 + len([p for p in others if (_read(p / FOLDER / INDEX) or {}).get("root") == root])
-        if self._rank:
-            return attempt
         self._chain = {"root": root, "attempt": attempt, "continues": found.run}
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -104,7 +103,7 @@ class KeptStates:
     def _found(self, run: Run, step: int) -> Found:
         kept = _read(run.folder / FOLDER / _name(step)) or {}
         readable = kept.get("format") == FORMAT and kept.get("version") == VERSION
-        state = kept.get("state") if readable and not self._rank else None
+        state = kept.get("state") if readable else None
         normal = kept.get("normal") if readable else None
         stop = stop_place(run.report) if run.report is not None else None
         ended = str((run.report or {}).get("exit_words") or run.status)

@@ -52,7 +52,7 @@ class Found:
     run: str
     step: int
     state: Mapping[str, Any] | None
-    """``Session.state_dict()`` at the checkpoint; None where this rank kept none."""
+    """``Session.state_dict()`` at the checkpoint; None if it cannot be read any more."""
     normal: Mapping[str, Any] = field(default_factory=dict)
     ended: str = ""
     """How that run ended, in words: ``stopped at 130 by loss-not-finite``."""
@@ -141,7 +141,7 @@ class Continuation:
 
     def _file_saved(self, where: Any) -> None:
         steps, session = self._steps, self._session
-        if not steps.started or steps.saves_told or session.info.rank:
+        if not steps.started or steps.saves_told:
             return  # a framework keeps its state beside its own checkpoints
         mark = mark_of(where)
         if mark is None:
@@ -178,6 +178,9 @@ class Continuation:
                 session.note(found.changed)
         if not usable:
             return
+        if session.info.world_size > 1:  # ranks must count alike, and not all of them need load the file
+            session.note(f"{usable[-1].run} is not continued: with several ranks all rules start fresh, at step 1")
+            return
         found = max(usable, key=lambda each: each.step)
         session.info.resumed_from = session.step = found.step
         session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
@@ -190,7 +193,7 @@ class Continuation:
         session = self._session
         if found.state is None:
             start_fresh(session, found.step)
-            return f"all start fresh after step {found.step:,}: rank {session.info.rank} kept no state"
+            return f"all start fresh after step {found.step:,}: {found.run} has no readable state of it"
         saved, broken = readable(found.state, session)
         try:
             fresh = [*(f"{rule} starts fresh: its saved state is of another version" for rule in broken)]

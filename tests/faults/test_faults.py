@@ -90,7 +90,7 @@ def test_a_fault_is_found_in_its_range_and_not_before(
     entry: dict[str, Any], seed: int, healthcheck_command: Callable[..., Any], tmp_path: Path
 ) -> None:
     first, last = entry["alarm"]["first"], entry["alarm"]["last"]
-    for _ in range(2 if entry["fault_class"] in OF_THE_MACHINE else 1):
+    for _ in range(2 if entry.get("fault_class") in OF_THE_MACHINE else 1):
         fired, _report = watch(healthcheck_command, entry, seed, tmp_path)
         early = [f for f in fired if f.index < entry["healthy_until"]]
         found = [f for f in fired if first <= f.index <= last and f.answers_for(entry["detectors"])]

@@ -167,6 +167,16 @@ def test_a_state_that_one_rule_cannot_read_costs_only_that_rule_its_windows(run:
     assert resumed["steps"] == 60
 
 
+def test_a_lost_state_still_leaves_the_step(run: Run) -> None:
+    first = run("--steps", "20")
+    (first["folder"] / "checkpoints" / "step-20.json").write_text("{")
+
+    resumed = run("--resume", "c20.pt")
+
+    assert "all start fresh after step 20" in resumed["said"]
+    assert (resumed["resumed_from"], resumed["steps"]) == (20, 60)
+
+
 @pytest.mark.parametrize("options", [(), ("--open",)], ids=["path", "open file"])
 def test_a_checkpoint_is_known_by_its_content_wherever_it_was_taken(
     run: Run, tmp_path: Path, options: tuple[str, ...]
@@ -207,6 +217,17 @@ def test_another_script_that_loads_the_checkpoint_is_another_run(run: Run) -> No
     run("--steps", "20")
 
     assert "resumed_from" not in run("--resume", "c20.pt", "--steps", "25", target="finetune.py")
+
+
+def test_several_ranks_are_not_continued_and_it_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("--steps", "20")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+
+    resumed = run("--resume", "c20.pt", "--steps", "25")
+
+    assert "with several ranks all rules start fresh, at step 1" in resumed["said"]
+    assert resumed["steps"] == 5
 
 
 def test_nothing_is_left_beside_the_files_of_the_user(run: Run, tmp_path: Path) -> None:

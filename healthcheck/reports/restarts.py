@@ -8,9 +8,10 @@ job script tests for it (docs/how-to/schedulers.md).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.redact import redact_argv
 from healthcheck.reports.rundir import list_runs
 from healthcheck.reports.runs import Run, load_run
 
@@ -41,7 +42,7 @@ class RestartReport:
         if here is None or not folder.is_dir():
             return
         earlier = (load_run(path) for path in reversed(list_runs(folder.parent)) if path != folder)
-        times = 1 + equal_stops(here, str(report["target"]), earlier)
+        times = 1 + equal_stops(here, str(report["target"]), earlier, argv=redact_argv(session.info.argv))
         report["stop"]["times"] = times
         if times < ENOUGH:
             return
@@ -67,15 +68,18 @@ def stop_place(report: Mapping[str, Any]) -> tuple[str, int] | None:
     return str(stop["rule"]), int(fired[-1] if fired else stop["step"])
 
 
-def equal_stops(here: tuple[str, int], target: str, earlier: Iterable[Run]) -> int:
+def equal_stops(here: tuple[str, int], target: str, earlier: Iterable[Run], *, argv: Sequence[str] = ()) -> int:
     """How many runs of this target in a row, newest first, ended in the same place.
+
+    :param argv: its arguments; runs with others are other jobs. What only says where to resume does
+        not count: a restart adds it.
 
     A run that got past the step ends the row: then the fault was luck, or was mended. One that was
     killed before it says nothing.
     """
     count = 0
     for run in earlier:
-        if run.target != target:
+        if run.target != target or _job(run.facts.get("argv") or ()) != _job(argv):
             continue
         report = run.report
         if report is not None and stop_place(report) == here:
@@ -83,3 +87,19 @@ def equal_stops(here: tuple[str, int], target: str, earlier: Iterable[Run]) -> i
         elif run.steps > here[1]:
             break
     return count
+
+
+def _job(argv: Sequence[str]) -> list[str]:
+    """The arguments that tell jobs apart."""
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        if skip and not word.startswith("-"):
+            skip = False
+            continue
+        skip = False
+        if word.startswith("-") and any(part in word.lower() for part in ("resume", "checkpoint", "ckpt", "restart")):
+            skip = "=" not in word
+        else:
+            kept.append(word)
+    return kept

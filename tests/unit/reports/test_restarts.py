@@ -65,3 +65,11 @@ def test_the_exit_code_is_the_one_that_the_rule_asks_for(watched: Callable[..., 
     ended = watched(series={"loss": [NAN]}, rules=rules)
     assert ended.returncode == 42
     assert "exit 42" in ended.stderr
+
+
+def test_other_arguments_are_another_job_and_where_to_resume_is_not_an_argument_of_the_job() -> None:
+    from healthcheck.reports.restarts import _job
+
+    assert _job(["train.py", "--lr", "1"]) != _job(["train.py", "--lr", "2"])
+    assert _job(["train.py", "--lr", "1", "--resume", "ckpt/18000"]) == _job(["train.py", "--lr", "1"])
+    assert _job(["train.py", "--resume_from_checkpoint=a", "--fp16"]) == _job(["train.py", "--fp16"])

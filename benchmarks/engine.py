@@ -29,9 +29,17 @@ ROUNDS = 7
 # Twenty rules as a careful team writes them: thresholds, guards, two spike detectors, a trend.
 TWENTY = """
 version: 1
-extends: [healthcheck:recommended]
-external: [reward, kl, entropy, gate.load, tokens.seen]
+external: [reward, kl, entropy, gate.load]
 rules:
+  loss-not-finite: {metric: loss, when: nonfinite, severity: error, then: [evidence, stop]}
+  grads-not-finite: {metric: grad_norm, when: nonfinite, only_if: {amp.skipped: 0}, severity: error, then: [stop]}
+  loss-spike: {metric: loss, when: {robust_z: {above: 10, window: 128, min_ratio: 1.25}}, for: 2 of 5, then: [evidence]}
+  grad-norm-spike: {metric: grad_norm, when: {robust_z: {above: 10, window: 128, min_ratio: 2}}, for: 3 of 10}
+  memory-high: {metric: memory.fraction, when: {above: 0.92}, recover: {below: 0.88}, for: 3}
+  lr-stuck-at-zero: {metric: lr, when: {equals: 0}, for: 20}
+  not-stepping: {metric: updates.missing, when: {at_least: 20}}
+  skipped-steps: {metric: amp.skipped_streak, when: {at_least: 20}, severity: error}
+  loss-scale-collapse: {metric: amp.scale, when: {below: 1}, for: 3, severity: error}
   kl-high: {metric: kl, when: {above: 0.2}, for: 3 of 5}
   entropy-low: {metric: entropy, when: {below: 0.01}, for: 10}
   reward-flat: {metric: reward, when: {unchanged: {over: 50}}}
@@ -41,6 +49,7 @@ rules:
   data-slow: {metric: time.data, when: {above: 0.5}, for: 5}
   step-slow: {metric: time.step, when: {above: 10}}
   host-full: {metric: memory.host_fraction, when: {above: 0.95}}
+  memory-creeps: {metric: memory.allocated, when: {slope: {above: 1MiB, over: 50}}, every: 10}
   grad-cap: {metric: grad_norm, when: {above: 1000}}
 """
 METRICS = (
@@ -118,6 +127,11 @@ def main() -> None:
 
     twenty = rules_of(TWENTY)
     row(f"{len(twenty.rules)} rules, one step", per_step(lambda: Engine(twenty), data(METRICS, STEPS)))
+    pack = rules_of({"version": 1, "extends": ["healthcheck:recommended"]})
+    row(
+        f"the recommended pack ({len(pack.rules)} rules), one step",
+        per_step(lambda: Engine(pack), data(METRICS, STEPS)),
+    )
     for name, options in CONDITIONS.items():
         when = name if options is None else {name: options}
         one = rules_of({"version": 1, "external": ["x"], "rules": {"r": {"metric": "x", "when": when}}})

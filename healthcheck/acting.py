@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.dispatch import from_signal_handler
 from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
@@ -198,6 +199,8 @@ class Actor:
         except StopTraining:
             raise
         except (Exception, SystemExit) as error:
+            if from_signal_handler(error):
+                raise
             text = f"{type(error).__name__}: {error}"
             self.errors.append({"action": action.name, "rule": alert.rule, "step": step, "error": text})
             alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))

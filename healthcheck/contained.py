@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from healthcheck.dispatch import Dispatch, ListenerError
+from healthcheck.dispatch import Dispatch, ListenerError, from_signal_handler
 from healthcheck.errors import StopTraining
 
 _MEMORY = re.compile(r"memory|allocat|\bcuda\b", re.IGNORECASE)
@@ -35,7 +35,7 @@ class NotingDispatch(Dispatch):
         self._note = note
 
     def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
-        if not isinstance(error, StopTraining):
+        if not isinstance(error, StopTraining) and not from_signal_handler(error):
             self._note(owner, hook, error)
         super().failed(owner, hook, step, error)
 

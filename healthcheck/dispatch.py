@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import signal
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ class Dispatch:
 
     def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
         """Keep one error of an owner; say it once; quarantine the owner after three."""
-        if isinstance(error, StopTraining):
+        if isinstance(error, StopTraining) or from_signal_handler(error):
             raise error
         count = self._failures[owner] = self._failures.get(owner, 0) + 1
         text = f"{type(error).__name__}: {error}"
@@ -199,3 +200,17 @@ def _place(error: BaseException) -> str:
     """``file:line`` of the innermost frame, which is the plugin's own."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised this while we happened to run: then it is not ours to keep.
+
+    A script's handler may end it (``sys.exit``) or interrupt it (a time limit) at any instruction.
+    """
+    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False

@@ -16,7 +16,7 @@ from healthcheck.acting import Actor, LatchingControls, StopRequest
 from healthcheck.budget import OverheadBudget
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
-from healthcheck.dispatch import Dispatch
+from healthcheck.dispatch import Dispatch, from_signal_handler
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.engine.engine import Engine
 from healthcheck.errors import StopTraining, UsageError
@@ -269,7 +269,7 @@ class Session:
             except StopTraining:
                 raise
             except Exception as error:
-                if self.dispatch.on_error == "raise":
+                if self.dispatch.on_error == "raise" or from_signal_handler(error):
                     raise
                 self.internal_error(error)
         self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began

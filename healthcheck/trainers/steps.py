@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.dispatch import from_signal_handler
 from healthcheck.events import Event, EventKind
 from healthcheck.trainers.agreement import agreement_of
 from healthcheck.trainers.batches import batch_counts
@@ -393,6 +394,8 @@ def guarded(session: Session, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:
+        if from_signal_handler(error):
+            raise
         session.monitor_error(error, getattr(function, "__name__", ""))
         return None
 

@@ -157,6 +157,8 @@ def killed(tmp_path: Path, script: Callable[..., Path], number: int, before: str
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         text=True,
+        # A test run in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     while "ready" not in process.stdout.readline():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from language import registry
 
@@ -371,15 +369,10 @@ def test_a_rule_that_cannot_fire_within_the_profiles_steps_is_pointed_out(known)
     assert "never-in-time" not in {p.slug for p in load(known, text).warnings}
 
 
-def test_five_hundred_rules_load_in_under_a_second(known) -> None:
+def test_five_hundred_rules_load(known) -> None:
     rule = "  rule-{}:\n    metric: loss\n    when: {{robust_z: {{above: {}, window: 200}}}}\n    for: 3 of 5\n    severity: error\n    message: 'loss {{value:.3g}}'\n"
     text = "version: 1\nrules:\n" + "".join(rule.format(i, 5 + i / 100) for i in range(500))
-    load(known, "version: 1\nrules: {}\n")
-    started = time.process_time()
-    rules = load(known, text)
-    taken = time.process_time() - started
-    assert len(rules.rules) == 500
-    assert taken < 1.0, f"took {taken:.2f} s"
+    assert len(load(known, text).rules) == 500  # how long that takes: benchmarks/engine.py
 
 
 def test_one_source_need_not_be_wrapped_in_a_list(known, folder) -> None:

@@ -231,3 +231,23 @@ def test_identical_mitigations_of_two_rules_run_once(watched, tmp_path):
     """)
     run.step(1, loss=5.0)
     assert run.controls.asked.count("skip") == 1
+
+
+def test_what_a_signal_handler_of_the_script_raises_inside_our_code_is_the_scripts(watched):
+    """Its sys.exit, or its time limit, may come while a probe or plugin happens to run."""
+    import os
+    import signal
+
+    def handler(number, frame):
+        raise SystemExit(7)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        run = watched(NAN_STOPS)
+        run.session.on("step_end", lambda event: os.kill(os.getpid(), signal.SIGUSR1))
+        with pytest.raises(SystemExit) as caught:
+            run.step(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value.code == 7
+    assert run.session.dispatch.errors == []

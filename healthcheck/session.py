@@ -271,7 +271,7 @@ class Session:
             except Exception as error:
                 if self.dispatch.on_error == "raise" or from_signal_handler(error):
                     raise
-                self.internal_error(error)
+                self.monitor_error(error)
         self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began
         if kind is EventKind.STEP_END:
             self.budget.step_ended()
@@ -324,10 +324,7 @@ class Session:
         except StopTraining:
             pass  # the run is over already
         except Exception as error:
-            self.internal_error(error)
-
-    def internal_error(self, error: BaseException) -> None:
-        self.monitor_error(error)
+            self.monitor_error(error)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""

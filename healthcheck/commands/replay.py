@@ -13,13 +13,13 @@ from typing import Any
 
 from healthcheck.commands.replaying import Given, Outcome, judge_of
 from healthcheck.errors import UsageError
+from healthcheck.outcome import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 NAME = "replay"
 HELP = "Judge recorded runs by rules: when would each rule have fired?"
 GROUP = "Tune"
 
-OK, ALERTS, INTERNAL, USAGE, NOTHING_JUDGED = 0, 1, 3, 4, 5
 _WORST_FIRST = (INTERNAL, ALERTS, NOTHING_JUDGED, OK)
 MANY = 5
 """From this many runs on there is a table instead of timelines."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.replay import OK, USAGE, _jobs, _latest, _progress, say_problems
+from healthcheck.commands.replay import _jobs, _latest, _progress, say_problems
 from healthcheck.commands.replaying import Given, Outcome
 from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.outcome import OK, USAGE
 
 if TYPE_CHECKING:
     from healthcheck.replay.sweep import Swept

@@ -42,7 +42,7 @@ class InProcess:
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
-        self._imports = AfterImport(session.internal_error)
+        self._imports = AfterImport(session.monitor_error)
         session.bind(self._controls)
 
     def __enter__(self) -> InProcess:

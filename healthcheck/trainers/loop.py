@@ -151,7 +151,7 @@ class Loop:
         session.bind(controls)
         steps = self._steps = LoopSteps(session, view, controls, only=optimizers)
         if session.watching:
-            hooks = TorchHooks(steps, self._patches, AfterImport(session.internal_error))
+            hooks = TorchHooks(steps, self._patches, AfterImport(session.monitor_error))
             for optimizer in optimizers:
                 hooks.watch_optimizer(optimizer)
             if optimizers:

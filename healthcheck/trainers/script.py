@@ -49,7 +49,7 @@ class ScriptTrainer:
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
-        self._imports = AfterImport(session.internal_error)
+        self._imports = AfterImport(session.monitor_error)
         self._hooks = TorchHooks(self._steps, self._patches, self._imports)
         self._store = store
         self._children = Children(self._patches, self._imports)

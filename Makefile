@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(FRAMEWORKS): $(READY)
-	$(BIN)/python -m pip install --quiet transformers accelerate lightning pytorch-lightning tensorboard -c constraints.txt
+	$(BIN)/python -m pip install --quiet transformers accelerate lightning pytorch-lightning trl tensorboard -c constraints.txt
 	touch $@
 
 demo: $(READY)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from scoring import CORPUS, Found, Scored, kinds, labels, score
 
+from healthcheck.assembly import RuleChoice
 from healthcheck.commands.replaying import Given, judge_of
 
 BEGIN, END = "<!-- detection: begin (benchmarks/detection.py --markdown) -->\n", "<!-- detection: end -->\n"
@@ -50,11 +51,13 @@ def main() -> int:
         print(f"detection: no corpus in {args.corpus}; nothing to score")
         return 0
     given = Given(
-        rules=args.rules or ["healthcheck:recommended"],
-        set=args.set,
-        only=args.only,
-        off=args.off,
-        profile=args.profile,
+        RuleChoice(
+            rules=args.rules or ["healthcheck:recommended"],
+            set=args.set,
+            only=args.only,
+            off=args.off,
+            profile=args.profile,
+        )
     )
     scored = run_corpus(given, args.corpus, args.run)
     faults = _faults(args) if args.faults else []
@@ -256,7 +259,7 @@ def markdown(scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> s
     bad, _ = _split(scored)
     loaded = given.load()
     lines = [
-        f"Rules: `{' '.join(given.rules or [])}`, {len(loaded.rules)} rules; {len(scored)} recorded runs.",
+        f"Rules: `{' '.join(given.choice['rules'])}`, {len(loaded.rules)} rules; {len(scored)} recorded runs.",
         "",
         f"**{headline(scored)[0].upper()}{headline(scored)[1:]}.**",
         "",

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from healthcheck.events import Event, EventKind
 from healthcheck.probes.gradstats import GradientPass, gradient_stats
+from healthcheck.probes.trained import TrainedParameters
 
 SHAPES = {
     "150 tensors, 124M": (150, 124_000_000),
@@ -81,17 +83,45 @@ def moved(params: list[nn.Parameter]) -> None:
         p.grad = g
 
 
+class View:
+    """What a trainer shows of a model: its optimizer, and names on demand."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.named = [(f"p{i}", p) for i, p in enumerate(params)]
+        self.optimizer = torch.optim.SGD(params, lr=0.1)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return self.named
+
+
+def as_in_a_step(params: list[nn.Parameter]) -> Callable[[], None]:
+    """What a step does: find the parameters, measure, and queue the result's copy behind it."""
+    one_pass, trained = GradientPass(), TrainedParameters()
+    event = Event(EventKind.BACKWARD_END, 1, model=View(params))
+
+    def step() -> None:
+        stats = one_pass.measure(trained.of(event), trained.names)
+        assert stats is not None
+        assert stats.table is not None
+        stats.table.shipped(lambda: None)
+
+    return step
+
+
 def measure(name: str, count: int, elements: int, dtype: torch.dtype) -> dict[str, Any]:
     params = gradients(count, elements, dtype, "cuda")
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    one_pass = GradientPass()
+    step = as_in_a_step(params)
     grads = [p.grad for p in params if p.grad is not None]
     for _ in range(5):
-        one_pass.measure(params)
+        step()
     torch.cuda.synchronize()
     row: dict[str, Any] = {"case": name, "dtype": str(dtype).removeprefix("torch.")}
-    row["host_us"] = host_us(lambda: one_pass.measure(params))
-    row["device_us"] = device_us(lambda: one_pass.measure(params), flush)
+    row["host_us"] = host_us(step)
+    row["device_us"] = device_us(step, flush)
     row["floor_us"] = read_floor(params, flush)
     few = 20 if count > 1000 else 40
     row["foreach_host_us"] = host_us(lambda: gradient_stats(params), few)
@@ -102,7 +132,7 @@ def measure(name: str, count: int, elements: int, dtype: torch.dtype) -> dict[st
         moved(params)
         torch.cuda.synchronize()
         began = time.perf_counter()
-        one_pass.measure(params)
+        step()
         moving.append((time.perf_counter() - began) * 1e6)
     row["host_us_new_addresses"] = statistics.median(moving)
     row["device_over_floor"] = row["device_us"] / row["floor_us"]

@@ -1,135 +1,95 @@
 """What watching costs: step time with and without it, interleaved in one process.
 
-    python benchmarks/overhead.py --case gpt-124m --blocks 40 --json out.json
-    python benchmarks/overhead.py --case gpt-10m-cpu --device cpu
+    python benchmarks/overhead.py --rows gpt-124m --blocks 40 --json out.json
+    python benchmarks/overhead.py --rows gpt-10m-cpu --device cpu --variants "nothing again,recommended"
+    python benchmarks/overhead.py --table out.json          the tables of a run as Markdown
 
-Every variant has a model, optimizer and session of its own, all alive at the same time. A round runs
-one block of steps of each variant, in random order; the ratio of a variant in a round is its block's
-time over that of the block without anything in the same round. Printed: median of the ratios and its
-95 % bootstrap interval. ``nothing again`` is a second copy without anything: what it shows is noise.
+A row is a case, with ``+compile`` and ``+fused`` where wanted: ``gpt-124m+compile``. Every variant has a model,
+optimizer and session of its own, all alive at the same time. A round runs one block of steps of each variant, in
+random order; the ratio of a variant in a round is its block's time over that of the block without anything in the
+same round. Printed: median of the ratios and its 95 % bootstrap interval. ``nothing again`` is a second copy
+without anything: what it shows is noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import gc
 import json
-import math
 import platform
 import random
-import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from overhead_models import CASES, Case
+from overhead_tables import line, print_tables, rows_of
+from overhead_variants import GROUPS, VARIANTS, Plain, Setup
 
 import healthcheck
 
-FAMILY = {
-    "version": 1,
-    "extends": ["healthcheck:recommended"],
-    "rules": {
-        "each-gradient": {"metric": "grad_norm[*]", "when": "nonfinite"},
-        "bad-elements": {"metric": "grad_nonfinite", "when": {"above": 0}},
-    },
-}
-NORMS = {
-    "version": 1,
-    "rules": {
-        "loss-not-finite": {"metric": "loss", "when": "nonfinite"},
-        "grads-not-finite": {"metric": "grad_norm", "when": "nonfinite"},
-    },
-}
-RATIOS = {
-    **NORMS,
-    "rules": {**NORMS["rules"], "ratio": {"metric": "update_ratio", "when": {"above": 100}, "every": 10}},
-}
+Maker = Callable[[Setup], Plain]
 
 
-@dataclass
-class Variant:
-    """One way to train: the plain step, and what is done around it."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case, compiled or not, with fused AdamW or torch's default."""
+
+    case: str
+    compiled: bool = False
+    fused: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Row:
+        """``gpt-124m+compile+fused``. Raises ``SystemExit`` with the known names."""
+        case, *options = text.split("+")
+        if case not in CASES or not set(options) <= {"compile", "fused"}:
+            raise SystemExit(f'no row "{text}"; cases: {", ".join(CASES)}, each with +compile, +fused')
+        return cls(case, "compile" in options, "fused" in options)
+
+
+@dataclass(slots=True)
+class Running:
+    """One variant with its model, and the seconds per step of its blocks."""
 
     name: str
     step: Callable[[], None]
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None]
     times: list[float] = field(default_factory=list)
 
 
-def make(name: str, case: Case, device: str, *, compiled: bool, fused: bool) -> Variant:
+def start(name: str, maker: Maker, case: Case, row: Row, device: str) -> Running:
     """Build one variant with its own model of the same seed."""
     torch.manual_seed(0)
     model = case.build().to(device)
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    forward = torch.compile(model) if row.compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=row.fused)
     data = case.data(device)
-    health: Any = None
-    rules = {
-        "recommended": "healthcheck:recommended",
-        "recommended + per parameter": FAMILY,
-        "loss and norm": NORMS,
-        "loss, norm, update ratio every 10": RATIOS,
-        "no rules": {"version": 1, "rules": {}},
-    }.get(name)
-    if rules is not None:
-        health = healthcheck.watch(model, optimizer, rules=rules, console=False, record=False)
-        if name == "no rules":
-            assert not health.session.watching
-            assert not optimizer._optimizer_step_pre_hooks
-
-    def loss_of() -> torch.Tensor:
-        with torch.autocast(device, dtype=torch.bfloat16) if case.autocast else contextlib.nullcontext():
-            return forward(data)  # type: ignore[no-any-return]
+    variant = maker(Setup(model, optimizer))
+    steps_with = variant.optimizer
 
     def step() -> None:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        if name == "clip + .item()":
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            norm.item(), loss.item()
-        elif name == "loops: isnan, norm per parameter":
-            for p in model.parameters():
-                if p.grad is not None:
-                    bool(p.grad.isnan().any()), p.grad.norm().item()
-        optimizer.step()
-        if name == "loss.item()":
-            loss.item()
-        if health is not None:
-            health.step(loss=loss)
+        variant.before()
+        with variant.around():
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.bfloat16) if case.autocast else contextlib.nullcontext():
+                loss = forward(data)
+            loss.backward()
+        variant.backward_done(loss)
+        steps_with.step()
+        variant.stepped(loss)
 
-    if name == "anomaly mode":
-        inner = step
-
-        def step() -> None:
-            with torch.autograd.set_detect_anomaly(True):
-                inner()
-
-    return Variant(name, step, health.close if health is not None else lambda: None)
-
-
-VARIANTS = (
-    "nothing",
-    "nothing again",
-    "no rules",
-    "loss and norm",
-    "loss, norm, update ratio every 10",
-    "recommended",
-    "recommended + per parameter",
-    "loss.item()",
-    "clip + .item()",
-    "loops: isnan, norm per parameter",
-    "anomaly mode",
-)
+    return Running(name, step, variant.close)
 
 
 def wait(device: str) -> None:
@@ -137,83 +97,169 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def block(variant: Variant, steps: int, device: str) -> float:
+def block(running: Running, steps: int, device: str, clock: Callable[[], float]) -> float:
     """Seconds of so many steps, with an idle device before and after."""
     wait(device)
-    began = time.perf_counter()
+    began = clock()
     for _ in range(steps):
-        variant.step()
+        running.step()
     wait(device)
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def bootstrap(ratios: list[float], rounds: int = 2000) -> tuple[float, float]:
-    """95 % interval of the median, by resampling blocks."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(rounds))
-    return medians[int(0.025 * rounds)], medians[int(0.975 * rounds) - 1]
+def measure(
+    row: Row,
+    variants: Mapping[str, Maker],
+    *,
+    device: str,
+    blocks: int,
+    steps: int | None = None,
+    clock: str = "wall",
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """One table: facts and rows. A variant that fails is named with its error; the others go on.
 
-
-def run(args: argparse.Namespace, case: Case, chosen: list[str]) -> list[dict[str, Any]]:
-    variants = [make(name, case, args.device, compiled=args.compile, fused=args.fused) for name in chosen]
-    steps = args.steps or case.steps
-    for variant in variants:
-        block(variant, max(12, steps), args.device)
+    :param clock: ``wall``, or ``cpu``: time of the processors in this process, which other load hardly touches.
+    :param seconds: begin no further round after so long; the table says how many there were.
+    """
+    case = CASES[row.case]
+    steps = steps or case.steps
+    tick = time.process_time if clock == "cpu" else time.perf_counter
+    failed: dict[str, str] = {}
+    running: list[Running] = []
+    for name, maker in variants.items():
+        try:
+            one = start(name, maker, case, row, device)
+            block(one, max(12, steps) if device == "cuda" else 3, device, tick)
+        except Exception as error:
+            if name == "nothing":
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            print(f"{name:52} left out: {failed[name]}", flush=True)
+            continue
+        running.append(one)
     chance = random.Random(1)
-    for _ in range(args.blocks):
-        for variant in chance.sample(variants, len(variants)):
-            variant.times.append(block(variant, steps, args.device) / steps)
-    base = variants[0].times
-    rows = []
-    for variant in variants:
-        ratios = [own / plain for own, plain in zip(variant.times, base, strict=True)]
-        low, high = bootstrap(ratios)
-        row = {
-            "variant": variant.name,
-            "ms": statistics.median(variant.times) * 1e3,
-            "ratio": statistics.median(ratios),
-        }
-        rows.append({**row, "low": low, "high": high, "blocks": len(ratios)})
-        print(
-            f"{variant.name:36} {row['ms']:9.3f} ms  {row['ratio']:.4f}  [{low:.4f}, {high:.4f}]",
-            flush=True,
-        )
-        variant.close()
-    return rows
+    gc.collect()
+    ends = time.monotonic() + (seconds or float("inf"))
+    for done in range(blocks):
+        if done and time.monotonic() > ends:
+            break
+        for one in chance.sample(running, len(running)):
+            one.times.append(block(one, steps, device, tick) / steps)
+    rows = rows_of({one.name: one.times for one in running})
+    for one, found in zip(running, rows, strict=True):
+        print(line(found), flush=True)
+        one.close()
+    parameters = list(case.build().parameters())
+    return {
+        "case": row.case,
+        "compiled": row.compiled,
+        "fused": row.fused,
+        "parameters": sum(p.numel() for p in parameters),
+        "tensors": len(parameters),
+        "steps": steps,
+        "clock": clock,
+        **facts(device),
+        "rows": rows,
+        "failed": failed,
+    }
+
+
+def facts(device: str) -> dict[str, str]:
+    """Card, versions, commit, command and date of this run."""
+    here = Path(__file__).resolve().parent
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()}), {_threads()}",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "healthcheck": healthcheck.__version__,
+        "commit": done.stdout.strip(),
+        "command": " ".join(["python", *("'" + a + "'" if " " in a else a for a in sys.argv)]),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count != 1 else ''}"
+
+
+def chosen(
+    text: str, without: str, known: Mapping[str, Maker], groups: Mapping[str, tuple[str, ...]]
+) -> dict[str, Maker]:
+    """The variants of a list of names and groups, ``nothing`` first. Raises ``SystemExit`` for unknown names."""
+    wanted = dict.fromkeys(["nothing"])
+    drop: set[str] = set()
+    for given, add in ((text, True), (without, False)):
+        for name in _names(given, known, groups):
+            members = groups.get(name, (name,))
+            if add:
+                wanted.update(dict.fromkeys(members))
+            else:
+                drop.update(members)
+    return {name: known[name] for name in wanted if name not in drop}
+
+
+def _names(text: str, known: Mapping[str, Maker], groups: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Split at commas; names of variants hold commas themselves, so the longest known one wins."""
+    names = []
+    rest = text.strip()
+    while rest:
+        fits = [n for n in (*known, *groups) if rest == n or rest.startswith(n + ",")]
+        if not fits:
+            raise SystemExit(f'no variant "{rest}"; variants: {"; ".join(known)}; groups: {", ".join(groups)}')
+        name = max(fits, key=len)
+        names.append(name)
+        rest = rest[len(name) :].lstrip(", ")
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=list(CASES), default="gpt-10m")
+    parser.add_argument("--rows", default="gpt-10m", help="cases, separated by commas")
+    parser.add_argument("--variants", default="nothing again,ours,habits,callbacks", help="names or groups, by commas")
+    parser.add_argument("--without", default="", help="variants or groups to leave out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--steps", type=int, help="steps of a block")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--fused", action="store_true", help="fused AdamW instead of torch's default")
-    parser.add_argument("--only", action="append", help="these variants, beside `nothing`")
-    parser.add_argument("--without", action="append", default=[], help="leave a variant out")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--seconds", type=float, help="most time for the blocks of a row; fewer blocks are then told")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: time of the processors")
+    parser.add_argument("--peers", metavar="FOLDER", help="packages for the group `peers`")
+    parser.add_argument("--json", metavar="FILE", help="written after every row")
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="print what earlier runs wrote, and end")
     args = parser.parse_args()
-    chosen = [v for v in VARIANTS if v == "nothing" or ((not args.only or v in args.only) and v not in args.without)]
-    case = CASES[args.case]
-    torch.manual_seed(0)
-    counted = sum(p.numel() for p in case.build().parameters())
-    facts = {
-        "case": args.case,
-        "parameters": counted,
-        "compiled": args.compile,
-        "fused": args.fused,
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "healthcheck": healthcheck.__version__,
-        "command": " ".join(sys.argv),
-    }
-    print(json.dumps(facts))
-    rows = run(args, case, chosen)
-    assert all(math.isfinite(row["ratio"]) for row in rows)
-    if args.json:
-        Path(args.json).write_text(json.dumps({**facts, "rows": rows}, indent=1))
+    if args.table:
+        print_tables(args.table)
+        return
+    known, groups, versions = dict(VARIANTS), dict(GROUPS), {}
+    if args.peers:
+        from overhead_peers import peers
+
+        others, versions = peers(Path(args.peers))
+        known |= others
+        groups["peers"] = tuple(others)
+    variants = chosen(args.variants, args.without, known, groups)
+    tables = []
+    for row in [Row.parse(text) for text in args.rows.split(",")]:
+        print(f"# {row.case}{' +compile' if row.compiled else ''}{' +fused' if row.fused else ''}", flush=True)
+        table = measure(
+            row,
+            variants,
+            device=args.device,
+            blocks=args.blocks,
+            steps=args.steps,
+            clock=args.clock,
+            seconds=args.seconds,
+        )
+        tables.append({**table, "packages": versions})
+        if args.json:
+            Path(args.json).write_text(json.dumps({"tables": tables}, indent=1))
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def main() -> int:
         )
         return 0
     entries = labels()
-    given = Given(rules=args.rules or ["healthcheck:recommended"])
+    given = Given({"rules": args.rules or ["healthcheck:recommended"]})
     with tempfile.TemporaryDirectory() as folder:
         steps = {entry["id"]: normalise(given, entry, Path(folder) / entry["id"]) for entry in entries}
         results = ours(given)

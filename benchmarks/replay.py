@@ -57,7 +57,7 @@ def parse_only(path: Path) -> None:
 def measure(steps: int, runs: int) -> dict[str, float]:
     from healthcheck.commands.replaying import Given, judge_of
 
-    given = Given(rules=[RULES])
+    given = Given({"rules": [RULES]})
     judge = judge_of(given)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "long.jsonl"
@@ -89,7 +89,7 @@ def _peak(log: Path) -> float:
 def _only(log: str) -> None:
     from healthcheck.commands.replaying import Given, judge_of
 
-    judge_of(Given(rules=[RULES]))(log)
+    judge_of(Given({"rules": [RULES]}))(log)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

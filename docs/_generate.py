@@ -194,9 +194,10 @@ def devices_page() -> str:
         MARK,
         "# Devices",
         "",
-        "`late`: every step, read one or two steps later, without a wait. `yes`: at once. `waits`: every value is a wait",
-        "for the device; give such rules an `every`. `approximate`: of the process instead of the device. `no data`: rules",
-        "on it are reported as not judged. How values travel: [the device path](../explanation/device-path.md).",
+        "`late`: every step, read one or two steps later, without a wait. `yes`: at once. `every 10`: read in one step of",
+        "ten, because each read waits for the device there; also before a checkpoint, at the end, and before each update",
+        "with `settings: {gate: sync}`. `approximate`: of the process instead of the device. `no data`: rules on it are",
+        "reported as not judged. How values travel: [the device path](../explanation/device-path.md).",
         "",
         "Tried: CUDA (H100) and CPU. ROCm takes the same code; MPS, XPU and other backends have not been run.",
         "",
@@ -209,7 +210,54 @@ def devices_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def commands_page() -> str:
+    """docs/reference/commands.md: every command with its options, from the parsers themselves."""
+    import importlib
+
+    from healthcheck.commands import GROUPS, TABLE
+    from healthcheck.commands.usage import Parser
+
+    lines = [
+        MARK,
+        "# Commands",
+        "",
+        "`healthcheck` alone lists them; `healthcheck COMMAND --help` says what stands here. What was asked for goes to stdout, everything",
+        "else to stderr. `--format json` is for scripts. Exit codes: [explanation/exit-codes.md](../explanation/exit-codes.md).",
+    ]
+    for group in GROUPS:
+        lines += ["", f"## {group}"]
+        for entry in (e for e in TABLE if e.group == group):
+            module = importlib.import_module(f"healthcheck.commands.{entry.name}")
+            parser = Parser(prog=f"healthcheck {entry.name}", description=module.HELP)
+            module.configure(parser)
+            lines += ["", f"### healthcheck {entry.name}", "", _sentence(parser.description or ""), ""]
+            if parser.epilog:
+                lines += [parser.epilog, ""]
+            lines += ["| Argument | Meaning |", "|---|---|"]
+            lines += [_option(a) for a in parser._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _option(action: argparse.Action) -> str:
+    """One row: how it is written, and what it does."""
+    value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if action.choices is not None:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    if not action.option_strings:
+        written = value
+    else:
+        takes = f" {value}" if action.nargs != 0 else ""
+        written = ", ".join(action.option_strings) + takes
+    cells = (text.replace("|", r"\|") for text in (f"`{written}`", action.help or ""))
+    return f"| {' | '.join(cells)} |"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "reference/commands.md": commands_page,
     "plugins/hooks.md": hooks_page,
     "reference/errors.md": errors_page,
     "reference/metrics.md": metrics_page,

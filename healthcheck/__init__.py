@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from healthcheck.session import Session
     from healthcheck.trainers.current import current, log
     from healthcheck.trainers.loop import watch
+    from healthcheck.trainers.ownmetrics import metric
     from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "current": "trainers.current",
     "hookimpl": "hookspecs",
     "log": "trainers.current",
+    "metric": "trainers.ownmetrics",
     "open_session": "assembly",
     "rank_zero_only": "callback",
     "watch": "trainers.loop",
@@ -86,6 +88,7 @@ __all__ = [
     "current",
     "hookimpl",
     "log",
+    "metric",
     "open_session",
     "rank_zero_only",
     "watch",

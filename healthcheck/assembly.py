@@ -12,10 +12,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from healthcheck.clock import LiveClock, VirtualClock
-from healthcheck.engine.engine import Engine
 from healthcheck.plugins import PluginHost
 from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
@@ -24,6 +23,9 @@ from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
 from healthcheck.runinfo import RunInfo
 from healthcheck.session import Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 BUILTINS = (
     "healthcheck.rulelang.conditions",
@@ -55,33 +57,50 @@ def plugin_host(local: Iterable[str] = (), *, strict: bool = False) -> PluginHos
     return host
 
 
+class RuleChoice(TypedDict, total=False):
+    """Which rules, and what the command line or code changes of them; every key may be missing."""
+
+    rules: Any
+    """Path, pack name, YAML text or dict, or a list of these, or what ``discover`` found; None discovers the
+    nearest ``healthcheck.yaml``, then ``[tool.healthcheck]``, then the recommended pack."""
+    profile: str | None
+    off: Sequence[str]
+    only: Sequence[str]
+    set: Sequence[str]
+    """``RULE.KEY=VALUE``."""
+    mute: Sequence[str]
+    """``RULE@A..B``."""
+    force: bool
+    """Lets ``mute`` name rules for NaN."""
+
+
 def load_rules_for(
     *,
     host: PluginHost,
-    rules: Any = None,
-    profile: str | None = None,
-    off: Sequence[str] = (),
-    only: Sequence[str] = (),
-    set: Sequence[str] = (),
-    mute: Sequence[str] = (),
-    force: bool = False,
     settings: Mapping[str, Any] | None = None,
     notes: list[str] | None = None,
+    **choice: Unpack[RuleChoice],
 ) -> RuleSet:
-    """Find, read, merge and compile rules.
+    """Find, read, merge and compile the chosen rules.
 
-    :param rules: path, pack name, YAML text or dict, or a list of these, or what ``discover``
-        found; None discovers the nearest ``healthcheck.yaml``, then ``[tool.healthcheck]``, then the recommended pack.
     :param settings: what the command line said; beats environment, file and pack.
     :param notes: sentences worth saying once are appended here.
 
     Raises ``RuleFileError`` with all problems of all files.
     """
+    rules = choice.get("rules")
     found = rules if isinstance(rules, Discovery) else discover(rules)
     if notes is not None:
         notes.extend(found.notes)
     ruleset = load_rules(
-        found.sources, registry=host.registry, profile=profile, off=off, only=only, set=set, mute=mute, force=force
+        found.sources,
+        registry=host.registry,
+        profile=choice.get("profile"),
+        off=choice.get("off", ()),
+        only=choice.get("only", ()),
+        set=choice.get("set", ()),
+        mute=choice.get("mute", ()),
+        force=choice.get("force", False),
     )
     ruleset.source = found.label
     given = {name: value for name, value in (settings or {}).items() if name not in RUN_OPTIONS}
@@ -96,13 +115,6 @@ def load_rules_for(
 def open_session(
     *,
     target: str,
-    rules: Any = None,
-    profile: str | None = None,
-    off: Sequence[str] = (),
-    only: Sequence[str] = (),
-    set: Sequence[str] = (),
-    mute: Sequence[str] = (),
-    force: bool = False,
     settings: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     strict_plugins: bool = False,
@@ -112,11 +124,11 @@ def open_session(
     record: bool = True,
     clock: LiveClock | VirtualClock | None = None,
     metrics: Sequence[str] = (),
+    **choice: Unpack[RuleChoice],
 ) -> Session:
     """Open a session for one run. Adapters bind their controls to it and emit events.
 
     :param target: what is being run, as shown to people: ``train.py`` or ``-m pkg.train``.
-    :param force: lets ``mute`` name rules for NaN.
     :param settings: command-line settings (``mode``, ``fail_on``, ``max_steps``, ...).
     :param reports: ``{"json": "path"}``: extra outputs.
     :param console: False keeps stderr quiet (tests, libraries).
@@ -125,6 +137,7 @@ def open_session(
 
     Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
     """
+    from healthcheck.probes.device_time import DeviceTime
     from healthcheck.probes.mailbox import StepMailbox
     from healthcheck.reports import launch
     from healthcheck.reports.files import kinds_of, parse_reports
@@ -134,20 +147,10 @@ def open_session(
     given = dict(settings or {})
     if reports:
         given["report"] = dict(reports)
-    found = discover(rules)
+    found = discover(choice.get("rules"))
     host = plugin_host((*found.plugins, *plugins), strict=strict_plugins)
-    ruleset = load_rules_for(
-        host=host,
-        rules=found,
-        profile=profile,
-        off=off,
-        only=only,
-        set=set,
-        mute=mute,
-        force=force,
-        settings=given,
-        notes=notes,
-    )
+    chosen: RuleChoice = {**choice, "rules": found}
+    ruleset = load_rules_for(host=host, settings=given, notes=notes, **chosen)
     notes.extend(str(failure) for failure in host.failures)
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
     if not console:
@@ -161,7 +164,7 @@ def open_session(
         notes=notes,
     )
     known = find_accepted(Path.cwd())
-    return Session(
+    session = Session(
         ruleset,
         host,
         mailbox=StepMailbox(),
@@ -171,11 +174,8 @@ def open_session(
         accepted=load_accepted(known) if known is not None else None,
         say=_say if console else None,
     )
-
-
-def offline_engine(rules: RuleSet, *, watch_transitions: bool = False, rank: int = 0) -> Engine:
-    """An engine for recorded samples: replay, ``why``."""
-    return Engine(rules, rank=rank, recorded=True, watch_transitions=watch_transitions)
+    session.probing.device_time = DeviceTime()
+    return session
 
 
 def _say(text: str) -> None:

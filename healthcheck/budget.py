@@ -14,6 +14,9 @@ from healthcheck.verdicts import Severity
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
+OWN_TIME = "healthcheck.own_time"
+"""Key in ``event.user_state``: a function that gives our own host time and the active training time, in seconds."""
+
 CHECK_EVERY = 50
 """Steps between two looks."""
 MIN_SECONDS = 20.0
@@ -68,6 +71,7 @@ class OverheadBudget:
                 for key in keys:
                     demand.stretch[key] = 2 * demand.stretch.get(key, 1)
                     self.stretched[key] = demand.every[key] * demand.stretch[key]
+                self._session.probing.reschedule()
                 self._say(keys, share)
                 return
 

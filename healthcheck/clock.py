@@ -39,7 +39,12 @@ class ActiveTime:
         self._depth = 0
 
     def __call__(self) -> float:
-        now = self.clock.monotonic() if self._pause_began is None else self._pause_began
+        return self.at(self.clock.monotonic())
+
+    def at(self, now: float) -> float:
+        """The same where the clock was read already."""
+        if self._pause_began is not None:
+            now = self._pause_began
         return now - self.started - self.paused
 
     def pause(self) -> None:

@@ -25,7 +25,7 @@ kind. Facts that a framework cannot show are ``None``; the adapter says so in it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,9 @@ class Event:
     """Scalar tensor or float, unscaled. Detached; still on its device. In a ``loss`` event the
     loss of one micro-batch; in a ``step_end`` event the loss of the whole step where the
     framework reports one."""
+    loss_graph: Any = None
+    """Autograd node of the micro-batch loss (``loss`` events only, where the backward pass is still to
+    come). To be looked at within the event: whoever keeps it keeps all activations."""
     losses: Mapping[str, Any] | None = None
     """Named parts of the loss, where the framework tells them apart."""
     loss_weight: float | None = None
@@ -111,10 +114,14 @@ class Event:
     """Global L2 norm before clipping, where the loop computed it already (clipping)."""
     max_norm: float | None = None
     """Clipping threshold that the loop used in this step."""
+    clipped_scaled: bool | None = None
+    """True if gradients were clipped while they still carried the loss scale of a ``GradScaler``; None without clipping."""
     lr: float | None = None
     """Learning rate, where the framework reports one instead of showing its optimizer."""
     batch: Any = None
     n_samples: int | None = None
+    dataset_size: int | None = None
+    """Rows of the data set from which the batch was drawn (``batch_ready``), where it has a length."""
     n_tokens: int | None = None
     max_steps: int | None = None
     skipped: bool | None = None
@@ -129,4 +136,6 @@ class Event:
     """Name of the evaluation set."""
     path: str | None = None
     """Where a checkpoint was written."""
+    unmatched_loads: Sequence[tuple[Any, str]] = ()
+    """State dicts loaded since the last step of which not one name fitted: a weak reference to the module, and words."""
     exception: BaseException | None = None

@@ -151,8 +151,9 @@ def healthcheck_add_commands(register: Callable[[str, str, Callable[[list[str]],
 def healthcheck_configure(session: Session) -> None:
     """A session is ready and has not seen an event yet. Once per session, on every rank.
 
-    Historic: a plugin registered later is called at its registration. Attach your own listeners
-    here, for instance ``session.on("eval_end", fn)``. If you raise, your plugin is not loaded.
+    In the order of pluggy: last registered first. Historic: a plugin registered later is called at its
+    registration. Attach your own listeners here, for instance ``session.on("eval_end", fn)``. If you
+    raise, your plugin is not loaded.
     """
 
 
@@ -160,8 +161,9 @@ def healthcheck_configure(session: Session) -> None:
 def healthcheck_modify_rules(rules: list[Any]) -> None:
     """The rules are compiled; reorder, drop or replace them in place before the run.
 
-    Once per session, on every rank; all ranks must do the same. If you raise, the rules are used
-    as they were and your plugin is not loaded.
+    Once per session, on every rank; all ranks must do the same. In the order of pluggy, last registered
+    first: plugins that were loaded before yours see what you made of the rules. If you raise, the rules
+    are used as they were and your plugin is not loaded.
 
     :param rules: list of :class:`healthcheck.rulelang.rule.Rule`, in file order.
     """

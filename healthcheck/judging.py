@@ -29,6 +29,7 @@ JUDGED_AT = frozenset(
 )
 """Events at which samples are judged. Before the update, so that it can still be held back."""
 
+_MAY_WAIT = frozenset({EventKind.BEFORE_UPDATE, EventKind.STEP_END})
 _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
 
@@ -39,25 +40,43 @@ class Judge:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._lock = threading.RLock()  # the watchdog judges silence from a thread of its own
+        self._acting: frozenset[str] | None = None
 
     def __call__(self, event: Event) -> None:
         """Post the samples of this event, take what has arrived, judge it, act."""
         session = self.session
         with self._lock:
-            if session.probing.pending:
-                self._post(event)
+            urgent = bool(session.probing.pending) and self._post(event)
+            if event.kind in _MAY_WAIT and not urgent and self._waits(event):
+                return
             now = session.judged_at = session.active()
             prompt = session.prompt and event.kind is EventKind.BEFORE_UPDATE
             ready = session.mailbox.drain() if prompt or event.kind in _DRAINED_AT else session.mailbox.ready()
             if ready:
                 session.history.remember(ready)
-                session.dispatch.call("samples", event.step, session, event.step, ready)
+                if session.dispatch.table.get("samples"):
+                    session.dispatch.call("samples", event.step, session, event.step, ready)
                 session.tell("samples", event.step, ready)
             if ready or event.kind is EventKind.STEP_END:
                 for samples in step_by_step(ready):
                     self._handle(session.engine.evaluate(event.step, samples, now), event)
             if event.kind is EventKind.STEP_END:
                 self._exchange(event.step)
+
+    def _waits(self, event: Event) -> bool:
+        """Whether values that come late anyhow are left for the next look: two steps are judged in one go.
+
+        A judgement costs more to begin with than to go on with. Values of a device are judged at the end of every
+        second step, so at most two steps after their own; where they take longer, at every chance.
+        """
+        session = self.session
+        oldest = getattr(session.mailbox, "oldest", None)
+        if oldest is None or session.prompt:
+            return False
+        if session.controls is not None and session.controls.agreement is not None:
+            return False
+        step = event.step
+        return bool(oldest >= step - 1 and (event.kind is EventKind.BEFORE_UPDATE or step % 2 == 1))
 
     def tick(self, silent_seconds: float) -> None:
         """Judge ``stale`` rules from the watchdog thread; never blocks on a busy main thread."""
@@ -68,20 +87,31 @@ class Judge:
         finally:
             self._lock.release()
 
-    def _post(self, event: Event) -> None:
-        """Hand the samples to the mailbox; those of a device wait for the end of the step: one copy a step."""
+    def _post(self, event: Event) -> bool:
+        """Hand the samples to the mailbox; those of a device wait for the end of the step: one copy a step.
+
+        Before the update only what a rule could act upon is worth a judgement of its own: if there is
+        nothing of that kind, all wait for the end of the step. Returns whether there was something of that kind.
+        """
         session = self.session
-        samples = session.probing.take()
+        probing = session.probing
         if event.kind is EventKind.BEFORE_UPDATE:
+            samples = probing.pending
             if session.before_post is not None:
                 session.before_post(samples)
             if not session.prompt:
+                acting = self._acting
+                if acting is None:
+                    acting = self._acting = _acted_upon(session)
+                if not any(s.metric in acting and not _comes_late(s.value) for s in samples):
+                    return False
                 late = [sample for sample in samples if _comes_late(sample.value)]
                 if late:
-                    session.probing.pending = late
-                    samples = [sample for sample in samples if not _comes_late(sample.value)]
-        if samples:
-            session.mailbox.post(event.step, samples)
+                    probing.pending = late
+                    session.mailbox.post(event.step, [s for s in samples if not _comes_late(s.value)])
+                    return True
+        session.mailbox.post(event.step, probing.take())
+        return event.kind is EventKind.BEFORE_UPDATE
 
     def _handle(self, result: Evaluation, event: Event | None) -> None:
         if not result:
@@ -120,6 +150,27 @@ class Judge:
         controls.agreed(
             StopRequest(decided["rule"], step, decided["reason"], decided["mode"], int(decided["exit_code"]))
         )
+
+
+def _acted_upon(session: Session) -> frozenset[str]:
+    """Metrics that a rule looks at whose action changes the run or asks to come before the update, with what
+    they are made of."""
+    actions = session.actor.actions
+    wanted: list[str] = []
+    for rule in session.rules.rules:
+        known = (actions.get(spec.name) for spec in rule.actions)
+        if any(a is not None and (a.stage != "observe" or getattr(a, "before_update", False)) for a in known):
+            wanted.append(rule.selector.metric)
+            wanted += [selector.metric for selector, _ in getattr(rule.condition, "parts", ()) if selector is not None]
+            wanted += [guard.metric for guard in rule.only_if]
+    formulas = {derived.name: derived.inputs for derived in session.rules.derived}
+    found: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name not in found:
+            found.add(name)
+            wanted += formulas.get(name, ())
+    return frozenset(found)
 
 
 def _comes_late(value: Any) -> bool:

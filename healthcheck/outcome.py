@@ -76,6 +76,8 @@ def why_no_data(session: Session, rule: Any) -> str:
             return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
     if metric.needs:
         return "; ".join(NEEDS.get(need, f"needs {need}") for need in metric.needs)
+    if session.step < rule.every:
+        return f"first due at step {rule.every:,}"
     return f"no sample of {rule.selector} was seen"
 
 
@@ -283,7 +285,11 @@ def _overhead(session: Session) -> dict[str, Any]:
     """Host time that watching took, per event kind and probe, in seconds."""
     seconds = session.clock.monotonic() - session.active.started
     total = sum(session.event_cost.values()) / 1e9
+    timer = session.probing.device_time
+    on_device = None if timer is None else timer.seconds_per_step()
+    device = {} if on_device is None else {"device_seconds_per_step": round(on_device, 7)}
     return {
+        **device,
         "host_seconds": round(total, 4),
         "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
         "events": {kind.value: round(ns / 1e9, 4) for kind, ns in session.event_cost.items()},

@@ -19,9 +19,15 @@ HISTORY = 200
 HISTORY_SERIES = 512
 
 
+TIMED_EVERY = 7
+"""Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
+TIMED_FIRST = 20
+"""Steps at the start that are timed one by one: they are not like those that follow."""
+
+
 @dataclass(slots=True)
 class ProbeCost:
-    """Host time of one probe, for the report and the overhead budget."""
+    """Host time of one probe, for the report and the overhead budget: an estimate from the steps that were timed."""
 
     calls: int = 0
     ns: int = 0
@@ -45,6 +51,18 @@ class ProbeBoard:
         self.cost: dict[str, ProbeCost] = {}
         self.pending: list[Sample] = []
         self._declared = {metric.key for probe in probes.values() for metric in probe.provides}
+        self.device_time: Any = None
+        """Measures the device time of what is launched here; the composition root puts it in."""
+        self.measures_device = False
+        self._step = -1
+        self._steps = 0
+        self._weight = 0
+        """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
+        self._marks: list[tuple[int, int]] = []
+        self._schedules: dict[tuple[bool, ...], dict[EventKind, tuple[_Call, ...]]] = {}
+        self._now: dict[EventKind, tuple[_Call, ...]] = {}
+        self._answered: set[tuple[str, int]] = set()
+        """Probe and optimizer for which the present step was answered."""
         self.plan()
 
     def plan(self) -> None:
@@ -63,6 +81,7 @@ class ProbeBoard:
                     continue
             for kind in probe.listens_to:
                 self.by_kind.setdefault(kind, []).append(probe)
+        self.reschedule()
 
     def _wanted(self, probe: Probe) -> bool:
         """Whether some rule asks for a metric that this probe provides, by name or by prefix."""
@@ -75,24 +94,88 @@ class ProbeBoard:
             else False
         )
 
-    def sample(self, event: Event) -> None:
-        """Let every probe of this event's kind look; errors are kept with the probe's name."""
-        for probe in self.by_kind.get(event.kind, ()):
-            began = perf_counter_ns()
+    # -- which probes look at which step ----------------------------------------------
+
+    def reschedule(self) -> None:
+        """``every`` of some metric changed: which probes look at which step is worked out anew."""
+        wired = {id(p): p for listed in self.by_kind.values() for p in listed}.values()
+        self._marks = sorted({mark for probe in wired for mark in self._cadence(probe)})
+        self._schedules = {}
+        self._step = -1
+
+    def _cadence(self, probe: Probe) -> set[tuple[int, int]]:
+        """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
+        if not getattr(probe, "only_when_due", ()):
+            return set()
+        demand = self.demand
+        keys = [metric.key for metric in probe.provides if demand.wants(metric.key)]
+        everies = {demand.every[key] * demand.stretch.get(key, 1) for key in keys}
+        if 1 in everies:
+            return set()
+        return {(every, ahead) for every in everies for ahead in range(getattr(probe, "steps_ahead", 0) + 1)}
+
+    def _begin_step(self, step: int) -> None:
+        self._step = step
+        self._steps += 1
+        self._answered.clear()
+        self.measures_device = self.device_time is not None and self.device_time.measures(self._steps)
+        if self._steps <= TIMED_FIRST:
+            self._weight = 1
+        else:
+            self._weight = 0 if self._steps % TIMED_EVERY else TIMED_EVERY
+        key = tuple([(step + ahead) % every == 0 for every, ahead in self._marks])
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            due = {mark for mark, hit in zip(self._marks, key, strict=True) if hit}
+            schedule = self._schedules[key] = {
+                kind: tuple(_call(p, kind) for p in listed if self._looks(p, kind, due))
+                for kind, listed in self.by_kind.items()
+            }
+        self._now = schedule
+
+    def _looks(self, probe: Probe, kind: EventKind, due: set[tuple[int, int]]) -> bool:
+        if kind not in getattr(probe, "only_when_due", ()):
+            return True
+        cadence = self._cadence(probe)
+        return not cadence or bool(cadence & due)
+
+    def looks_at(self, kind: EventKind, step: int) -> bool:
+        """Whether any probe has something to do at this event of this step."""
+        if step != self._step:
+            self._begin_step(step)
+        return bool(self._now.get(kind))
+
+    def sample(self, event: Event, at: float) -> None:
+        """Let every probe look that listens to this event; errors are kept with the probe's name.
+
+        :param at: seconds of active training.
+        """
+        if event.step != self._step:
+            self._begin_step(event.step)
+        demand, weight, answered = self.demand, self._weight, self._answered
+        for look, name, fact, once in self._now.get(event.kind, ()):
+            if fact and getattr(event, fact) is None:
+                continue
+            if once and (name, event.optimizer_index) in answered:
+                continue
+            began = perf_counter_ns() if weight else 0
             try:
-                made = probe.sample(event, self.demand)
-                if made is not None:
-                    at = self.active()
+                made = look(event, demand)
+                if made:
+                    pending = self.pending
                     for sample in made:
                         sample.time = at
-                        self.pending.append(sample)
+                        pending.append(sample)
+                    if once is not None:
+                        answered.add((name, event.optimizer_index))
             except (Exception, SystemExit) as error:
-                self.dispatch.failed(probe.name, event.kind.value, event.step, error)
-                if self.dispatch.is_quarantined(probe.name):
+                self.dispatch.failed(name, event.kind.value, event.step, error)
+                if self.dispatch.is_quarantined(name):
                     self.plan()
-            cost = self.cost[probe.name]
-            cost.calls += 1
-            cost.ns += perf_counter_ns() - began
+            if weight:
+                cost = self.cost[name]
+                cost.calls += weight
+                cost.ns += (perf_counter_ns() - began) * weight
 
     def take(self) -> list[Sample]:
         """The samples since the last call."""
@@ -115,6 +198,16 @@ class ProbeBoard:
             close = getattr(probe, "close", None)
             if close is not None:
                 guard(close)
+
+
+_Call = tuple[Callable[[Event, RuleDemand], Any], str, str, "bool | None"]
+"""How a probe is called at one kind of event: its function, its name, a fact without which it is not called,
+and whether it is not called again once it has answered (None: answers are not noted)."""
+
+
+def _call(probe: Probe, kind: EventKind) -> _Call:
+    once = getattr(probe, "answers_once", ())
+    return (probe.sample, probe.name, getattr(probe, "only_with", ""), kind in once if once else None)
 
 
 class History:

@@ -140,6 +140,11 @@ class Probe(Protocol):
     demand changes, ``close()``, called at the end of the run, ``state_dict`` / ``load_state_dict``
     for what must survive a resume, and ``provides_prefixes``: prefixes of further metric names that
     come from here (``eval.``), known only when they do.
+
+    ``only_when_due`` names kinds of event at which a probe has nothing to do in steps in which no rule
+    is due to look at one of its metrics: it is not called then. ``steps_ahead = 1`` has it called in the
+    step before such a step, too. ``answers_once`` names kinds of event at which it is not called once it has
+    given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
     """
 
     @property
@@ -238,6 +243,10 @@ class Action(Protocol):
     ``stop``. In observe mode only ``observe`` runs. ``options_schema`` is a draft-07 schema of
     the options a rule may give. An exception becomes an ``action_error`` in the report and never
     prevents a later stop.
+
+    An action that must listen before anything is wrong does so in the hook ``configure``. It may also
+    have ``torch_is_there()``, called when a watched script has imported torch, and ``before_update``:
+    true for one that observes and has to do so while the weights are still those of the step.
     """
 
     name: str
@@ -276,6 +285,9 @@ class Report(Protocol):
     ``cleared(alert)``, ``acted(alert)`` after its actions ran, ``note(text)``,
     ``finish(report)`` with the content of ``report.json``. A report that needs ``samples`` or
     ``transition`` only sometimes sets them on itself in ``start``.
+
+    With ``render(reports) -> str`` its name is a kind of ``--report NAME=PATH`` in ``run``, ``replay``
+    and pytest: the text of the file, from one ``report.json`` or several. Called at the end, on rank 0.
     """
 
     @property

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from healthcheck.acting import Actor, LatchingControls, StopRequest
-from healthcheck.budget import OverheadBudget
+from healthcheck.budget import OWN_TIME, OverheadBudget
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
 from healthcheck.dispatch import Dispatch, from_signal_handler
@@ -71,6 +71,7 @@ class Session:
         self.epoch: float | None = None
         """Epoch of the last event that had one."""
         self.event_cost: dict[EventKind, int] = {}
+        self.user_state[OWN_TIME] = lambda: (sum(self.event_cost.values()) / 1e9, self.active())
         self.history = History()
         self.last_event: tuple[EventKind, float] = (EventKind.TRAIN_START, self.clock.monotonic())
         self.judged_at = 0.0
@@ -154,8 +155,13 @@ class Session:
             adapter = attach(self, target, **options)
             if adapter is not None:
                 return adapter
-        known = ", ".join(self.host.registry.trainers) or "none"
-        raise UsageError(f"nothing here can attach to a {type(target).__name__}; trainers that are known: {known}")
+        trainers = self.host.registry.trainers
+        known = "; ".join(str(getattr(attach, "takes", name)) for name, attach in trainers.items()) or "nothing"
+        given = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
+        raise UsageError(
+            f"attach() cannot watch {given}; it takes an object: {known}. "
+            "A model and its optimizers are given to healthcheck.watch()"
+        )
 
     @property
     def stop_request(self) -> StopRequest | None:
@@ -208,7 +214,7 @@ class Session:
 
         Raises ``StateError`` for a state that this version cannot read.
         """
-        fresh = self.engine.load_state_dict(saved["engine"])
+        fresh = self.engine.load_state_dict(saved["engine"], now=self.active())
         self.probing.load_state_dict(saved.get("probes", {}))
         self.step = self.engine.step
         return fresh
@@ -227,17 +233,22 @@ class Session:
         if self.engine.needs_watchdog and isinstance(self.clock, LiveClock):
             self._watchdog = Watchdog(self).start()
 
-    def wants(self, kind: EventKind) -> bool:
+    def wants(self, kind: EventKind, step: int | None = None) -> bool:
         """Whether anybody listens; an adapter builds no event otherwise.
 
         ``step_end`` and ``before_update`` are wanted as soon as any rule or listener exists,
         because samples are judged there.
+
+        :param step: the step of that event, where it is known: probes that look at every tenth step
+            only are then not asked for the nine between.
         """
         if self._ended:
             return False
-        if kind in self.probing.by_kind or self.dispatch.wants(kind.value):
+        if self.dispatch.table.get(kind):
             return True
-        return self.watching and (kind in JUDGED_AT or kind in _PAUSES)
+        if kind in self.probing.by_kind if step is None else self.probing.looks_at(kind, step):
+            return True
+        return (kind in JUDGED_AT or kind in _PAUSES) and self.watching
 
     @property
     def watching(self) -> bool:
@@ -254,15 +265,21 @@ class Session:
         began = perf_counter_ns()
         kind = event.kind
         event.user_state = self.user_state
-        self.step = max(self.step, event.step)
+        if event.step > self.step:
+            self.step = event.step
         if event.epoch is not None:
             self.epoch = event.epoch
-        self.last_event = (kind, self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.last_event = (kind, now)
         pause = _PAUSES.get(kind)
         if pause is not None:
             (self.active.pause if pause else self.active.resume)()
-        self.probing.sample(event)
-        self.dispatch.call(kind.value, event.step, self, event)
+            now = self.clock.monotonic()
+        probing = self.probing
+        device_ends = probing.device_time.begin() if probing.measures_device else None
+        probing.sample(event, self.active.at(now))
+        if self.dispatch.table.get(kind):
+            self.dispatch.call(kind.value, event.step, self, event)
         if kind in JUDGED_AT:
             try:
                 self.judge(event)
@@ -272,6 +289,8 @@ class Session:
                 if self.dispatch.on_error == "raise" or from_signal_handler(error):
                     raise
                 self.monitor_error(error)
+        if device_ends is not None:
+            device_ends()
         self.event_cost[kind] = self.event_cost.get(kind, 0) + perf_counter_ns() - began
         if kind is EventKind.STEP_END:
             self.budget.step_ended()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +23,21 @@ COMMAND = (sys.executable, "-c", "import sys; from healthcheck.commands import m
 def repository() -> Path:
     """Root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def helper() -> Callable[[str], ModuleType]:
+    """``helper("tests/plugins/clean_venv.py")``: under importmode=importlib the folders of tests are no packages."""
+
+    def load(path: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"helper_{Path(path).stem.strip('_')}", REPOSITORY / path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture
@@ -48,5 +65,27 @@ def healthcheck_command(tmp_path: Path) -> Run:
             timeout=timeout,
             stdin=subprocess.DEVNULL,
         )
+
+    return run
+
+
+@pytest.fixture
+def healthcheck_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As ``healthcheck_command``, in this process: for commands that run no script. Saves the start of Python and torch."""
+    from healthcheck.commands import main
+
+    def run(
+        *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name in [n for n in os.environ if n.startswith("HEALTHCHECK")]:
+                patch.delenv(name)
+            for name, value in {"HEALTHCHECK_RUNS": str(tmp_path / "runs"), **(env or {})}.items():
+                patch.setenv(name, value)
+            patch.chdir(cwd)
+            capfd.readouterr()
+            code = main([str(arg) for arg in args])
+            out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(list(args), code, out, err)
 
     return run

@@ -6,11 +6,13 @@ The tuple is explicit, so that switching plugin loading off cannot remove ``stop
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from healthcheck.actions.checkpoint import Checkpoint
 from healthcheck.actions.cleanup import Cleanup
 from healthcheck.actions.dump_stacks import DumpStacks
 from healthcheck.actions.evidence import Evidence
+from healthcheck.actions.locate import Locate
 from healthcheck.actions.mark import Note, Warn
 from healthcheck.actions.memory_snapshot import MemorySnapshot
 from healthcheck.actions.profile import Profile
@@ -20,10 +22,14 @@ from healthcheck.actions.stop import Stop
 from healthcheck.hookspecs import hookimpl
 from healthcheck.protocols import Action
 
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
 BUILT_IN: tuple[Callable[[], Action], ...] = (
     Note,
     Warn,
     Evidence,
+    Locate,
     DumpStacks,
     Profile,
     MemorySnapshot,
@@ -40,3 +46,11 @@ BUILT_IN: tuple[Callable[[], Action], ...] = (
 def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
     for action in BUILT_IN:
         register(action())
+
+
+@hookimpl
+def healthcheck_configure(session: Session) -> None:
+    """``locate`` has to listen before anything is wrong; the other actions wait for their alert."""
+    locate = session.host.registry.actions.get(Locate.name)
+    if isinstance(locate, Locate):
+        locate.listen(session)

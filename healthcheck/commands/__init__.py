@@ -1,7 +1,7 @@
 """The command ``healthcheck``: a table of sub-commands, each in a module of its own.
 
-A sub-command's module is imported when it is called, and only then. It has ``NAME``, ``HELP``,
-``GROUP``, ``configure(parser)`` and ``main(args) -> int``.
+A sub-command's module is imported when it is called, and only then. It has ``NAME``, ``HELP`` (one line
+for ``--help``), ``configure(parser)`` and ``main(args) -> int``; where it stands in the help, the table says.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Entry:
 
 TABLE: tuple[Entry, ...] = (
     Entry("run", "Watch", "run a training script, unmodified, under rules"),
+    Entry("top", "Watch", "watch a run that goes on in another terminal"),
+    Entry("mute", "Watch", "silence a rule of a run that goes on"),
     Entry("why", "Understand", "why an alert fired, with its numbers"),
     Entry("explain", "Understand", "what a rule checks and what to do about it"),
     Entry("metrics", "Understand", "metrics that exist, or what is normal for a run"),

@@ -14,7 +14,6 @@ from healthcheck.reports.text import plural
 
 NAME = "accept"
 HELP = "take the alerts of a run as known (healthcheck-accepted.yaml); later only new ones fail"
-GROUP = "Tune"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

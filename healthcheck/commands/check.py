@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "check"
 HELP = "check rule files: all mistakes at once, with line and column"
-GROUP = "Write rules"
 
 ACCEPTED = "healthcheck-accepted.yaml"
 SKIPPED_FOLDERS = {"node_modules", "healthcheck-runs", "__pycache__"}
@@ -40,10 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
     )
-    parser.add_argument("--format", choices=("text", "json", "github"), default="text")
     parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
+        "--format", choices=("text", "json", "github"), default="text", help="json: for scripts; github: annotations"
     )
+    add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -212,8 +212,17 @@ def _say(
             print(f"fixed {problem.path}:{problem.line}: {problem.fix[0]} -> {problem.fix[1]}")
         if problems:
             print(rendering.render_text(problems, quiet=args.quiet))
-    if not args.quiet:
-        print(_closing(errors, warnings, rules))
+    if args.quiet:
+        return
+    if args.format == "text" and not errors:
+        from healthcheck.commands.logging_rate import rate_lines
+
+        own = {d.path for loaded, _ in results for d in loaded.documents if d.own}
+        for line in rate_lines(
+            rule for loaded, _ in results for rule in loaded.ruleset.rules if rule.origin.path in own
+        ):
+            print(line)
+    print(_closing(errors, warnings, rules))
 
 
 def _closing(errors: int, warnings: int, rules: int) -> str:

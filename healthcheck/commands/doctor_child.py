@@ -7,9 +7,11 @@ Bare and watched runs are measured by the same hooks, so that their difference i
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -33,6 +35,8 @@ class Measure:
         self._first: Any = None
         self._count = 0
         self._began = 0.0
+        self._cpu_began = 0.0
+        self._times: list[float] = []
 
     def install(self) -> None:
         import torch
@@ -54,23 +58,32 @@ class Measure:
         if optimizer is not self._first:
             return
         self._count += 1
+        self._times.append(time.perf_counter())
         if self._count == min(WARM_UP, self.steps - 1):
             _synchronize()
-            self._began = time.perf_counter()
+            self._began = self._times[-1] = time.perf_counter()
+            self._cpu_began = time.process_time()
         elif self._count == self.steps:
             self.save()
             raise EnoughSteps
 
     def save(self) -> None:
         """Write what was measured; also at the end of a script that takes fewer steps."""
-        _synchronize()
+        device = _synchronize()
         seconds = time.perf_counter() - self._began
-        timed = self._count - min(WARM_UP, self.steps - 1)
+        cpu = time.process_time() - self._cpu_began
+        warm_up = min(WARM_UP, self.steps - 1)
+        timed = self._count - warm_up
+        known = bool(self._began) and timed > 0
+        if known and not device:  # one disturbed step must not decide; on a device only the whole is known
+            counted = self._times[warm_up - 1 :]
+            seconds = timed * statistics.median(b - a for a, b in itertools.pairwise(counted))
         self.out.write_text(
             json.dumps(
                 {
                     "steps": self._count,
-                    "seconds_per_step": seconds / timed if self._began and timed > 0 else None,
+                    "seconds_per_step": seconds / timed if known else None,
+                    "cpu_seconds_per_step": cpu / timed if known else None,
                     "losses": [repr(float(loss)) for loss in self.losses],
                     "memory": _peak_memory(),
                 }
@@ -78,10 +91,13 @@ class Measure:
         )
 
 
-def _synchronize() -> None:
+def _synchronize() -> bool:
+    """Wait for the device; whether there is one in use."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+        return True
+    return False
 
 
 def _peak_memory() -> dict[str, int]:

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from healthcheck.errors import UsageError
 ORDER = ("bare", "watched", "watched", "bare", "bare", "watched")
 STEPS = 30
 TIMEOUT = 1800
+NOISY = 1.25
+"""Runs of the same that differ by more say nothing about a few percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +36,76 @@ class Trial:
     seconds_per_step: float | None
     losses: tuple[str, ...]
     memory: dict[str, int]
+    cpu_seconds_per_step: float | None = None
+    """Time of the processors, which other load on the machine hardly touches."""
 
 
-def run_trials(script: str, arguments: Sequence[str], steps: int = STEPS) -> list[Trial]:
+def run_trials(
+    script: str, arguments: Sequence[str], steps: int = STEPS, say: Callable[[str], None] = lambda text: None
+) -> list[Trial]:
     """Run the script in turn without and with us.
+
+    :param say: told one line per run, since all of them may take minutes.
 
     Raises ``UsageError`` if there is no such script, or if it does not run on its own.
     """
     if not Path(script).is_file():
-        raise UsageError(f"no such script: {script}")
+        raise UsageError(_no_script(script, arguments))
+    say(
+        f"{script}: {len(ORDER)} runs of {steps} steps, without and with us in turn; files that it writes, it writes each time"
+    )
     trials = []
     with tempfile.TemporaryDirectory() as folder:
         for number, mode in enumerate(ORDER):
-            out = Path(folder) / f"{number}.json"
-            command = [sys.executable, "-m", "healthcheck.commands.doctor_child", mode, str(steps), str(out), script]
-            environment = {**os.environ, "HEALTHCHECK_RUNS": str(Path(folder) / "runs")}
-            environment.pop("HEALTHCHECK", None)
-            done = subprocess.run(
-                [*command, *arguments], env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            found = _run(script, arguments, steps, mode, Path(folder) / f"{number}.json")
+            trial = Trial(
+                mode,
+                found["steps"],
+                found["seconds_per_step"],
+                tuple(found["losses"]),
+                found["memory"],
+                found["cpu_seconds_per_step"],
             )
-            found = json.loads(out.read_text()) if out.is_file() else {}
-            if done.returncode or not found:
-                last = "\n".join(done.stderr.strip().splitlines()[-5:])
-                raise UsageError(
-                    f"{script} did not run {'under healthcheck' if mode == 'watched' else 'on its own'}:\n{last}"
-                )
-            trials.append(
-                Trial(mode, found["steps"], found["seconds_per_step"], tuple(found["losses"]), found["memory"])
-            )
+            trials.append(trial)
+            took = f", {trial.seconds_per_step * 1e3:.3g} ms each" if trial.seconds_per_step else ""
+            words = "without us" if mode == "bare" else "with us"
+            say(f"run {number + 1} of {len(ORDER)}, {words}: {trial.steps} steps{took}")
+            if not trial.steps:
+                break
     return trials
+
+
+def _run(script: str, arguments: Sequence[str], steps: int, mode: str, out: Path) -> dict[str, Any]:
+    """What one process measured. Raises ``UsageError`` if it failed or did not end."""
+    command = [sys.executable, "-m", "healthcheck.commands.doctor_child", mode, str(steps), str(out), script]
+    environment = {**os.environ, "HEALTHCHECK_RUNS": str(out.parent / "runs")}
+    environment.pop("HEALTHCHECK", None)
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"{script} took over {TIMEOUT // 60} minutes for {steps} steps; try --steps with fewer"
+        ) from None
+    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {}
+    if done.returncode or not found:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:]) or f"exit code {done.returncode}, nothing on stderr"
+        raise UsageError(f"{script} did not run {'under healthcheck' if mode == 'watched' else 'on its own'}:\n{last}")
+    return found
+
+
+def _no_script(script: str, arguments: Sequence[str]) -> str:
+    if Path(script).name.startswith(("python", "torchrun", "accelerate")):
+        own = next((a for a in arguments if a.endswith(".py")), "train.py")
+        return f"doctor runs the script itself, in one process: healthcheck doctor {own}"
+    return f"no such script: {script}"
 
 
 def compare(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[Finding]]:
@@ -70,25 +113,45 @@ def compare(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[Finding]]:
     bare, watched = ([t for t in trials if t.mode == mode] for mode in ("bare", "watched"))
     result: dict[str, Any] = {"steps": trials[0].steps, "runs": len(trials)}
     if not trials[0].steps:
-        return result, [Finding("problem", "script", "no optimizer step was seen", "healthcheck plan")]
+        text = "no step of a torch optimizer was seen in the whole script"
+        advice = (
+            "an optimizer that never steps is a fault: healthcheck run shows it; other optimizers cannot be measured"
+        )
+        return result, [Finding("problem", "script", text, advice)]
     findings = [_time(bare, watched, result), *_memory(bare, watched, result), _losses(bare, watched, result)]
     return result, findings
 
 
 def _time(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, Any]) -> Finding:
-    times = [[t.seconds_per_step for t in some if t.seconds_per_step] for some in (bare, watched)]
-    if not all(times):
+    wall, cpu = _ratio(bare, watched, "seconds_per_step"), _ratio(bare, watched, "cpu_seconds_per_step")
+    if wall is None:
         return Finding("note", "step time", f"only {result['steps']} steps: too few to time")
-    without, with_us = (statistics.median(some) for some in times)
+    without, with_us, spread = wall
     ratio = with_us / without
-    spread = max(times[0]) / min(times[0])
     result |= {"ratio": ratio, "bare_ms": without * 1e3, "watched_ms": with_us * 1e3, "bare_spread": spread}
     text = f"{without * 1e3:.3g} ms a step without us, {with_us * 1e3:.3g} ms with: {ratio:.3f} times"
-    if spread > 1.1 * max(ratio, 1.0):
-        return Finding(
-            "note", "step time", f"{text}; runs without us differ by {spread:.2f} times, so this says little"
+    if cpu is not None:
+        result |= {"cpu_ratio": cpu[1] / cpu[0], "cpu_bare_spread": cpu[2]}
+    if spread > 1.1 * max(ratio, 1.0) or spread > NOISY:
+        noise = f"{text}; runs without us differ by {spread:.2f} times, so this says little"
+        on_device = any("device" in t.memory for t in bare)
+        if cpu is None or on_device or cpu[2] > NOISY:
+            return Finding("note", "step time", noise, "a quieter machine, or more --steps")
+        ratio = cpu[1] / cpu[0]
+        text = (
+            f"{cpu[0] * 1e3:.3g} ms of processor time a step without us, {cpu[1] * 1e3:.3g} ms with: {ratio:.3f} times "
+            f"(by the clock runs without us differ by {spread:.2f} times: the machine is busy)"
         )
     return Finding("ok" if ratio <= 1.05 else "note", "step time", text, "" if ratio <= 1.05 else "overhead_budget: 1%")
+
+
+def _ratio(bare: Sequence[Trial], watched: Sequence[Trial], what: str) -> tuple[float, float, float] | None:
+    """``(median without us, median with us, largest over smallest without us)``; None if a side was not timed."""
+    times = [[value for t in some if (value := getattr(t, what))] for some in (bare, watched)]
+    if not all(times):
+        return None
+    without, with_us = (statistics.median(some) for some in times)
+    return without, with_us, max(times[0]) / min(times[0])
 
 
 def _memory(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, Any]) -> list[Finding]:

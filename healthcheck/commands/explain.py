@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "explain"
 HELP = "the manual of a rule, a condition or a setting, and the rule as it stands here (for one alert: why)"
-GROUP = "Understand"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rules", action="append", metavar="FILE", help="rule file or pack (default: what `run` would use here)"
     )
     parser.add_argument("--profile", metavar="P", help="profile of the rule file")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
-    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:

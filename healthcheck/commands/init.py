@@ -11,7 +11,6 @@ from healthcheck.errors import UsageError
 
 NAME = "init"
 HELP = "write a healthcheck.yaml to start from, and the schema for editors"
-GROUP = "Write rules"
 
 RULE_FILE = "healthcheck.yaml"
 SCHEMA_FILE = "healthcheck-rules.v1.schema.json"

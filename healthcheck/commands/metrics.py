@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.reports.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
 from healthcheck.reports.strict import strict
@@ -15,16 +16,13 @@ from healthcheck.samples import Metric
 
 NAME = "metrics"
 HELP = "all metrics that rules may name; with RUN: what was normal in that run, and how close each rule came"
-GROUP = "Understand"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run (`latest`); without it the catalogue")
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
-    )
+    add_plugin_option(parser)
     parser.add_argument("--all", action="store_true", help="with RUN: also each series of families (per parameter)")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -116,15 +114,15 @@ def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
 def _approach_lines(run: Run) -> list[str]:
     if run.report is None:
         return ["  no report (the run is " + run.status + "): closest approaches are written at the end"]
-    rows = [["rule", "closest", "fires", "at step", "verdict"]]
+    rows = [["rule", "closest", "at step", "verdict", "fires"]]
     silent = []
     for found in approaches(run.report.get("rules", {})):
         if found.verdict == "not judged":
             silent.append([found.rule, found.reason])
         else:
             at = step(found.step) if found.step is not None else "-"
-            rows.append([found.rule, number(found.score), found.threshold, at, found.verdict])
-    lines = ["", "closest approach of each rule", *columns(rows, "lrlrl")] if len(rows) > 1 else []
+            rows.append([found.rule, number(found.score), at, found.verdict, found.threshold])
+    lines = ["", "closest approach of each rule", *columns(rows, "lrrll")] if len(rows) > 1 else []
     if silent:
         lines += ["", "not judged", *columns(silent)]
     return lines

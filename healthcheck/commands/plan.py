@@ -8,37 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
 from healthcheck.errors import UsageError
+from healthcheck.reports.newrules import new_rules
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
+from healthcheck.reports.runs import reading_folder
 from healthcheck.reports.text import columns, plural, shorten
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "plan"
 HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
-GROUP = "Tune"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="the script that you would run; only its place is looked at"
     )
-    parser.add_argument(
-        "--rules",
-        action="append",
-        metavar="FILE",
-        help="rule file, pack or folder (default: the nearest healthcheck.yaml)",
-    )
-    parser.add_argument("--profile", metavar="P", help="profile of the rule file")
-    parser.add_argument("--off", action="append", default=[], metavar="ID", help="switch a rule off")
-    parser.add_argument("--only", action="append", default=[], metavar="ID", help="only these rules")
-    parser.add_argument("--set", action="append", default=[], metavar="ID.KEY=VALUE", help="change one key of a rule")
-    parser.add_argument("--mute", action="append", default=[], metavar="ID@A..B", help="mute a rule for some steps")
+    add_rule_options(parser)
+    parser.add_argument("--new", action="store_true", help="only rules of packs that the last run here did not know")
     parser.add_argument("--observe", action="store_true", help="plan for observe mode")
     parser.add_argument("--max-steps", type=int, metavar="N", help="which windows cannot fill in a run of N steps")
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_plugin_option(parser)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -49,14 +40,12 @@ def main(args: argparse.Namespace) -> int:
     host = loaded_host(args.plugins)
     rules = load_rules_for(
         host=host,
-        rules=args.rules,
-        profile=args.profile,
-        off=args.off,
-        only=args.only,
-        set=args.set,
-        mute=args.mute,
+        **rule_choice(args),
         settings={"mode": "observe"} if args.observe else {},
     )
+    if args.new:
+        wanted = set(new_rules(rules, reading_folder()))
+        rules.rules = [rule for rule in rules.rules if rule.id in wanted]
     plan = make_plan(rules, host.registry, max_steps=args.max_steps)
     if args.format == "json":
         print(json.dumps(plan_json(plan, rules, args.max_steps), indent=1, allow_nan=False))
@@ -91,11 +80,11 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
     lines.append(
         f"  may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
     )
-    table = [["rule", "fires when", "severity", "then", "cost", "here"]]
+    table = [["rule", "severity", "then", "cost", "here", "fires when"]]
     for planned in plan.rules:
         here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
         then = " + ".join(planned.actions)
-        table.append([planned.rule.id, planned.asks, str(planned.rule.severity), then, planned.cost.value, here])
+        table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here, planned.asks])
     lines += ["", *columns(table)]
     blocked = unjudged_reasons(plan.rules)
     if blocked:

@@ -9,13 +9,13 @@ from typing import Any
 
 from healthcheck import __version__
 from healthcheck.assembly import plugin_host
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.errors import UsageError
 from healthcheck.plugins import PluginHost, PluginInfo
 from healthcheck.registry import BUILTIN
 
 NAME = "plugins"
 HELP = "list loaded plugins and what each adds"
-GROUP = "Extend"
 
 KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "packs", "trainers", "commands")
 
@@ -29,17 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also names of the built-ins, and each plugin's hooks"
     )
-    parser.add_argument(
-        "-p", "--plugin", action="append", default=[], metavar="FILE_OR_MODULE", help="load a local plugin (repeatable)"
-    )
+    add_plugin_option(parser)
     parser.add_argument("--strict-plugins", action="store_true", help="exit with 4 if a plugin was not loaded")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
     if args.words:
         return _new(args.words, args.dir)
-    host = plugin_host(args.plugin)
+    host = plugin_host(args.plugins)
     if args.format == "json":
         print(json.dumps(_as_json(host), indent=1))
     else:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
 from healthcheck.commands.replaying import Given, Outcome, judge_of
 from healthcheck.errors import UsageError
 from healthcheck.outcome import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 NAME = "replay"
-HELP = "Judge recorded runs by rules: when would each rule have fired?"
-GROUP = "Tune"
+HELP = "judge recorded runs by rules: when would each rule have fired?"
 
 _WORST_FIRST = (INTERNAL, ALERTS, NOTHING_JUDGED, OK)
 MANY = 5
@@ -32,12 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="recorded runs: files, folders, globs")
-    add("--rules", action="append", metavar="FILE", help="rule file or pack; repeatable, later ones win")
-    add("--profile", metavar="NAME", help="profile of the rule file to apply")
-    add("--off", action="append", default=[], metavar="RULE", help="switch a rule off; repeatable")
-    add("--only", action="append", default=[], metavar="RULE", help="judge only these rules; repeatable")
-    add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
-    add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not count in these steps")
+    add_rule_options(parser)
     add("--against", metavar="OLD", help="show only what changes from these rules: a file, a pack, or GIT_REV:path")
     add("--sweep", metavar="RULE.KEY=A,B,C", help="how often a rule would fire for each of these values")
     add("--bad", action="append", default=[], metavar="RUN", help="with --sweep: a run that went wrong; repeatable")
@@ -46,10 +41,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--show-columns", action="store_true", help="print which column is read as which metric, judge nothing")
     add("--format", choices=("text", "json"), default="text", help="json: a list of reports, one per run")
     add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
-    add("--report", action="append", default=[], metavar="KIND=PATH", help="write json=, junit= or github; repeatable")
+    add(
+        "--report",
+        action="append",
+        default=[],
+        metavar="KIND=PATH",
+        help="write json=, junit=, html= or github; repeatable",
+    )
     add("--timeline", action="store_true", help="timelines also for many runs")
     add("--jobs", metavar="N", default="1", help="judge in N processes (0: one per core)")
-    add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
+    add_plugin_option(parser)
     add("-q", dest="quiet", action="store_true", help="verdicts only")
 
 
@@ -103,12 +104,7 @@ def _given(args: argparse.Namespace) -> Given:
             raise UsageError(f"healthcheck replay: --map takes COLUMN=METRIC, for instance my_obj=loss, not {item!r}")
         mapping[column] = metric
     return Given(
-        rules=args.rules,
-        profile=args.profile,
-        off=args.off,
-        only=args.only,
-        set=args.set,
-        mute=args.mute,
+        choice=rule_choice(args),
         fail_on=args.fail_on,
         plugins=args.plugins,
         mapping=mapping,

@@ -24,7 +24,8 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
     from healthcheck.replay.pool import judge_all
 
     with tempfile.TemporaryDirectory() as folder:
-        old = replace(given, rules=[old_rules(args.against, Path(folder))], off=[], only=[], set=[], mute=[])
+        rules = [old_rules(args.against, Path(folder))]
+        old = replace(given, choice={"rules": rules, "profile": given.choice.get("profile")})
         old.check()
         outcomes = list(
             _progress(judge_all(paths, functools.partial(_judge, given, old), jobs=_jobs(args.jobs)), len(paths))
@@ -35,7 +36,7 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
             found += [
                 change
                 for change in changes(outcome.path, outcome.report, outcome.extra)
-                if not given.only or change.rule in outcome.report["rules"]  # --only narrows the question
+                if not given.choice.get("only") or change.rule in outcome.report["rules"]  # --only narrows the question
             ]
     outcomes = [*outcomes, *problems]
     if args.format == "json":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.errors import HealthCheckError
 
 if TYPE_CHECKING:
+    from healthcheck.assembly import RuleChoice
     from healthcheck.plugins import PluginHost
     from healthcheck.readers.find import RunFile
     from healthcheck.readers.series import RecordedRun
@@ -35,12 +36,7 @@ class Outcome:
 class Given:
     """The command line, in words that every process understands."""
 
-    rules: list[str] | None = None
-    profile: str | None = None
-    off: Sequence[str] = ()
-    only: Sequence[str] = ()
-    set: Sequence[str] = ()
-    mute: Sequence[str] = ()
+    choice: RuleChoice = field(default_factory=dict)  # type: ignore[assignment]
     fail_on: str | None = None
     plugins: Sequence[str] = ()
     mapping: dict[str, str] = field(default_factory=dict)
@@ -69,17 +65,9 @@ class Given:
         """
         from healthcheck.assembly import load_rules_for
 
-        loaded = load_rules_for(
-            host=self.host,
-            rules=self.rules,
-            profile=self.profile,
-            off=self.off,
-            only=self.only,
-            set=[*self.set, *more],
-            mute=self.mute,
-            settings={"fail_on": self.fail_on} if self.fail_on else {},
-            notes=notes,
-        )
+        chosen: RuleChoice = {**self.choice, "set": [*self.choice.get("set", ()), *more]}
+        settings = {"fail_on": self.fail_on} if self.fail_on else {}
+        loaded = load_rules_for(host=self.host, settings=settings, notes=notes, **chosen)
         self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
         return loaded
 

@@ -6,21 +6,22 @@ import argparse
 import json
 from typing import Any
 
-from healthcheck.commands.why_text import actions_done
+from healthcheck.commands.loading import loaded_host
+from healthcheck.errors import UsageError
+from healthcheck.reports.alerttext import actions_done
 from healthcheck.reports.closing import closing_line, count_line
 from healthcheck.reports.runs import Run, find_run
 from healthcheck.reports.sharing import names_to_hide, shareable
-from healthcheck.reports.text import columns, step
+from healthcheck.reports.text import columns, moment, step
 
 NAME = "report"
 HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
-GROUP = "Understand"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run (default: latest)")
     parser.add_argument("--share", action="store_true", help="leave out host, user, paths and the command line")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json", "html"), default="text", help="html: a page with charts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -34,14 +35,26 @@ def main(args: argparse.Namespace) -> int:
         content = shareable(content, names_to_hide(run.facts))
     if args.format == "json":
         print(json.dumps(content, indent=1, allow_nan=False))
+    elif args.format == "html":
+        print(_page(run, content), end="")
     else:
         print("\n".join(_text(run, content)))
     return 0
 
 
+def _page(run: Run, content: dict[str, Any]) -> str:
+    from healthcheck.reports.charts import recorded_lines
+    from healthcheck.reports.page import page_html
+
+    if content["report"] is None:
+        raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")
+    metrics = loaded_host(()).registry.metrics.values()
+    return page_html([content["report"]], recorded_lines(run.folder, {metric.name: metric.unit for metric in metrics}))
+
+
 def _text(run: Run, content: dict[str, Any]) -> list[str]:
     facts, report = content["run"], content["report"]
-    lines = [f"{run.name}: {facts.get('target', '?')}, began {facts.get('started', '?')}"]
+    lines = [f"{run.name}: {facts.get('target', '?')}, began {moment(run.began)}"]
     versions = ", ".join(f"{name} {value}" for name, value in facts.get("versions", {}).items())
     lines.append(f"  {versions}")
     alerts = content["alerts"] if report is None else report["alerts"]

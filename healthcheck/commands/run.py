@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.commands import launchers
+from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
 from healthcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAME = "run"
-HELP = "Run a training script, unmodified, in this process and under rules."
-GROUP = "Watch"
+HELP = "run a training script, unmodified, in this process and under rules"
 
 _USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
 
@@ -27,23 +27,17 @@ _USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own argum
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = _USAGE
     add = parser.add_argument
-    add("--rules", action="append", metavar="FILE", help="rule file or pack; repeatable, later ones win")
-    add("--profile", metavar="NAME", help="profile of the rule file to apply")
+    add_rule_options(parser)
     add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
     add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
     add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
     add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
-    add("--off", action="append", default=[], metavar="RULE", help="switch a rule off; repeatable")
-    add("--only", action="append", default=[], metavar="RULE", help="judge only these rules; repeatable")
-    add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
-    add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
-    add("--force", action="store_true", help="let --mute name rules for NaN and infinity too")
     add(
         "--report",
         action="append",
         default=[],
         metavar="KIND=PATH",
-        help="a report besides the record: json=hc.json, junit=hc.xml, github; repeatable",
+        help="a report besides the record: json=hc.json, junit=hc.xml, html=hc.html, github; repeatable",
     )
     add(
         "--inject",
@@ -52,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FAULT@STEP",
         help="break the run on purpose, to rehearse your alarms: nan-grad@120",
     )
-    add("-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="local plugin: a file or module")
+    add_plugin_option(parser)
     add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
     add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")
     add("-v", dest="verbose", action="count", default=0, help="say every change of a rule's state")
@@ -80,13 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
     session = open_session(
         target=f"-m {target}" if args.module else target,
-        rules=args.rules,
-        profile=args.profile,
-        off=args.off,
-        only=args.only,
-        set=args.set,
-        mute=args.mute,
-        force=args.force,
+        **rule_choice(args),
         settings=_settings(args),
         plugins=args.plugins,
         strict_plugins=args.strict_plugins,
@@ -97,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     if clash:
         session.note(clash)
     run_dir = session.info.run_dir
-    store = KeptStates(session, run_dir) if run_dir is not None and not session.info.rank else None
+    store = KeptStates(session, run_dir) if run_dir is not None else None
     trainer = ScriptTrainer(session, store=store)
     if faults:
         from healthcheck.faults.machine import rehearsal

@@ -8,18 +8,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from healthcheck.errors import UsageError
-from healthcheck.reports.rundir import RUN_FILE
 from healthcheck.reports.runs import Run, all_runs, reading_folder
-from healthcheck.reports.text import columns, duration, plural, step
+from healthcheck.reports.text import columns, duration, moment, plural, step
 
 NAME = "runs"
 HELP = "the recorded runs; --by rule shows which rules fire, --by script which scripts"
-GROUP = "Understand"
 
 _SINCE = re.compile(r"^(\d+(?:\.\d+)?)\s*([mhdw])$")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -35,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("rule", "script"), help="sum up over runs")
     parser.add_argument("--since", metavar="AGE", help="only runs that began within this time: 14d, 36h, 2w")
     parser.add_argument("-n", type=int, default=0, metavar="N", help="only the newest N runs")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -71,15 +68,8 @@ def parse_since(text: str | None) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _began(run: Run) -> float:
-    try:
-        return datetime.fromisoformat(str(run.facts["started"])).timestamp()
-    except (KeyError, ValueError):
-        return (run.folder / RUN_FILE).stat().st_mtime
-
-
 def _age(run: Run) -> float:
-    return time.time() - _began(run)
+    return time.time() - run.began
 
 
 def run_row(run: Run) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def run_row(run: Run) -> dict[str, Any]:
 def _run_table(rows: list[dict[str, Any]], runs: list[Run]) -> list[str]:
     table = [["run", "script", "began", "steps", "took", "verdict", "exit", "alerts"]]
     for row, run in zip(rows, runs, strict=True):
-        began = datetime.fromtimestamp(_began(run)).strftime("%m-%d %H:%M")  # local time for people
+        began = moment(run.began)[5:]
         alerts = ", ".join(row["rules"][:3]) + (" ..." if len(row["rules"]) > 3 else "")
         took = duration(row["seconds"]) if row["seconds"] is not None else "-"
         code = str(row["exit_code"]) if row["exit_code"] is not None else "-"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.errors import UsageError
 
 NAME = "schema"
 HELP = "print the JSON Schema of rule files, with the installed plugins' conditions and actions"
-GROUP = "Write rules"
 
 LOCAL_NAME = "healthcheck-rules.v1.schema.json"
 """The copy beside rule files that an editor's first-line pointer names."""
@@ -24,9 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=f"write it as {LOCAL_NAME} into FOLDER (default: here), for editors; run again after adding a plugin",
     )
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin (file or module)"
-    )
+    add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from healthcheck.commands.options import add_plugin_option
+
 NAME = "test"
 HELP = "run rule tests (*.hctest.yaml)"
-GROUP = "Write rules"
 
 AUTOLOAD = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 
@@ -21,7 +22,7 @@ OK, FAILED, BAD_FILES, NOTHING = 0, 1, 4, 5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run rule tests (*.hctest.yaml): series in a short notation, played through the real engine."
+    parser.description = "run rule tests (*.hctest.yaml): series in a short notation, played through the real engine"
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="test files or folders (default: this folder and below)"
     )
@@ -40,9 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-n", dest="workers", metavar="N", help="run in N processes (needs pytest-xdist)")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML")
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="FILE_OR_MODULE", help="load a local plugin"
-    )
+    add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import add_plugin_option
 from healthcheck.commands.why_text import alert_text, silent_text
 from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, UsageError
@@ -18,7 +19,6 @@ from healthcheck.rulelang.rule import RuleSet
 
 NAME = "why"
 HELP = "why an alert fired: the steps around it, with value, normal, score and state"
-GROUP = "Understand"
 
 _SEVERITIES = {"error": 2, "warning": 1, "info": 0}
 
@@ -30,10 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="[RUN] [N | RULE]",
         help="a run (default: latest), and which of its alerts (default: the most severe)",
     )
-    parser.add_argument(
-        "-p", dest="plugins", action="append", default=[], metavar="PLUGIN", help="a local plugin that the rules need"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_plugin_option(parser)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthcheck.engine.trace import TraceRow
+from healthcheck.reports.alerttext import actions_done
 from healthcheck.reports.closing import count_line
 from healthcheck.reports.runs import Run
 from healthcheck.reports.text import columns, number, shorten, step
@@ -15,13 +16,6 @@ from healthcheck.samples import decode_number
 from healthcheck.verdicts import State
 
 MOST_PENDING = 5
-_PAST = {
-    "stop": "stopped",
-    "skip_update": "skipped the update",
-    "cleanup": "cleaned up memory",
-    "warn": "warned",
-    "note": "noted",
-}
 
 
 def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
@@ -158,23 +152,6 @@ def _thinned(rows: Sequence[TraceRow]) -> list[Any]:
     worst = max(rest[:-1], key=lambda row: abs(row.score) if row.score is not None else 0.0)
     middle = [None, worst] if worst is not rest[0] else [worst]
     return [*shown, *middle, None, rest[-1]]
-
-
-def actions_done(alert: dict[str, Any]) -> str:
-    """``warned; would have stopped (observe mode)``."""
-    texts = []
-    for outcome in alert.get("actions", ()):
-        name = str(outcome["action"])
-        past = _PAST.get(name, f"ran {name}")
-        if outcome.get("held") and name in ("warn", "note", "evidence"):
-            texts.append(f"not {past}: {outcome['text']}")
-        elif outcome.get("held"):
-            texts.append(f"would have {past} ({str(outcome['text']).removesuffix(' mode')})")
-        elif name == "evidence" and outcome["done"]:
-            texts.append("kept evidence")
-        else:
-            texts.append(str(outcome["text"] or past))
-    return "; ".join(texts) or "reported"
 
 
 def silent_text(run: Run, rule: str | None) -> list[str]:

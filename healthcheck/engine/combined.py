@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from healthcheck.protocols import Condition, Scorer
+from healthcheck.engine.series import NOTHING_IS_QUIET
+from healthcheck.protocols import Comparator, Condition, Scorer
 from healthcheck.rulelang.rule import Selector
 from healthcheck.samples import Sample
+
+Learn = Callable[[float, int], bool]
 
 
 class Side:
@@ -21,10 +25,14 @@ class Side:
         self.breach: bool | None = None
 
     def feed(self, sample: Sample) -> None:
-        if self.selector.matches(sample.labels):
-            judged = _judge(self.condition, self.scorer, sample.value, sample.step)
-            if judged is not None:
-                self.breach = judged
+        """Take a sample that the selector matches."""
+        value = sample.value
+        if value - value != 0.0 and not self.condition.judges_nonfinite:
+            self.breach = True  # non-finite breaches every numeric condition
+            return
+        score = self.scorer.update(value, sample.step)
+        if score is not None:
+            self.breach = self.condition.breaches(score)
 
     def state(self) -> Any:
         return {"breach": self.breach, "scorer": self.scorer.state()}
@@ -35,51 +43,81 @@ class Side:
 
 
 class CombinedScorer:
-    """Counts breaching parts of one series; None while a part that is needed has not judged yet."""
+    """Counts breaching parts of one series; None while a part that is needed has not judged yet.
+
+    Parts that remember the same are told of each other (``join``), so that they learn it once. In an
+    ``all`` that has failed already, a part that can ``learn`` without judging only does that.
+    """
 
     normal: float | None = None
 
     def __init__(self, parts: list[Condition | Side], *, need_all: bool) -> None:
         self.need_all = need_all
-        self.parts: list[tuple[Condition, Scorer] | Side] = [
-            part if isinstance(part, Side) else (part, part.start()) for part in parts
-        ]
-        costly = [(part, not isinstance(part, Side) and hasattr(part[1], "learn")) for part in self.parts]
-        self._order = sorted(costly, key=lambda entry: entry[1])
-        """Costly parts, those that can learn without judging, come last."""
+        self.parts: list[Scorer | Side] = []
+        self._sides: list[Side] = []
+        judging: list[tuple[Scorer, Comparator, Learn | None]] = []
+        for part in parts:
+            if isinstance(part, Side):
+                self.parts.append(part)
+                self._sides.append(part)
+            else:
+                scorer = _joined(part.start(), [p for p in self.parts if not isinstance(p, Side)])
+                self.parts.append(scorer)
+                judging.append((scorer, part.breaches, getattr(scorer, "learn", None)))
+        self._prompt = [(s.update, _quiet(test), test) for s, test, learn in judging if learn is None]
+        self._lazy = [(s.update, test, learn) for s, test, learn in judging if learn is not None]
 
     def update(self, value: float, step: int) -> float | None:
         breaches = unknown = 0
-        failed = False
-        for part, lazy in self._order:
-            if isinstance(part, Side):
-                judged = part.breach
-            elif failed and lazy and value - value == 0.0:
-                # One part of an `all` is false already: a costly one only learns.
-                judged = False if part[1].learn(value, step) else None  # type: ignore[attr-defined]
-            else:
-                judged = _judge(part[0], part[1], value, step)
-            if judged is None:
+        for side in self._sides:
+            if side.breach is None:
                 unknown += 1
-            elif judged:
+            elif side.breach:
                 breaches += 1
-            elif self.need_all:
-                failed = True
-        if unknown == len(self.parts) or (unknown and self.need_all):
+        for update, (low, high), test in self._prompt:
+            score = update(value, step)
+            if score is None:
+                unknown += 1
+            elif not low < score < high and test(score):
+                breaches += 1
+        if self._lazy:
+            failed = self.need_all and breaches + unknown < len(self._sides) + len(self._prompt)
+            for update, test, learn in self._lazy:
+                if failed:
+                    unknown += not learn(value, step)
+                    continue
+                score = update(value, step)
+                if score is None:
+                    unknown += 1
+                elif test(score):
+                    breaches += 1
+                else:
+                    failed = self.need_all
+        if unknown and (self.need_all or unknown == len(self.parts)):
             return None
         return float(breaches)
 
     def state(self) -> Any:
-        return [None if isinstance(part, Side) else part[1].state() for part in self.parts]
+        return [None if isinstance(part, Side) else part.state() for part in self.parts]
 
     def restore(self, state: Any) -> None:
         for part, saved in zip(self.parts, state, strict=True):
             if not isinstance(part, Side):
-                part[1].restore(saved)
+                part.restore(saved)
 
 
-def _judge(condition: Condition, scorer: Scorer, value: float, step: int) -> bool | None:
-    if value - value != 0.0 and not condition.judges_nonfinite:
-        return True  # non-finite breaches every numeric condition
-    score = scorer.update(value, step)
-    return None if score is None else condition.breaches(score)
+def _joined(scorer: Scorer, earlier: list[Scorer]) -> Scorer:
+    """The scorer, or one in its place that reads what an earlier part remembers."""
+    join: Callable[[Scorer], Scorer | None] | None = getattr(scorer, "join", None)
+    if join is not None:
+        for other in earlier:
+            joined = join(other)
+            if joined is not None:
+                return joined
+    return scorer
+
+
+def _quiet(test: Comparator) -> tuple[float, float]:
+    """The scores between which a comparator is false, so that it need not be called."""
+    quiet: tuple[float, float] = getattr(test, "quiet", NOTHING_IS_QUIET)
+    return quiet

@@ -8,21 +8,25 @@ file or the time of day: the step and the clock come in as arguments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from healthcheck.engine.alerts import cap, explain, message, mute
 from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.planning import plan_actions
+from healthcheck.engine.routes import Plan, Route, Series, judges_of
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.engine.series import SeriesState
-from healthcheck.errors import StateError
+from healthcheck.engine.saving import restore_engine, save_engine
+from healthcheck.engine.series import LOOK
 from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
-from healthcheck.samples import Labels, Sample
+from healthcheck.samples import Sample
 from healthcheck.verdicts import Alert, Transition
 
-STATE_VERSION = 1
+_SERIES = attrgetter("metric", "labels", "phase")
+_MOST_PLANNED = 100_000
+"""Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""
 
 
 class Engine:
@@ -57,19 +61,22 @@ class Engine:
         self.mute_hits: dict[int, int] = {}
         self.alerts: list[Alert] = []
         self.step = start_step
+        self.now = 0.0
+        """The clock at the last evaluation, in seconds of active training."""
         self._owner = owners(rules.rules, rules.derived)
         self.states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
         self.by_id = {state.rule.id: state for state in self.states}
         self._order = {id(state): i for i, state in enumerate(self.states)}
         self._by_metric: dict[str, list[RuleState]] = {}
-        self._routes: dict[tuple[str, Labels, str], list[tuple[RuleState, SeriesState | None]]] = {}
-        self._sides: dict[str, list[RuleState]] = {}
+        self._routes: dict[Series, Route] = {}
+        self._plans: dict[tuple[Series, ...], Plan] = {}
+        self._planned = 0
         self._absent_steps: list[RuleState] = []
         self._absent_seconds: list[RuleState] = []
         self._grouped = [state for state in self.states if state.across]
         for state in self.states:
             self._index(state)
-        self.lookups = Lookups((state.rule for state in self.states), rules.derived)
+        self.lookups = Lookups(self.states, rules.derived)
 
     def _mine(self, rule: Rule) -> bool:
         return rule.ranks != "zero" or self.rank == 0
@@ -81,8 +88,6 @@ class Engine:
         elif absence == "steps":
             self._absent_steps.append(state)
         self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
-        for side in state.sides:
-            self._sides.setdefault(side.selector.metric, []).append(state)
 
     # -- evaluating -------------------------------------------------------------------
 
@@ -94,32 +99,33 @@ class Engine:
         :param now: seconds of active training (see rule-language 4.5), non-decreasing.
         """
         self.step = step
-        if self.lookups.tracked:
-            samples = self.lookups.extend(samples)
+        self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        routes = self._routes
-        if self._sides:
-            for sample in samples:
-                self._feed_sides(sample)
-        for sample in samples:
-            key = (sample.metric, sample.labels, sample.phase)
-            route = routes.get(key)
-            if route is None:
-                route = self._route(*key)
-            value, at = sample.value, sample.step
-            for state, series in route:
-                if series is None:
-                    if not self._admit(state, sample, now, transitions, touched):
-                        continue
-                    series = state.state_of(sample.labels)
-                    if series is None:
-                        continue
-                result = series.feed(value, at, now)
+        plan = self._plans.get(tuple(map(_SERIES, samples))) or self._plan(samples)
+        parts = [(plan, samples)]
+        while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches)):
+            plan = self._plans.get(tuple(map(_SERIES, made))) or self._plan(made)
+            parts.append((plan, made))  # derived metrics may build on each other
+        for plan, part in parts:
+            everyone = step >= plan.due
+            for index, state, series, feed in plan.everyone if everyone else plan.wakeful:
+                if state.shut:
+                    state.held += 1
+                    continue
+                sample = part[index]
+                result = feed(sample.value, sample.step, now)
                 if result:
-                    state.mark(result, series, sample, transitions)
+                    if result == LOOK:
+                        self._look(state, sample, now, transitions)
+                    elif series is not None:
+                        state.mark(result, series, sample, transitions)
                     if state.touched:
                         touched.append(state)
+            if everyone:
+                plan.rest()
+        if self._grouped and len(parts) > 1:
+            samples = [sample for _, part in parts for sample in part]
         if self._grouped:
             self._judge_groups(samples, now, transitions, touched)
         for state in self._absent_steps:
@@ -132,47 +138,43 @@ class Engine:
             return NOTHING
         return self._conclude(touched, step, now, transitions or [])
 
-    def _route(self, metric: str, labels: Labels, phase: str) -> list[tuple[RuleState, SeriesState | None]]:
-        """Who judges samples of one series, in file order; looked up once per series.
+    def _plan(self, samples: Sequence[Sample]) -> Plan:
+        """Work out what to do with samples of this shape."""
+        shape: tuple[Series, ...] = tuple(map(_SERIES, samples))
+        self._planned += len(shape)
+        if self._planned > _MOST_PLANNED:
+            self._plans.clear()
+            self._planned = len(shape)
+        plan = self._plans[shape] = Plan([self._routes.get(series) or self._route(series) for series in shape])
+        return plan
 
-        ``None`` for the series: the rule must look at each sample first (guards, absence, siblings).
-        """
-        route: list[tuple[RuleState, SeriesState | None]] = []
-        for state in self._by_metric.get(metric, ()):
-            if state.phase not in ("any", phase):
-                continue
-            if state.special:
-                route.append((state, None))
-                continue
-            series = state.state_of(labels)
-            if series is not None:
-                route.append((state, series))
-        self._routes[metric, labels, phase] = route
+    def _route(self, series: Series) -> Route:
+        metric, labels, phase = series
+        judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
+        route = self._routes[series] = Route(self.lookups.watch(metric, labels), judges)
         return route
 
-    def _admit(
-        self,
-        state: RuleState,
-        sample: Sample,
-        now: float,
-        transitions: list[Transition] | None,
-        touched: list[RuleState],
-    ) -> bool:
-        """Whether a rule that is not plain takes this sample the plain way."""
-        if state.across:
-            return False
+    def _forget_plans(self) -> None:
+        """Series were made or restored since plans were made."""
+        self._routes.clear()
+        self._plans.clear()
+        self._planned = 0
+
+    def _look(self, state: RuleState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
+        """A rule that watches absence hears of the sample; one whose guards hold for the first time gets its series."""
         if state.rule.condition.absence:
             state.present(sample, now, transitions)
-            if state.touched:
-                touched.append(state)
-            return False
-        if state.rule.only_if and not self.lookups.holds(state.rule):
-            state.held += 1
-            return False
-        return True
+            return
+        self._forget_plans()
+        series = state.state_of(sample.labels)
+        if series is not None:
+            result = series.feed_when_due(sample.value, sample.step, now)
+            if result:
+                state.mark(result, series, sample, transitions)
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
         """Judge ``stale`` rules: nothing has happened for ``silent_seconds``. For the watchdog."""
+        self.now = now
         touched = []
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         for state in self._absent_seconds:
@@ -198,13 +200,8 @@ class Engine:
         """
         for state in self.states:
             state.rewind(step)
+        self._forget_plans()
         self.step = step
-
-    def _feed_sides(self, sample: Sample) -> None:
-        for state in self._sides.get(sample.metric, ()):
-            for side in state.sides:
-                if side.selector.metric == sample.metric:
-                    side.feed(sample)
 
     def _judge_groups(
         self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None, touched: list[RuleState]
@@ -264,29 +261,18 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values. Save it after the step that a checkpoint covers was evaluated."""
-        return {
-            "version": STATE_VERSION,
-            "step": self.step,
-            "rules": {state.rule.id: state.state_dict() for state in self.states},
-            **self.lookups.state_dict(),
-        }
+        return save_engine(self)
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore; returns one sentence for every rule that starts fresh.
+    def load_state_dict(self, saved: Mapping[str, Any], *, now: float = 0.0) -> list[str]:
+        """Restore before the first evaluation; returns one sentence for every rule that starts fresh.
+
+        A rule that is new, whose metric or condition changed, or whose saved state cannot be read starts
+        fresh, its warm-up with it; the others go on.
+
+        :param now: the clock of this run at this moment: ``for: 30s`` and the like go on from there.
 
         Raises ``StateError`` for a state of another format version.
         """
-        if saved.get("version") != STATE_VERSION:
-            raise StateError(f"saved detector state has version {saved.get('version')!r}, this is {STATE_VERSION}")
-        fresh = []
-        for state in self.states:
-            entry = saved["rules"].get(state.rule.id)
-            if entry is None:
-                fresh.append(f"{state.rule.id} is new")
-            elif entry["fingerprint"] != state.rule.fingerprint:
-                fresh.append(f"{state.rule.id} starts fresh: its metric or condition changed")
-            else:
-                state.load_state_dict(entry)
-        self.lookups.load_state_dict(saved)
-        self.step = saved["step"]
-        return fresh
+        told = restore_engine(self, saved, now)
+        self._forget_plans()
+        return told

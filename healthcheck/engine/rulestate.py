@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from healthcheck.engine.combined import CombinedScorer, Side
+from healthcheck.engine.kinds import series_for
 from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
 from healthcheck.protocols import Scorer
 from healthcheck.rulelang.rule import Rule
@@ -38,8 +38,8 @@ class RuleState:
         "phase",
         "rule",
         "series",
+        "shut",
         "sides",
-        "special",
         "start_step",
         "touched",
     )
@@ -48,13 +48,18 @@ class RuleState:
         self.rule = rule
         self.excused = excused
         """Another rule owns non-finite samples of this metric (rule-language 5.3)."""
-        self.start_step = start_step
         self.phase = rule.phase
-        self.series: dict[Labels, SeriesState | None] = {}
-        self.sides = [Side(selector, part) for selector, part in getattr(rule.condition, "parts", ()) if selector]
         self.across: str = getattr(rule.condition, "across", "")
-        self.special = bool(self.across or rule.condition.absence or rule.only_if)
-        """Whether the engine must look twice before it feeds a sample."""
+        self.shut = False
+        """A guard of ``only_if`` does not hold just now."""
+        self.start_fresh(start_step)
+
+    def start_fresh(self, start_step: int) -> None:
+        """Begin with nothing seen, after ``start_step``."""
+        parts = getattr(self.rule.condition, "parts", ())
+        self.start_step = start_step
+        self.series: dict[Labels, SeriesState | None] = {}
+        self.sides = [Side(selector, part) for selector, part in parts if selector]
         self.open: Alert | None = None
         self.firing: set[Labels] = set()
         self.episodes: list[Alert] = []
@@ -64,11 +69,7 @@ class RuleState:
         """Samples that ``only_if`` held back."""
         self.action_runs = 0
         self.last_action_step: int | None = None
-        self.touched = False
-        self.fresh: list[SeriesState] = []
-        self.cleared: list[SeriesState] = []
-        self.again: list[SeriesState] = []
-        self.fired_samples: dict[Labels, Sample] = {}
+        self.reset_marks()
 
     @property
     def samples(self) -> int:
@@ -93,7 +94,7 @@ class RuleState:
         except KeyError:
             rule = self.rule
             made = (
-                SeriesState(rule, labels, self._scorer(), self.start_step, excused=self.excused)
+                series_for(rule, labels, self._scorer(), self.start_step, excused=self.excused)
                 if rule.selector.matches(labels)
                 else None
             )
@@ -259,37 +260,9 @@ class RuleState:
         return fact.score if getattr(self.rule.condition.breaches, "direction", 1) >= 0 else -fact.score
 
     def reset_marks(self) -> None:
-        self.fresh = []
-        self.cleared = []
-        self.again = []
-        self.fired_samples = {}
+        """Forget what this evaluation brought."""
+        self.fresh: list[SeriesState] = []
+        self.cleared: list[SeriesState] = []
+        self.again: list[SeriesState] = []
+        self.fired_samples: dict[Labels, Sample] = {}
         self.touched = False
-
-    # -- resume -----------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.rule.fingerprint,
-            "start_step": self.start_step,
-            "series": [s.state_dict() for s in self.series.values() if s is not None],
-            "sides": [side.state() for side in self.sides],
-            "firing": [[list(pair) for pair in labels] for labels in sorted(self.firing)],
-            "episodes": self.past_episodes + len(self.episodes),
-            "action_runs": self.action_runs,
-            "last_action_step": self.last_action_step,
-            "held": self.held,
-        }
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self.start_step = saved["start_step"]  # series that are still to come warm up from there
-        for entry in saved["series"]:
-            series = self.state_of(tuple((name, value) for name, value in entry["labels"]))
-            if series is not None:
-                series.load_state_dict(entry)
-        for side, state in zip(self.sides, saved["sides"], strict=True):
-            side.restore(state)
-        self.firing = {tuple((name, value) for name, value in labels) for labels in saved["firing"]}
-        self.past_episodes = saved["episodes"]
-        self.held = saved["held"]
-        self.action_runs = saved["action_runs"]
-        self.last_action_step = saved["last_action_step"]

@@ -7,35 +7,21 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
-from math import inf
-from typing import Any
+from math import inf, nextafter
 
 from healthcheck.protocols import Scorer
 from healthcheck.rulelang.rule import Rule
-from healthcheck.samples import Labels, decode_number, encode_number, series_name
+from healthcheck.samples import Labels, series_name
 from healthcheck.verdicts import State
 
-NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
+NOTHING, FIRED, CLEARED, AGAIN, CHANGED, LOOK = 0, 1, 2, 3, 4, 5
 """What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
-the state changed without an alert (warming, ok, pending)."""
+the state changed without an alert (warming, ok, pending). LOOK: there is no series to feed yet."""
+
+NOTHING_IS_QUIET = (inf, -inf)
+"""For comparators of plugins that do not say where they are quiet."""
 
 _NO_DATA, _WARMING, _OK, _PENDING, _FIRING = State.NO_DATA, State.WARMING, State.OK, State.PENDING, State.FIRING
-
-_SAVED = (
-    "n",
-    "bucket",
-    "streak",
-    "clear_streak",
-    "since",
-    "clear_since",
-    "episodes",
-    "last_step",
-    "first_time",
-    "warm_until",
-    "warming",
-    "excused_count",
-    "peak_step",
-)
 
 
 class SeriesState:
@@ -45,6 +31,8 @@ class SeriesState:
         "before",
         "breaches",
         "bucket",
+        "calm_from",
+        "calm_to",
         "clear_since",
         "clear_streak",
         "episodes",
@@ -52,6 +40,7 @@ class SeriesState:
         "excused",
         "excused_count",
         "first_time",
+        "hits",
         "labels",
         "last_step",
         "n",
@@ -60,6 +49,7 @@ class SeriesState:
         "nonfinite_ok",
         "peak",
         "peak_step",
+        "quiet",
         "recent",
         "recover",
         "rule",
@@ -82,8 +72,11 @@ class SeriesState:
         self.labels = labels
         self.name = series_name(rule.selector.metric, labels)
         self.scorer = scorer
-        self.update = None if getattr(scorer, "is_identity", False) else scorer.update
+        self.update = scorer.update
         self.breaches = rule.condition.breaches
+        self.quiet: tuple[float, float] = getattr(rule.condition.breaches, "quiet", NOTHING_IS_QUIET)
+        self.calm_from, self.calm_to = NOTHING_IS_QUIET
+        """Scores within these bounds change nothing."""
         self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
         self.recover = rule.recover
         self.nonfinite_ok = rule.condition.judges_nonfinite
@@ -94,6 +87,9 @@ class SeriesState:
         self.need = hold.need
         self.seconds = hold.seconds
         self.recent: deque[bool] | None = deque(maxlen=hold.of) if hold.of > hold.need else None
+        """Of the last samples, which ones breached; those before the first breach are left out."""
+        self.hits = 0
+        """How many of them did."""
         self.warm_until = start_step + int(rule.warmup.amount) if rule.warmup.unit == "steps" else 0
         self.warming = bool(rule.warmup.amount) or rule.min_samples > 1
         self.state = State.NO_DATA
@@ -117,30 +113,26 @@ class SeriesState:
 
     def feed(self, x: float, step: int, now: float) -> int:
         """Judge one sample. Returns NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
-        if self.every != 1:
-            bucket = step // self.every
-            if bucket <= self.bucket:  # a value that comes late belongs to a bucket that was judged
-                return NOTHING
-            self.bucket = bucket
         if x - x == 0.0 or self.nonfinite_ok:
             self.n += 1
             self.last_step = step
             self.value = x
-            score = x if self.update is None else self.update(x, step)
-            self.score = score
+            score = self.score = self.update(x, step)
             if score is None:
                 return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
-            breach = self.breaches(score)
+            if self.calm_from <= score <= self.calm_to:
+                return NOTHING
             if self.warming and not self._warm(step, now):
                 return NOTHING if self.state is _FIRING else self._change(_WARMING)
             away = score if self.upward else -score
             if away > self.peak:
                 self.peak = away
                 self.peak_step = step
-            if not breach and self.state is _OK:  # the usual case, kept short
-                if self.recent is not None:
-                    self.recent.append(False)
-                return NOTHING
+            low, high = self.quiet
+            if self.state is _OK and low < score < high:
+                result = NOTHING
+            else:
+                result = self._breach(now) if self.breaches(score) else self._healthy(now)
         else:  # NaN or infinity: a breach of every numeric rule, and never learned
             if self.excused:
                 self.excused_count += 1
@@ -149,10 +141,34 @@ class SeriesState:
             self.last_step = step
             self.value = x
             self.score = None
-            breach = True
             if self.warming and not self._warm(step, now):
                 return NOTHING if self.state is _FIRING else self._change(_WARMING)
-        return self._breach(now) if breach else self._healthy(now)
+            result = self._breach(now)
+        self._calm_down()
+        return result
+
+    def feed_when_due(self, x: float, step: int, now: float) -> int:
+        """``feed`` for rules with ``every``: a value that comes late belongs to a bucket that was judged."""
+        bucket = step // self.every
+        if bucket <= self.bucket:
+            return NOTHING
+        self.bucket = bucket
+        return self.feed(x, step, now)
+
+    def _calm_down(self) -> None:
+        """Find the scores that would change nothing: no breach, and no closer approach than there was.
+
+        A state of OK says that the warm-up is over and that no breach is remembered.
+        """
+        if self.state is not _OK:
+            self.calm_from, self.calm_to = NOTHING_IS_QUIET
+            return
+        low, high = self.quiet
+        self.calm_from, self.calm_to = nextafter(low, inf), nextafter(high, -inf)
+        if self.upward:
+            self.calm_to = min(self.calm_to, self.peak)
+        else:
+            self.calm_from = max(self.calm_from, -self.peak)
 
     def judge_score(self, score: float, step: int, now: float) -> int:
         """Judge a score that the clock produced (``missing``, ``stale``)."""
@@ -192,7 +208,7 @@ class SeriesState:
         self.clear_since = None
         self.streak += 1
         if self.recent is not None:
-            self.recent.append(True)
+            self._remember(self.recent, True)
         if self.state is _FIRING:
             return AGAIN
         if self.seconds:
@@ -200,7 +216,7 @@ class SeriesState:
                 self.since = now
             enough = now - self.since >= self.seconds
         elif self.recent is not None:
-            enough = sum(self.recent) >= self.need
+            enough = self.hits >= self.need
         else:
             enough = self.streak >= self.need
         if enough:
@@ -212,10 +228,10 @@ class SeriesState:
     def _healthy(self, now: float) -> int:
         self.streak = 0
         self.since = None
-        if self.recent is not None:
-            self.recent.append(False)
+        if self.hits and self.recent is not None:
+            self._remember(self.recent, False)
         if self.state is not _FIRING:
-            return self._change(_PENDING if self.recent is not None and any(self.recent) else _OK)
+            return self._change(_PENDING if self.hits else _OK)
         if self.recover is not None and (self.score is None or not self.recover(self.score)):
             self.clear_streak = 0
             self.clear_since = None
@@ -234,30 +250,11 @@ class SeriesState:
         self.clear_since = None
         if self.recent is not None:
             self.recent.clear()
+            self.hits = 0
         return CLEARED
 
-    # -- resume -----------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        saved: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
-        saved["labels"] = [list(pair) for pair in self.labels]
-        saved["state"] = self.state.value
-        saved["value"] = encode_number(self.value)
-        saved["score"] = encode_number(self.score)
-        saved["recent"] = None if self.recent is None else list(self.recent)
-        saved["scorer"] = self.scorer.state()
-        saved["normal"] = encode_number(self.scorer.normal)
-        saved["peak"] = encode_number(self.peak)
-        return saved
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for name in _SAVED:
-            setattr(self, name, saved[name])
-        self.state = State(saved["state"])
-        self.value = decode_number(saved["value"])
-        self.score = None if saved["score"] is None else decode_number(saved["score"])
-        if self.recent is not None and saved["recent"] is not None:
-            self.recent.extend(saved["recent"])
-        self.scorer.restore(saved["scorer"])
-        self.scorer.normal = None if saved["normal"] is None else decode_number(saved["normal"])
-        self.peak = decode_number(saved["peak"])
+    def _remember(self, recent: deque[bool], breach: bool) -> None:
+        if len(recent) == recent.maxlen:
+            self.hits -= recent[0]
+        recent.append(breach)
+        self.hits += breach

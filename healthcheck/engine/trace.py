@@ -220,7 +220,7 @@ def progress(series: SeriesState, now: float) -> str:
         if hold.seconds:
             return f"{now - (series.since if series.since is not None else now):.3g} s of {hold.seconds:g} s"
         if series.recent is not None:
-            return f"{sum(series.recent)} of {hold.need} in {hold.of}"
+            return f"{series.hits} of {hold.need} in {hold.of}"
         return f"{series.streak} of {hold.need}"
     if series.state is State.FIRING:
         if hold.seconds:

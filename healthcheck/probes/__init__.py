@@ -9,22 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from healthcheck.hookspecs import hookimpl
+from healthcheck.probes.activations import ActivationProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.clipping import ClippingProbe
 from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.dead_units import DeadUnitProbe
+from healthcheck.probes.evalmode import EvaluationModeProbe
 from healthcheck.probes.forecast import MemoryForecastProbe
+from healthcheck.probes.forgotten import ForgottenParameterProbe
 from healthcheck.probes.gradients import GradientProbe
+from healthcheck.probes.growth import WeightGrowthProbe
+from healthcheck.probes.initial import InitialWeightProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.leftover import LeftoverProbe
+from healthcheck.probes.loaded import LoadedStateProbe
 from healthcheck.probes.loss import LossProbe
+from healthcheck.probes.lossgraph import LossGraphProbe
 from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
 from healthcheck.probes.memory_events import MemoryEpochProbe, MemoryEventProbe
 from healthcheck.probes.modes import ModeProbe
 from healthcheck.probes.movement import MovementProbe
+from healthcheck.probes.optimizer_state import OptimizerStateProbe
 from healthcheck.probes.optimizers import OptimizerCountProbe
+from healthcheck.probes.order import StepOrderProbe
+from healthcheck.probes.own_cost import OwnCostProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
+from healthcheck.probes.restored import RestoredWeightProbe
+from healthcheck.probes.running_stats import RunningStatisticsProbe
 from healthcheck.probes.scaling import LossScaleProbe
 from healthcheck.probes.schedule import ScheduleProbe
 from healthcheck.probes.skipping import SkippedUpdateProbe
@@ -52,15 +64,27 @@ PROBES: tuple[type[Probe], ...] = (
     HeartbeatProbe,
     StepCountProbe,
     WiringProbe,
+    ForgottenParameterProbe,
     MovementProbe,
+    WeightGrowthProbe,
+    RestoredWeightProbe,
     LeftoverProbe,
+    StepOrderProbe,
     ModeProbe,
+    EvaluationModeProbe,
     WeightProbe,
+    RunningStatisticsProbe,
+    LoadedStateProbe,
     TiedWeightProbe,
+    InitialWeightProbe,
+    OptimizerStateProbe,
     ScheduleProbe,
     BatchProbe,
     DeadUnitProbe,
+    ActivationProbe,
+    LossGraphProbe,
     CompilationProbe,
+    OwnCostProbe,
     EvaluationProbe,
     ScriptMetricsProbe,
 )

@@ -15,6 +15,8 @@ from healthcheck.samples import Cost, Metric, Sample
 
 IGNORE = -100
 """The value that cross entropy leaves out by default; seen once, it is this run's convention."""
+ONE_LABEL_ROWS = 8
+"""Rows of a batch from which labels that are all alike say something."""
 HASHED_ELEMENTS = 65_536
 """Elements of one tensor that enter its hash, evenly spread."""
 _LABELS = ("labels", "label", "targets", "target", "y")
@@ -52,6 +54,12 @@ class BatchProbe:
             cost=Cost.HOST,
             needs=("batches",),
         ),
+        Metric(
+            "batch.one_label",
+            "1 if all rows of the batch have one label, and other batches had another one; else 0.",
+            cost=Cost.HOST,
+            needs=("batches",),
+        ),
     )
 
     def __init__(self) -> None:
@@ -63,8 +71,15 @@ class BatchProbe:
         self._bad: Any = None
         self._where: list[str] = []
         self._repeats: int | None = None
+        self._whole = False
+        """Whether the batch is all that the data set holds: then there is no other one."""
+        self._only_labels: set[int] = set()
+        """Labels that were a whole batch's."""
+        self._one_label: int | None = None
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.BATCH_READY:
+            self._whole = None not in (event.n_samples, event.dataset_size) and event.n_samples == event.dataset_size
         if event.kind in (EventKind.BATCH_READY, EventKind.LOSS):
             # Some trainers show the batch only with its loss, and several losses may share one.
             if event.phase == "train" and event.batch is not None and event.batch is not self._last:
@@ -73,13 +88,20 @@ class BatchProbe:
             return ()
         if event.kind is EventKind.STEP_END:
             self._last = None
+        if self._targets is None and self._bad is None and self._repeats is None and self._one_label is None:
+            return ()
         samples = []
         where = list(dict.fromkeys(self._where))
-        for name, value in (("targets", self._targets), ("nonfinite", self._bad), ("hash_repeat", self._repeats)):
+        for name, value in (
+            ("targets", self._targets),
+            ("nonfinite", self._bad),
+            ("hash_repeat", self._repeats),
+            ("one_label", self._one_label),
+        ):
             if value is not None:
                 detail = (lambda: {"where": first_few(where)}) if name == "nonfinite" and where else None
                 samples.append(Sample(f"batch.{name}", event.step, scalar(value), detail=detail))
-        self._targets = self._bad = self._repeats = None
+        self._targets = self._bad = self._repeats = self._one_label = None
         self._where = []
         return samples
 
@@ -88,6 +110,9 @@ class BatchProbe:
         if demand.wants("batch.targets"):
             for name, tensor in tensors:
                 self._count_targets(name, tensor, last=tensor is tensors[-1][1])
+        if demand.wants("batch.one_label"):
+            for name, tensor in tensors:
+                self._look_at_labels(name, tensor, last=tensor is tensors[-1][1])
         if demand.due("batch.nonfinite", event.step):
             for name, tensor in tensors:
                 if tensor.is_floating_point() and tensor.layout.__str__() == "torch.strided":
@@ -99,16 +124,26 @@ class BatchProbe:
             mark = content_hash(tensors)
             if mark is not None:
                 # Only in a row: an epoch without shuffling brings all batches again, in their order.
-                self._run = self._run + 1 if mark == self._mark else 0
+                self._run = self._run + 1 if mark == self._mark and not self._whole else 0
                 self._mark = mark
                 self._repeats = self._run if self._repeats is None else max(self._repeats, self._run)
 
+    def _look_at_labels(self, name: str, tensor: Any, *, last: bool) -> None:
+        """One label a row. Labels that are the same in all batches are no classes; then there is nothing to mix."""
+        if not _is_label(name, tensor, last=last) or not on_host(tensor):
+            return
+        if tensor.numel() < ONE_LABEL_ROWS or tensor.shape[0] != tensor.numel():
+            return
+        low, high = (int(value) for value in tensor.detach().aminmax())
+        alike = low == high
+        if alike:
+            self._only_labels.add(low)
+        hit = int(alike and len(self._only_labels) > 1)
+        self._one_label = hit if self._one_label is None else max(self._one_label, hit)
+
     def _count_targets(self, name: str, tensor: Any, *, last: bool) -> None:
         """Labels are known by their name, or are the last integer tensor of a tuple."""
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
-            return
-        leaf = name.rsplit(".", 1)[-1]
-        if leaf not in _LABELS and not (leaf.isdigit() and last):
+        if not _is_label(name, tensor, last=last):
             return
         left_out = tensor.detach() == IGNORE
         if name not in self._convention:
@@ -122,6 +157,13 @@ class BatchProbe:
             import torch
 
             self._targets = torch.minimum(self._targets, count.to(self._targets.device))
+
+
+def _is_label(name: str, tensor: Any, *, last: bool) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
+        return False
+    leaf = name.rsplit(".", 1)[-1]
+    return leaf in _LABELS or (leaf.isdigit() and last)
 
 
 def named_tensors(batch: Any, name: str = "", depth: int = 4) -> Iterable[tuple[str, Any]]:

@@ -40,18 +40,29 @@ def bad_weight_facts(named: Iterable[tuple[str, Any]]) -> str:
 
 
 def loss_facts(
-    named: Sequence[tuple[str, Any]], user_state: Mapping[str, Any], step: int, *, late: bool = False
+    named: Sequence[tuple[str, Any]],
+    user_state: Mapping[str, Any],
+    step: int,
+    *,
+    late: bool = False,
+    batch: Sequence[tuple[str, Any]] = (),
+    cause: str = "",
 ) -> dict[str, Any]:
-    """What is known beside a non-finite loss: bad gradients of that step, state of the weights.
+    """What is known beside a non-finite loss: bad inputs, bad gradients of that step, state of the weights.
 
     :param late: the loss came from a device; the gradients that are there now are of a later step.
+    :param batch: tensors of that step's batch, by name.
+    :param cause: what the graph of the loss showed.
     """
     known = user_state.get(_KNOWN, {}).get(step)
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"cause": cause} if cause else {}
+    bad_input = _facts([(name, tensor) for name, tensor in batch if tensor.is_floating_point()], "tensors")
+    if bad_input:
+        facts["input"] = f"the batch itself is not finite: {bad_input['first']}"
     if known is not None:
-        facts = {key: value for key, value in known().items() if key != "largest"}
+        facts |= {key: value for key, value in known().items() if key != "largest"}
     elif not late:
-        facts = bad_gradient_facts(named)
+        facts |= bad_gradient_facts(named)
     facts["weights"] = bad_weight_facts(named)
     return facts
 

@@ -17,6 +17,7 @@ class ClippingProbe:
 
     name = "clipping"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    only_with = "max_norm"
     provides: tuple[Metric, ...] = (
         Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
         Metric(
@@ -25,12 +26,26 @@ class ClippingProbe:
             cost=Cost.DEVICE,
             needs=("clipping",),
         ),
+        Metric(
+            "clip.scaled",
+            "1 if gradients were clipped while they carried the loss scale of a GradScaler, else 0.",
+            needs=("clipping", "amp"),
+        ),
     )
 
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.BEFORE_UPDATE and event.clipped_scaled is not None and event.loss_scale is not None:
+            labels = optimizer_labels(event.optimizer_index)
+            return [
+                Sample("clip.scaled", event.step, float(event.clipped_scaled), labels),
+                *self._how_hard(event, demand),
+            ]
+        return self._how_hard(event, demand)
+
+    def _how_hard(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.max_norm is None or event.skipped or self._given.get(event.optimizer_index) == event.step:
             return ()
         norm = scalar(event.grad_norm)

@@ -15,6 +15,7 @@ class CompilationProbe:
 
     name = "compilation"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
         Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),

@@ -13,28 +13,29 @@ from healthcheck.probes.names import first_few
 class GradientFacts:
     """Facts for a message, from the statistics that came with the value: of its step, not of a later one."""
 
-    __slots__ = ("_named", "_stats", "tables")
+    __slots__ = ("_stats", "all_names", "tables")
 
-    def __init__(self, stats: GradientStats, named: list[str]) -> None:
+    def __init__(self, stats: GradientStats, names: list[str]) -> None:
         self._stats = stats
-        self._named = named
+        self.all_names = names
+        """Of all parameters, also of those without a gradient."""
         self.tables = (stats.table,)
         """Shipped by the mailbox with the letter."""
 
     @property
     def names(self) -> list[str]:
-        return [self._named[i] for i in self._stats.indices]
+        return [self.all_names[i] for i in self._stats.indices]
 
     def __call__(self) -> dict[str, Any]:
         stats, names = self._stats, self.names
         assert stats.table is not None
         numbers = stats.table.numbers()
-        norms = [numbers[stats.element("norm", k).position] for k in range(len(names))]
+        norms = [numbers[stats.position("norm", k)] for k in range(len(names))]
         bad = [k for k, norm in enumerate(norms) if not math.isfinite(norm)]
         if bad:
             first = names[bad[0]]
             if stats.has("nonfinite"):
-                count = numbers[stats.element("nonfinite", bad[0]).position]
+                count = numbers[stats.position("nonfinite", bad[0])]
                 first += f", {count:,.0f} of {stats.lengths[bad[0]]:,} values"
             return {"first": first, "tensors": f"{len(bad):,} of {len(names):,} gradients not finite"}
         largest = max(range(len(norms)), key=norms.__getitem__)
@@ -54,9 +55,7 @@ class ZeroFacts:
     def __call__(self) -> dict[str, Any]:
         assert self._stats.table is not None
         numbers = self._stats.table.numbers()
-        return zero_facts(
-            [numbers[self._stats.element("all_zero", k).position] for k in range(len(self._names))], self._names
-        )
+        return zero_facts([numbers[self._stats.position("all_zero", k)] for k in range(len(self._names))], self._names)
 
 
 def facts_of_norms(norms: Any, names: list[str]) -> Callable[[], dict[str, Any]]:

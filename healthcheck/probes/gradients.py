@@ -12,9 +12,15 @@ from healthcheck.probes.foreach import nonfinite_count
 from healthcheck.probes.gradfacts import GradientFacts, ZeroFacts, facts_of_norms, zero_facts
 from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
 from healthcheck.probes.late import Element, Late
+from healthcheck.probes.trained import TrainedParameters
 from healthcheck.probes.values import optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
+
+HELD = "healthcheck.held_gradients"
+"""Key in ``event.user_state``: a list that keeps gradients at hand while a trainer is in its events before an
+update, where it has one. Torch makes a Python object of a gradient at every first look, which costs more than all
+that is done with it; several probes look."""
 
 Named = Sequence[tuple[str, Any]]
 
@@ -37,6 +43,7 @@ class GradientProbe:
         EventKind.AFTER_UPDATE,
         EventKind.STEP_END,
     )
+    answers_once = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("grad_norm", "Global L2 norm of the gradients before clipping.", cost=Cost.DEVICE),
         Metric("grad_norm", "L2 norm of one parameter's gradient.", cost=Cost.DEVICE, labels=("parameter",)),
@@ -51,6 +58,7 @@ class GradientProbe:
 
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
+        self._trained = TrainedParameters()
         self._passes: dict[int, GradientPass] = {}
         self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
 
@@ -67,87 +75,69 @@ class GradientProbe:
                 return ()
             self._given[event.optimizer_index] = event.step
             return (Sample("grad_norm", event.step, norm, labels),)
-        named = self._trainable(event)
-        stats = self._measure(event.optimizer_index, [p for _, p in named]) if named else None
+        params, names = self._trained.of(event), self._trained.names
+        hold = event.user_state.get(HELD)
+        stats = self._measure(event.optimizer_index, params, names, hold) if params else None
         if stats is None:
             return ()
         self._given[event.optimizer_index] = event.step
-        return list(self._samples(event, demand, named, stats, labels))
+        given = scalar(event.grad_norm)
+        if stats.table is not None:
+            facts = GradientFacts(stats, names)
+            remember_gradients(event.user_state, event.step, facts)
+            return self._late_samples(event, demand, params, stats, labels, given, facts)
+        return list(self._host_samples(event, demand, list(zip(names, params, strict=True)), stats, labels, given))
 
-    def _measure(self, index: int, params: list[Any]) -> GradientStats | None:
+    def _measure(self, index: int, params: list[Any], names: list[str], hold: list[Any] | None) -> GradientStats | None:
         """One pass over the gradients of one optimizer's parameters."""
-        if not params or params[0].device.type == "cpu":
+        if params[0].device.type == "cpu":
             return gradient_stats(params)
         known = self._passes.get(index)
         if known is None:
             known = self._passes[index] = GradientPass()
-        return known.measure(params)
-
-    def _trainable(self, event: Event) -> Named:
-        if event.model is None:
-            return ()
-        named = event.model.named_parameters()
-        optimizers = event.model.optimizers()
-        if len(optimizers) < 2:
-            return named
-        # With several optimizers the others' gradients are leftovers or by-products.
-        optimizer = event.optimizer
-        if optimizer is None and event.optimizer_index < len(optimizers):
-            optimizer = optimizers[event.optimizer_index]
-        if optimizer is None:
-            return named
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return [pair for pair in named if id(pair[1]) in own]
-
-    def _samples(
-        self, event: Event, demand: Demand, named: Named, stats: GradientStats, labels: Labels
-    ) -> Iterable[Sample]:
-        given = scalar(event.grad_norm)
-        if stats.table is not None:
-            facts = GradientFacts(stats, [name for name, _ in named])
-            remember_gradients(event.user_state, event.step, facts)
-            return self._late_samples(event, demand, named, stats, labels, given, facts)
-        return self._host_samples(event, demand, named, stats, labels, given)
+        return known.measure(params, names, hold)
 
     def _late_samples(
         self,
         event: Event,
         demand: Demand,
-        named: Named,
+        params: Sequence[Any],
         stats: GradientStats,
         labels: Labels,
         given: Any,
         facts: GradientFacts,
-    ) -> Iterable[Sample]:
+    ) -> list[Sample]:
         """Gradients on a device: nothing is computed there but the one pass; the host does the rest later."""
         step = event.step
         scale, clip = self._pending_scale(event), _clipped_by(event, given)
-        yield Sample("grad_norm", step, _late_norm(stats.element("norm"), given, scale, clip), labels, detail=facts)
+        norm = _late_norm(stats.element("norm"), given, scale, clip)
+        samples = [Sample("grad_norm", step, norm, labels, detail=facts)]
         if demand.due("grad_norm[]", step):
             plain = scale is None and clip is None
-            for k, own in enumerate(self._family_labels(labels, named, stats.indices)):
+            for k, own in enumerate(self._family_labels(labels, facts.all_names, stats.indices)):
                 element = stats.element("norm", k)
                 value = element if plain else _late_norm(element, None, scale, clip)
-                yield Sample("grad_norm", step, value, own, detail=facts)
+                samples.append(Sample("grad_norm", step, value, own, detail=facts))
         if demand.due("grad_nonfinite", step):
             if stats.has("nonfinite"):
-                yield Sample("grad_nonfinite", step, stats.element("nonfinite"), labels, detail=facts)
+                count: Any = stats.element("nonfinite")
             else:
-                count = nonfinite_count([named[i][1].grad for i in stats.indices])
-                yield Sample("grad_nonfinite", step, scalar(count), labels, detail=facts)
+                count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
+            samples.append(Sample("grad_nonfinite", step, count, labels, detail=facts))
         if demand.due("grads.zero", step):
             if stats.has("all_zero"):
                 zeros = ZeroFacts(stats, facts.names)
-                yield Sample("grads.zero", step, stats.element("all_zero"), labels, detail=zeros)
+                samples.append(Sample("grads.zero", step, stats.element("all_zero"), labels, detail=zeros))
             else:
-                zero = stats.norms == 0
-                names = facts.names
-                yield Sample("grads.zero", step, zero.sum(), labels, detail=lambda: zero_facts(zero.tolist(), names))
+                zero, names = stats.norms == 0, facts.names
+                detail = lambda: zero_facts(zero.tolist(), names)  # noqa: E731
+                samples.append(Sample("grads.zero", step, zero.sum(), labels, detail=detail))
         if demand.due("grad.layer_ratio", step):
-            ends = _first_and_last_matrix(named, stats.indices)
+            ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None:
                 first, last = (stats.element("norm", k) for k in ends)
-                yield Sample("grad.layer_ratio", step, Late(_quotient, first, last), labels)
+                samples.append(Sample("grad.layer_ratio", step, Late(_quotient, first, last), labels))
+        return samples
 
     def _host_samples(
         self, event: Event, demand: Demand, named: Named, stats: GradientStats, labels: Labels, given: Any
@@ -166,7 +156,7 @@ class GradientProbe:
             remember_gradients(event.user_state, step, detail)
         yield Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)
         if demand.due("grad_norm[]", step):
-            own = self._family_labels(labels, named, stats.indices)
+            own = self._family_labels(labels, [name for name, _ in named], stats.indices)
             for label, value in zip(own, norms.tolist(), strict=True):
                 yield Sample("grad_norm", step, value, label, detail=detail)
         if demand.due("grad_nonfinite", step):
@@ -180,13 +170,13 @@ class GradientProbe:
                 "grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names)
             )
         if demand.due("grad.layer_ratio", step):
-            ends = _first_and_last_matrix(named, stats.indices)
+            ends = _first_and_last_matrix([p for _, p in named], stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
                 yield Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels)
 
-    def _family_labels(self, labels: Labels, named: Named, indices: list[int]) -> list[Labels]:
+    def _family_labels(self, labels: Labels, named: Sequence[str], indices: list[int]) -> list[Labels]:
         """Labels of the per-parameter series, made once per set of parameters."""
-        names = [named[i][0] for i in indices]
+        names = [named[i] for i in indices]
         known = self._labels.get(labels)
         if known is None or known[0] != names:
             known = self._labels[labels] = (names, [with_label(labels, "parameter", name) for name in names])
@@ -233,8 +223,8 @@ def _quotient(first: float, last: float) -> float:
     return first / last if last > 0 or math.isnan(last) else math.inf
 
 
-def _first_and_last_matrix(named: Named, indices: list[int]) -> tuple[int, int] | None:
-    matrices = [k for k, i in enumerate(indices) if named[i][1].dim() > 1]
+def _first_and_last_matrix(params: Sequence[Any], indices: list[int]) -> tuple[int, int] | None:
+    matrices = [k for k, i in enumerate(indices) if params[i].dim() > 1]
     return (matrices[0], matrices[-1]) if len(matrices) > 1 else None
 
 

@@ -12,6 +12,9 @@ gradients give equal bits. Imported only where Triton and a CUDA or ROCm device 
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
+from healthcheck.probes.late import LateTable, Room
+from healthcheck.probes.launching import direct_launch
+from healthcheck.probes.letters import ROOM
 from healthcheck.probes.sampling import dense
 
 FIELDS = ("norm", "largest", "nonfinite", "zeros", "all_zero")
@@ -56,7 +62,7 @@ def _statistics(  # type: ignore[no-untyped-def]
 
     ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
     ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
-    ``result``: float64 ``[5, tensors + 1]``, totals last.
+    ``result``: float64 ``[5 + 5 * tensors]``: five totals, then five rows.
     """
     chunk = tl.program_id(0) + offset
     owner = tl.load(owner_of + chunk)
@@ -138,12 +144,13 @@ def _statistics(  # type: ignore[no-untyped-def]
         # 2**80 undoes the scaling. Squares below 1e-45 are lost, but a norm is never below the peak.
         norm = tl.where(total < INFINITY, tl.sqrt(total), tl.sqrt(tl.sum(c, axis=0)) * 1.2089258196146292e24)
         norm = tl.where(norm < peak, peak, norm)
-        width = tensors + 1
-        tl.store(result + owner, norm)
-        tl.store(result + width + owner, peak)
-        tl.store(result + 2 * width + owner, bad)
-        tl.store(result + 3 * width + owner, none)
-        tl.store(result + 4 * width + owner, tl.where((peak == 0.0) & (bad == 0.0), 1.0, 0.0).to(tl.float64))
+        width = tensors
+        row = result + 5
+        tl.store(row + owner, norm)
+        tl.store(row + width + owner, peak)
+        tl.store(row + 2 * width + owner, bad)
+        tl.store(row + 3 * width + owner, none)
+        tl.store(row + 4 * width + owner, tl.where((peak == 0.0) & (bad == 0.0), 1.0, 0.0).to(tl.float64))
         tl.store(arrived + owner, 0)
         tl.debug_barrier()
         if tl.atomic_add(arrived + tensors, 1) == tensors - 1:
@@ -154,18 +161,18 @@ def _statistics(  # type: ignore[no-untyped-def]
             ta = tl.zeros([COLUMNS], tl.float64)
             for start in range(0, tensors, COLUMNS):
                 there = start + column < tensors
-                at = result + start + column
+                at = row + start + column
                 norms = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
                 ts += norms * norms
                 tm = tl.maximum(tm, tl.load(at + width, mask=there, other=0.0, cache_modifier=".cg"))
                 tn += tl.load(at + 2 * width, mask=there, other=0.0, cache_modifier=".cg")
                 tz += tl.load(at + 3 * width, mask=there, other=0.0, cache_modifier=".cg")
                 ta += tl.load(at + 4 * width, mask=there, other=0.0, cache_modifier=".cg")
-            tl.store(result + tensors, tl.sqrt(tl.sum(ts, axis=0)))
-            tl.store(result + width + tensors, tl.max(tm, axis=0))
-            tl.store(result + 2 * width + tensors, tl.sum(tn, axis=0))
-            tl.store(result + 3 * width + tensors, tl.sum(tz, axis=0))
-            tl.store(result + 4 * width + tensors, tl.sum(ta, axis=0))
+            tl.store(result, tl.sqrt(tl.sum(ts, axis=0)))
+            tl.store(result + 1, tl.max(tm, axis=0))
+            tl.store(result + 2, tl.sum(tn, axis=0))
+            tl.store(result + 3, tl.sum(tz, axis=0))
+            tl.store(result + 4, tl.sum(ta, axis=0))
             tl.store(arrived + tensors, 0)
 
 
@@ -229,15 +236,21 @@ class GradientTable:
         self._arrived = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
         self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
         self._known: list[int] = []
+        self._last: LateTable | None = None
+        self._memory: Any = None
+        self._result = 0
+        self._all_aligned = all(self._aligned)
         self._stream = _raw_stream(self.device)
+        self._left = torch.cuda.current_stream(self.device)
+        """The stream of the last launch. An ``ExternalStream`` of address 0 would be another than the default one."""
         self._fixed = [
             t.data_ptr()
             for t in (self._addresses, self._lengths, self._starts, self._owners, self._partial, self._arrived)
         ]
         self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
 
-    def measure(self, addresses: list[int]) -> Any:
-        """float64 ``[5, n + 1]`` on the device: rows as :data:`FIELDS`, a column per tensor, totals last.
+    def measure(self, addresses: list[int]) -> LateTable:
+        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor.
 
         :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
             and alignment must be those that the table was made for: see :meth:`fits`.
@@ -247,19 +260,20 @@ class GradientTable:
                 return self._measure(addresses)
         return self._measure(addresses)
 
-    def _measure(self, addresses: list[int]) -> Any:
+    def _measure(self, addresses: list[int]) -> LateTable:
         stream = _raw_stream(self.device)
         if stream != self._stream:
             # The scratch memory of the step before may still be in use on the stream that was left.
-            torch.cuda.current_stream(self.device).wait_stream(torch.cuda.ExternalStream(self._stream, self.device))
-            self._stream = stream
-        if addresses != self._known:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self._left)
+            self._stream, self._left = stream, current
+        if addresses is not self._known and addresses != self._known:
             self._upload(addresses)
-        result = torch.empty(len(FIELDS), self.count + 1, dtype=torch.float64, device=self.device)
+        table = self._new_table()
         if self._direct:
             for launch, constants in self._direct:
-                launch(*self._fixed, result.data_ptr(), *constants, stream=stream)
-            return result
+                launch(stream, *self._fixed, self._result, *constants)
+            return table
         for element, aligned, offset, chunks in self._launches:
             constants = (offset, self.count, self._chunks, element, aligned, CHUNK, _TILE_ROWS, _TILE_COLUMNS)
             compiled = _statistics[(chunks,)](
@@ -269,16 +283,30 @@ class GradientTable:
                 self._owners,
                 self._partial,
                 self._arrived,
-                result,
+                table.tensor,
                 *constants,
                 num_warps=_WARPS,
             )
-            if _launches_directly(compiled):
-                self._direct.append((compiled[(chunks, 1, 1)], constants))
-        return result
+            launch = direct_launch(compiled, chunks)
+            if launch is not None:
+                self._direct.append((launch, constants))
+        return table
+
+    def _new_table(self) -> LateTable:
+        """Where the next result goes: memory of the last one, once its copy to the host was queued behind it."""
+        last = self._last
+        if last is None or last.tensor is not None:
+            fields = len(FIELDS)
+            whole = torch.empty(ROOM + fields * (self.count + 1), dtype=torch.float64, device=self.device)
+            self._memory = (whole[ROOM:], Room(whole, ROOM))
+            self._result = self._memory[0].data_ptr()
+        self._last = LateTable(*self._memory)
+        return self._last
 
     def fits(self, addresses: list[int]) -> bool:
         """Whether alignments are still those for which the table was made."""
+        if self._all_aligned:
+            return not functools.reduce(operator.or_, addresses, 0) & 15
         return [not address & 15 for address in addresses] == self._aligned
 
     def _upload(self, addresses: list[int]) -> None:
@@ -286,14 +314,8 @@ class GradientTable:
         ordered = addresses if self.in_order else [addresses[i] for i in self._order]
         # Torch keeps the pinned block until the copy has read it, so it can be let go at once.
         staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
-        memory: Any = (ctypes.c_int64 * self.count).from_address(staging.data_ptr())
-        memory[:] = ordered
+        ctypes.memmove(staging.data_ptr(), array("q", ordered).tobytes(), 8 * self.count)
         self._addresses.copy_(staging, non_blocking=True)
-
-
-def _launches_directly(compiled: Any) -> bool:
-    """Whether this Triton takes addresses for a compiled kernel: from 3.6 on, where it was tried."""
-    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6) and hasattr(type(compiled), "__getitem__")
 
 
 def _raw_stream(device: Any) -> int:

@@ -7,6 +7,7 @@ elsewhere, and for gradients that it cannot read, torch's foreach kernels measur
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["GradientPass", "GradientStats", "gradient_stats", "l2_norms", "nonfinite_count", "plain_values"]
 
 
+_GRADIENT = operator.attrgetter("grad")
+_ADDRESS = operator.methodcaller("data_ptr")
+_BYTES = operator.attrgetter("nbytes")
+
+
 class GradientStats:
     """Statistics of the gradients that exist.
 
     ``indices`` are positions in the list of parameters that was given, in its order. On a device
-    everything lies in ``table``, whose rows are ``fields`` and whose last column are the totals; on
-    the host ``table`` is None. Finite gradients always have finite norms: where a float32 sum of
+    everything lies in ``table``: a total for each of ``fields``, then a row for each with a number per
+    gradient; on the host ``table`` is None. Finite gradients always have finite norms: where a float32 sum of
     squares would overflow, a scaled or a float64 one takes its place.
     """
 
@@ -54,14 +60,15 @@ class GradientStats:
     def norms(self) -> Tensor:
         """L2 norm of each gradient: a float64 vector (float32 where the device has no float64)."""
         if self._norms is None:
-            norms = self._row(0)[:-1]
+            size, first = len(self.indices), len(self.fields)
+            norms = self._vector()[first : first + size]
             self._norms = norms if self._columns is None else norms[_index(self._columns, norms)]
         return self._norms
 
     @property
     def total(self) -> Tensor:
         """L2 norm of all gradients together, 0-dim."""
-        return self._row(0)[-1] if self.table is not None else norm_of(self.norms)
+        return self._vector()[0] if self.table is not None else norm_of(self.norms)
 
     def has(self, field: str) -> bool:
         return self.table is not None and field in self.fields
@@ -69,17 +76,18 @@ class GradientStats:
     def element(self, field: str, k: int | None = None) -> Element:
         """A statistic of the ``k``-th gradient of ``indices``, or of all together; only with a table."""
         assert self.table is not None
-        return Element(self.table, self.fields.index(field) * (len(self.indices) + 1) + self.column(k))
+        return Element(self.table, self.position(field, k))
 
-    def column(self, k: int | None) -> int:
-        """Where the ``k``-th gradient stands in a row of the table; None for the totals."""
+    def position(self, field: str, k: int | None = None) -> int:
+        """Where in the table that statistic stands."""
+        number = self.fields.index(field)
         if k is None:
-            return len(self.indices)
-        return k if self._columns is None else self._columns[k]
+            return number
+        return len(self.fields) + number * len(self.indices) + (k if self._columns is None else self._columns[k])
 
-    def _row(self, number: int) -> Any:
+    def _vector(self) -> Any:
         assert self.table is not None and self.table.tensor is not None
-        return self.table.tensor[number]
+        return self.table.tensor
 
 
 class GradientPass:
@@ -95,41 +103,59 @@ class GradientPass:
         self._absent: list[int] = []
         self._table: Any = None
         self._lengths: list[int] = []
+        self._bytes: list[int] = []
         self._sharded: list[tuple[Any, list[int]]] = []
         self._known: list[int] = []
         self._every: list[int] = []
+        self._same: Any = None
 
-    def measure(self, params: Sequence[Any]) -> GradientStats | None:
+    def measure(
+        self, params: Sequence[Any], same: object = None, hold: list[Any] | None = None
+    ) -> GradientStats | None:
         """Statistics of the gradients that exist; None without any.
+
+        :param hold: gets the list of gradients, for a caller under which others will ask for them too.
+        :param same: an object that stands for this list of parameters: while it is the same object, the
+            caller knows that the parameters are the same, and nothing is compared.
 
         Dense gradients of bf16, fp16, fp32 and float8 on one CUDA device take the kernel. Sparse ones
         count by their coalesced values, complex ones as pairs of reals, sharded ones (DTensor) by their
         local parts, reduced over the ranks that hold them: a collective, so call it on all of them.
         """
-        addresses = self._addresses(params)
+        addresses = self._addresses(params, same, hold)
         if addresses is None and not self._prepare(params):
             return gradient_stats(params)
         if addresses is None:
-            addresses = self._addresses(params)
+            addresses = self._addresses(params, same, hold)
             if addresses is None:
                 return gradient_stats(params)
-        result = self._table.measure(addresses)
+        table = self._table.measure(addresses)
         if self._sharded:
-            result = _reduced(result, self._sharded)
+            _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns
         return GradientStats(
             self._present,
-            table=LateTable(result),
+            table=table,
             fields=self._table.fields,
             columns=columns,
             lengths=self._lengths,
         )
 
-    def _addresses(self, params: Sequence[Any]) -> list[int] | None:
-        """Where the gradients are now; None if the table does not fit them."""
-        if self._table is None or list(map(id, params)) != self._ids:
+    def _addresses(self, params: Sequence[Any], same: object, hold: list[Any] | None) -> list[int] | None:
+        """Where the gradients are now; None if the table does not fit them.
+
+        A thousand gradients are asked one by one for nothing but what may differ, and in C where that is
+        possible: on the step path a microsecond a gradient is a millisecond a step.
+        """
+        if self._table is None or len(params) != len(self._ids):
             return None
-        gradients = [p.grad for p in params]
+        if same is None or same is not self._same:
+            if list(map(id, params)) != self._ids:
+                return None
+            self._same = same
+        gradients = list(map(_GRADIENT, params))
+        if hold is not None:
+            hold.append(gradients)
         if self._absent:
             if any(gradients[i] is not None for i in self._absent):
                 return None
@@ -139,11 +165,11 @@ class GradientPass:
                 gradients = [g._local_tensor for g in gradients]
             if self._known and _all_at is not None and _all_at(gradients, self._known, self._every):
                 return self._known
-            addresses = [g.data_ptr() for g in gradients]
-        except (AttributeError, RuntimeError):  # a gradient is gone, or of another layout
+            addresses = list(map(_ADDRESS, gradients))
+        except (AttributeError, RuntimeError, TypeError):  # a gradient is gone, or of another layout
             return None
         if addresses != self._known:
-            if not self._table.fits(addresses) or self._lengths != [g.numel() for g in gradients]:
+            if not self._table.fits(addresses) or self._bytes != list(map(_BYTES, gradients)):
                 return None
             self._known = addresses
         return addresses
@@ -172,6 +198,7 @@ class GradientPass:
         there = set(present)
         self._absent = [i for i in range(len(params)) if i not in there]
         self._lengths = [g.numel() for g in locals_]
+        self._bytes = list(map(_BYTES, locals_))
         self._every = list(range(len(locals_)))
         self._sharded = [(sharding, [self._table.columns[k] for k in members]) for sharding, members in groups.items()]
         return True
@@ -192,7 +219,7 @@ def gradient_stats(params: Sequence[Any]) -> GradientStats | None:
         return GradientStats(indices, norms=norms)
     import torch
 
-    together = torch.cat([norms, norm_of(norms).reshape(1)]).unsqueeze(0)
+    together = torch.cat([norm_of(norms).reshape(1), norms])
     return GradientStats(indices, norms=norms, table=LateTable(together))
 
 
@@ -228,17 +255,18 @@ def _index(columns: list[int], like: Any) -> Any:
     return torch.tensor(columns).to(like.device, non_blocking=True)
 
 
-def _reduced(result: Any, sharded: list[tuple[Any, list[int]]]) -> Any:
-    """The table of whole gradients from that of this rank's shards.
+def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> None:
+    """Make the statistics of whole gradients of those of this rank's shards, in place.
 
     Only ranks along sharded dimensions of the mesh hold different parts; replicas count once.
     """
     import torch
     import torch.distributed as dist
 
+    result = vector[fields:].view(fields, -1)
     for (mesh, placements), columns in sharded:
-        every = len(columns) == result.shape[1] - 1
-        index = slice(0, -1) if every else _index(columns, result)
+        every = len(columns) == result.shape[1]
+        index = slice(None) if every else _index(columns, result)
         part = result[:, index]
         sums = torch.stack([part[0].square(), part[2], part[3]])
         largest = part[1].clone()
@@ -249,6 +277,4 @@ def _reduced(result: Any, sharded: list[tuple[Any, list[int]]]) -> Any:
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         zero = ((largest == 0) & (sums[1] == 0)).to(result.dtype)
         result[:, index] = torch.stack([sums[0].sqrt(), largest, sums[1], sums[2], zero])
-    each = result[:, :-1]
-    result[:, -1] = torch.stack([each[0].square().sum().sqrt(), each[1].max(), *each[2:].sum(1)])
-    return result
+    vector[:fields] = torch.stack([result[0].square().sum().sqrt(), result[1].max(), *result[2:].sum(1)])

@@ -17,6 +17,7 @@ class LearningRateProbe:
 
     name = "learning-rate"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    answers_once = (EventKind.AFTER_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("lr", "Learning rate; the largest of all parameter groups."),
         Metric("lr", "Learning rate of one parameter group.", labels=("group",)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.leftover_counts import GradientMarks
 from healthcheck.probes.sampling import ElementSampler, SampledRows
 from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak
 from healthcheck.protocols import Demand
@@ -38,6 +39,9 @@ class LeftoverProbe:
     old values and no later one meets a cleared gradient. That holds with several micro-batches,
     with ``set_to_none`` either way, wherever the loop calls ``zero_grad``, and for several
     optimizers that clear at different times.
+
+    A loop that tells its loss after the update shows no moment before the backward pass. There
+    torch's version counters say whether a gradient was cleared in between.
     """
 
     name = "leftover-gradients"
@@ -49,6 +53,9 @@ class LeftoverProbe:
         EventKind.AFTER_UPDATE,
         EventKind.STEP_END,
     )
+    only_when_due = (EventKind.AFTER_UPDATE,)
+    steps_ahead = 1
+    """Gradients are noted in the step before."""
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.leftover",
@@ -60,19 +67,28 @@ class LeftoverProbe:
 
     def __init__(self) -> None:
         self._left: dict[int, _Left] = {}
+        self._marks: dict[int, GradientMarks] = {}
+        self._loss_seen = -1
+        """Step of the last loss. A loop that tells its loss after the update shows no backward pass before it."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
+            self._loss_seen = event.step
             for kept in self._left.values():
                 self._look(kept)
             return ()
         if event.kind is EventKind.AFTER_UPDATE:
-            if demand.due("grads.leftover", event.step + 1):  # judged there
-                self._remember(event)
+            if demand.due("grads.leftover", event.step + 1) and event.optimizer is not None and not event.skipped:
+                self._remember(event)  # judged there
             return ()
         if event.kind is EventKind.STEP_END:
             if event.skipped:  # nobody may clear after an update that never was
                 self._left.pop(event.optimizer_index, None)
+            return ()
+        marks = self._marks.pop(event.optimizer_index, None)
+        if marks is not None:
+            return self._count(event, marks)
+        if not self._left:
             return ()
         # A replaced optimizer never steps again; what we hold of it must not live on.
         self._left = {k: kept for k, kept in self._left.items() if kept.optimizer() is not None}
@@ -82,18 +98,31 @@ class LeftoverProbe:
         return self._judge(event, left)
 
     def _remember(self, event: Event) -> None:
-        if event.optimizer is None or event.skipped:
-            return
         import torch
 
         params = [p for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None]
         params = [p for p in params if p.grad.layout is torch.strided]
         spread = params if len(params) <= TENSORS else [params[i * len(params) // TENSORS] for i in range(TENSORS)]
+        if self._loss_seen != event.step:  # the loss comes after the update: nothing is told before the next one
+            marks = GradientMarks.after(event, spread)
+            if marks is not None:
+                self._marks[event.optimizer_index] = marks
+            return
         sampler = ElementSampler(spread)
         fingerprint = sampler.gradients()
         # Rows without any finite non-zero element prove nothing.
         still = [(rows.values != 0).any(1) & rows.values.isfinite().all(1) for rows in fingerprint]
         self._left[event.optimizer_index] = _Left(weak(event.optimizer), sampler, fingerprint, still)
+
+    @staticmethod
+    def _count(event: Event, marks: GradientMarks) -> Iterable[Sample]:
+        found = marks.held(event)
+        if found is None:
+            return ()
+        held, asked = found
+        facts = {"tensors": f"{held:,} of {asked:,} tensors looked at were not cleared since the last update"}
+        labels = optimizer_labels(event.optimizer_index)
+        return (Sample("grads.leftover", event.step, held / asked, labels, detail=lambda: facts),)
 
     @staticmethod
     def _look(left: _Left) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from typing import Any
 
-from healthcheck.probes.late import LateTable
+from healthcheck.probes.late import LateTable, Room
 
-_FEW = 6
-"""Up to so many scalars are concatenated as they are; more are stacked by type first."""
+ROOM = 32
+"""Scalars for which there is room in front of a table, or on a pad of their own."""
+_FEW = 4
+"""Up to so many scalars are written one by one; more are stacked by type first."""
 
 
 class Parcel:
@@ -27,28 +28,83 @@ class Parcel:
     def add_table(self, table: LateTable) -> None:
         self.tables[id(table)] = table
 
-    def pack(self) -> tuple[Any, list[int]]:
-        """A float64 vector on the device, and the ids of the scalars in its order; tables come after them.
+    def pack(self, pad: Room) -> tuple[Any, int]:
+        """A float64 vector on the device, scalars first, and where its tables begin.
 
-        Scalars of different types are stacked type by type: converting each on its own would be a
-        kernel each, and converting them together could round an int64.
+        :param pad: room of :data:`ROOM` elements, for scalars without a table.
         """
+        scalars = list(self.scalars.values())
+        if len(self.tables) <= 1 and len(scalars) <= ROOM:
+            (table,) = self.tables.values() or (None,)
+            room = pad if table is None else table.room
+            if room is not None:
+                _write(scalars, room)
+                return room.whole, room.size
+        return self._joined(scalars), len(scalars)
+
+    def _joined(self, scalars: list[Any]) -> Any:
+        """Several tables, or more scalars than there is room for: a vector of its own."""
         import torch
 
         tables = [table.tensor.detach().reshape(-1) for table in self.tables.values() if table.tensor is not None]
-        if tables and len(self.scalars) <= _FEW and all(t.dtype is torch.float64 for t in tables):
-            few = [value.detach().reshape(1) for value in self.scalars.values()]
-            return (torch.cat([*few, *tables]) if len(few) + len(tables) > 1 else tables[0]), list(self.scalars)
-        by_type: dict[Any, list[int]] = {}
-        for key, value in self.scalars.items():
-            by_type.setdefault(value.dtype, []).append(key)
-        parts = [
-            torch.stack([self.scalars[key].detach().reshape(()) for key in keys]).to(torch.float64)
-            for keys in by_type.values()
-        ]
-        parts += [table.to(torch.float64) for table in tables]
-        order = [key for keys in by_type.values() for key in keys]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)), order
+        if not scalars:
+            parts = tables
+        else:
+            first = torch.empty(len(scalars), dtype=torch.float64, device=scalars[0].device)
+            _write(scalars, Room(first, len(scalars)))
+            parts = [first, *tables]
+        return torch.cat([part.to(torch.float64) for part in parts]) if len(parts) > 1 else parts[0]
+
+
+def _write(scalars: list[Any], room: Room) -> None:
+    """Scalars to the first elements of a room.
+
+    Those of different types are stacked type by type: converting each on its own would be a kernel
+    each, and converting them together could round an int64.
+    """
+    if len(scalars) <= _FEW:
+        for slot, value in zip(room.slots(len(scalars)), scalars, strict=True):
+            slot.copy_(value.detach().reshape(()) if value.dim() else value.detach())
+        return
+    import torch
+
+    by_type: dict[Any, list[int]] = {}
+    for index, value in enumerate(scalars):
+        by_type.setdefault(value.dtype, []).append(index)
+    for members in by_type.values():
+        stacked = torch.stack([scalars[i].detach().reshape(()) for i in members])
+        if members[-1] - members[0] == len(members) - 1:
+            room.whole[members[0] : members[-1] + 1].copy_(stacked)
+        else:
+            for i, value in zip(members, stacked.unbind(), strict=True):
+                room.whole[i].copy_(value)
+
+
+class Page:
+    """Pinned memory that a copy goes to; used again once nobody can ask for its numbers any more."""
+
+    __slots__ = ("_spare", "numbers", "tensor")
+
+    def __init__(self, spare: list[tuple[Any, Any]], count: int) -> None:
+        if spare:
+            self.tensor, self.numbers = spare.pop()
+        else:
+            import torch
+
+            with torch.inference_mode(False):  # it is used again in training
+                self.tensor = torch.empty(count, dtype=torch.float64, pin_memory=True)
+            memory: Any = ctypes.c_double * count
+            self.numbers = memory.from_address(self.tensor.data_ptr())
+        self._spare = spare
+
+    def __del__(self) -> None:
+        self._spare.append((self.tensor, self.numbers))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numbers[key]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 class DeviceCopy:
@@ -57,77 +113,75 @@ class DeviceCopy:
     No device memory is kept: what was freed is used again in the order of its stream, after the copy.
     """
 
-    __slots__ = ("buffer", "count", "device", "event", "numbers", "order", "tables")
+    __slots__ = ("begin", "device", "event", "order", "page", "tables")
 
-    def __init__(self, device: Any, parcel: Parcel, order: list[int], count: int, buffer: Any, event: Any) -> None:
+    def __init__(self, device: int, parcel: Parcel, begin: int, page: Page, event: Any) -> None:
         self.device = device
-        self.tables = [(table, table.size) for table in parcel.tables.values() if table.tensor is not None]
-        self.order = order
-        self.count = count
-        self.buffer = buffer
+        self.tables = list(parcel.tables.values())
+        self.order = {key: index for index, key in enumerate(parcel.scalars)}
+        """Key under which a scalar was added -> its place on the page."""
+        self.begin = begin
+        self.page = page
         self.event = event
-        self.numbers: dict[int, float] = {}
-        """Scalars by the key under which they were added, once they have arrived."""
-        for table, _ in self.tables:
+        for table in self.tables:
             table.shipped(self.wait)
 
     def wait(self) -> None:
         """Have the numbers, even if that takes a wait."""
-        if self.buffer is not None:
-            self.event.synchronize()
-            self.take()
+        self.event.synchronize()
+        self.take()
 
     def take(self) -> None:
-        """The copy is done: read it. The buffer may be used again afterwards."""
-        values = array("d")
-        values.frombytes(ctypes.string_at(self.buffer.data_ptr(), 8 * self.count))
-        self.numbers = dict(zip(self.order, values, strict=False))
-        begin = len(self.order)
-        for table, size in self.tables:
-            table.arrived(values[begin : begin + size])
+        """The copy is done: tell the tables where their numbers are. They are read when somebody asks."""
+        tables, self.tables = self.tables, []
+        begin = self.begin
+        for table in tables:
+            size = table.size
+            table.arrived(self.page, begin)  # type: ignore[arg-type]
             begin += size
 
 
 class PinnedMemory:
-    """Sends parcels, and uses buffers and events again."""
+    """Sends parcels, and uses pages and events again."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, list[Any]] = {}
-        self._events: dict[Any, list[Any]] = {}
-        self._streams: dict[Any, int] = {}
+        self._pages: dict[int, list[tuple[Any, Any]]] = {}
+        self._events: dict[int, list[Any]] = {}
+        self._streams: dict[int, tuple[int, Any]] = {}
+        self._pads: dict[int, Room] = {}
 
-    def send(self, device: Any, parcel: Parcel) -> DeviceCopy:
-        """Start the copy on the current stream of ``device``."""
+    def send(self, device: int, parcel: Parcel) -> DeviceCopy:
+        """Start the copy on the current stream of a device, given by its index."""
         import torch
 
-        if torch.cuda.current_device() != device.index:
+        if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
                 return self._send(torch, device, parcel)
         return self._send(torch, device, parcel)
 
-    def _send(self, torch: Any, device: Any, parcel: Parcel) -> DeviceCopy:
-        stream = torch.cuda.current_stream(device)
-        before = self._streams.get(device)
-        if before is not None and before != stream.cuda_stream:
-            # Values of a step may have been made on the stream that was left.
-            stream.wait_stream(torch.cuda.ExternalStream(before, device))
-        self._streams[device] = stream.cuda_stream
-        packed, order = parcel.pack()
+    def _send(self, torch: Any, device: int, parcel: Parcel) -> DeviceCopy:
+        raw = torch._C._cuda_getCurrentRawStream(device)
+        known = self._streams.get(device)
+        if known is None or known[0] != raw:
+            stream = torch.cuda.current_stream(device)
+            if known is not None:
+                stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
+            known = self._streams[device] = (raw, stream)
+        pad = self._pads.get(device)
+        if pad is None:
+            with torch.inference_mode(False):
+                vector = torch.zeros(ROOM, dtype=torch.float64, device=torch.device("cuda", device))
+            pad = self._pads[device] = Room(vector, ROOM)
+        packed, begin = parcel.pack(pad)
         count = packed.numel()
-        size = 1 << (count - 1).bit_length()
-        spare = self._buffers.get(size)
-        buffer = spare.pop() if spare else torch.empty(size, dtype=torch.float64, pin_memory=True)
-        buffer[:count].copy_(packed, non_blocking=True)
-        events = self._events.get(device)
+        page = Page(self._pages.setdefault(count, []), count)
+        page.tensor.copy_(packed, non_blocking=True)
+        events = self._events.setdefault(device, [])
         event = events.pop() if events else torch.cuda.Event()
-        event.record(stream)
-        return DeviceCopy(device, parcel, order, count, buffer, event)
+        event.record(known[1])
+        return DeviceCopy(device, parcel, begin, page, event)
 
-    def receive(self, copy: DeviceCopy) -> dict[int, float]:
-        """The scalars of a copy that is done; its tables get their elements."""
-        if not copy.numbers:
-            copy.take()
-        self._events.setdefault(copy.device, []).append(copy.event)
-        self._buffers.setdefault(copy.buffer.numel(), []).append(copy.buffer)
-        copy.buffer = None
-        return copy.numbers
+    def receive(self, copy: DeviceCopy) -> None:
+        """A copy is done."""
+        copy.take()
+        self._events[copy.device].append(copy.event)

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.blame import loss_facts
 from healthcheck.probes.late import Late
+from healthcheck.probes.lossgraph import why_not_finite
 from healthcheck.probes.seen import SeenModules
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
+LOOK_EVERY = 10
+"""Steps between two looks whether the model is still the same, for ``loss.chance``."""
 BEFORE, AFTER = 50, 20
 """Losses before and after a resume that are compared; only those read on the host."""
 
@@ -35,6 +39,7 @@ class LossProbe:
         EventKind.AFTER_UPDATE,
         EventKind.STEP_END,
     )
+    answers_once = (EventKind.AFTER_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("loss", "Training loss of the step, over its micro-batches.", cost=Cost.DEVICE),
         Metric("loss.best", "Lowest finite loss so far.", cost=Cost.DEVICE),
@@ -58,6 +63,9 @@ class LossProbe:
         """Median before the resume, until it was compared."""
         self._modules = SeenModules()
         self._chance: float | None = None
+        self._look_at = 0
+        self._cause = (0, "")
+        """What the graph of a non-finite loss showed, and of which step."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         index = event.optimizer_index
@@ -89,10 +97,13 @@ class LossProbe:
         value = scalar(event.loss)
         if value is None:
             return
+        if event.loss_graph is not None and on_host(value) and not math.isfinite(value):
+            self._cause = (event.step, why_not_finite(event.loss_graph))
         known = self._open.get(event.optimizer_index)
         averaged = event.loss_weight is None
         weight = 1.0 if event.loss_weight is None else event.loss_weight
-        value = value * weight
+        if weight != 1.0:
+            value = value * weight
         if known is None:
             self._open[event.optimizer_index] = (value, 1, averaged)
         else:
@@ -100,10 +111,16 @@ class LossProbe:
 
     def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> Iterable[Sample]:
         model, state, step = event.model, event.user_state, event.step
-        detail = None
+        detail: Callable[[], dict[str, Any]] | None = None
         if model is not None:
             late = not on_host(value)
-            detail = lambda: loss_facts(model.named_parameters(), state, step, late=late)  # noqa: E731
+            # The batch only where the answer is given at once: a letter would keep it in memory.
+            batch = [] if late or math.isfinite(value) else list(named_tensors(event.batch, "batch"))
+            cause = self._cause[1] if self._cause[0] == step else ""
+
+            def detail() -> dict[str, Any]:
+                return loss_facts(model.named_parameters(), state, step, late=late, batch=batch, cause=cause)
+
         yield Sample("loss", step, value, labels, detail=detail)
         if demand.wants("loss.best"):
             best = self._better(event.optimizer_index, value)
@@ -115,7 +132,7 @@ class LossProbe:
                 before, self._saved = self._saved, None
                 if before > 0:
                     yield Sample("loss.resumed", step, statistics.median(self._recent) / before, labels)
-        if demand.wants("loss.chance"):
+        if demand.due("loss.chance", step):
             chance = self._chance_level(event)
             if chance is not None:
                 yield Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels)
@@ -136,6 +153,9 @@ class LossProbe:
         """ln of the number of classes, from the last linear layer; looked up once per model."""
         if event.model is None:
             return None
+        if event.step < self._look_at:
+            return self._chance
+        self._look_at = event.step + LOOK_EVERY
         modules = event.model.named_modules()
         if self._modules.changed(modules):
             last = None

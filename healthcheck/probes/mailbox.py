@@ -8,9 +8,10 @@ event says that it is done: one or two steps late, and never with a wait on the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from healthcheck.probes.devices import READ_EVERY
 from healthcheck.probes.late import Element, Late, LateTable
 from healthcheck.probes.letters import DeviceCopy, Parcel, PinnedMemory
 from healthcheck.probes.values import is_tensor, on_host, scalar
@@ -23,14 +24,24 @@ replays CUDA graphs) gives up the device values of a step rather than wait, and 
 
 
 class HostMailbox:
-    """Reads at once: for the CPU, for backends that wait at every read anyhow, and for tests."""
+    """Reads at once: for the CPU, and for backends that have no mailbox of their own.
+
+    There a value that is on a device is read in one step of :data:`READ_EVERY`. Those of the last step are
+    kept and read, too, when everything is asked for: before a checkpoint, at the end, or by a gate that waits.
+    """
 
     def __init__(self) -> None:
         self._arrived: list[Sample] = []
+        self._unread: list[Sample] = []
+        self._step = 0
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
+        if step != self._step:
+            self._step, self._unread = step, []
         for sample in samples:
-            if read_now(sample):
+            if type(sample.value) is not float and sample.step % READ_EVERY and waits(sample.value):
+                self._unread.append(sample)
+            elif read_now(sample):
                 self._arrived.append(sample)
 
     def ready(self) -> list[Sample]:
@@ -38,17 +49,21 @@ class HostMailbox:
         return arrived
 
     def drain(self) -> list[Sample]:
+        unread, self._unread = self._unread, []
+        self._arrived += [sample for sample in unread if read_now(sample)]
         return self.ready()
 
 
 class _Letter:
     """The samples of one ``post``, and where their device values will appear."""
 
-    __slots__ = ("copies", "late", "samples")
+    __slots__ = ("copies", "late", "samples", "step")
 
-    def __init__(self, samples: list[Sample], late: list[Sample], copies: list[DeviceCopy]) -> None:
+    def __init__(self, step: int, samples: list[Sample], late: list[Sample], copies: list[DeviceCopy]) -> None:
+        self.step = step
         self.samples = samples
-        self.late = [(sample, *_recipe(sample.value)) for sample in late]
+        places = {key: (copy.page, index) for copy in copies for key, index in copy.order.items()}
+        self.late = [(sample, *_recipe(sample.value, places)) for sample in late]
         """Those whose value is not a number yet: with what makes it, and of what."""
         for sample in late:
             sample.value = None  # lets go of device memory
@@ -71,7 +86,7 @@ class DeviceMailbox:
     def post(self, step: int, samples: Sequence[Sample]) -> None:
         kept: list[Sample] = []
         late: list[Sample] = []
-        parcels: dict[Any, Parcel] = {}
+        parcels: dict[int, Parcel] = {}
         told: Any = None
         for sample in samples:
             value = sample.value
@@ -79,16 +94,21 @@ class DeviceMailbox:
             if kind is float:
                 kept.append(sample)
             elif kind is Element and value.table.tensor is not None:
-                self._parcel(parcels, value.table.tensor.device).add_table(value.table)
+                _add_table(parcels, value.table)
                 late.append(sample)
                 kept.append(sample)
             elif kind is Late:
                 for part in value.parts:
-                    self._add_part(parcels, part)
+                    if isinstance(part, Element):
+                        _add_table(parcels, part.table)
+                    elif isinstance(part, LateTable):
+                        _add_table(parcels, part)
+                    elif is_tensor(part) and part.is_cuda:
+                        _parcel(parcels, part.get_device()).add_scalar(part)
                 late.append(sample)
                 kept.append(sample)
-            elif is_tensor(value) and value.device.type == "cuda":
-                self._parcel(parcels, value.device).add_scalar(value)
+            elif is_tensor(value) and value.is_cuda:
+                _parcel(parcels, value.get_device()).add_scalar(value)
                 late.append(sample)
                 kept.append(sample)
             elif read_now(sample):
@@ -96,20 +116,20 @@ class DeviceMailbox:
             if sample.detail is not told:
                 told = sample.detail
                 for table in getattr(told, "tables", ()):
-                    if table.tensor is not None and table.tensor.device.type == "cuda":
-                        self._parcel(parcels, table.tensor.device).add_table(table)
+                    _add_table(parcels, table)
         if parcels and self._under_way() >= self.max_in_flight:
             self.dropped += len(late)
             gone = set(map(id, late))
             kept, late, parcels = [s for s in kept if id(s) not in gone], [], {}
         copies = [self._memory.send(device, parcel) for device, parcel in parcels.items()]
         if kept:
-            self._letters.append(_Letter(kept, late, copies))
+            self._letters.append(_Letter(step, kept, late, copies))
 
     def ready(self) -> list[Sample]:
+        letters = self._letters
         arrived: list[Sample] = []
-        while self._letters and self._letters[0].done():
-            arrived += self._open(self._letters.popleft())
+        while letters and letters[0].done():
+            arrived += self._open(letters.popleft())
         return arrived
 
     def drain(self) -> list[Sample]:
@@ -118,39 +138,34 @@ class DeviceMailbox:
                 copy.event.synchronize()
         return self.ready()
 
+    @property
+    def oldest(self) -> int | None:
+        """Step of the oldest letter under way, None without any."""
+        return self._letters[0].step if self._letters else None
+
     def _under_way(self) -> int:
+        if len(self._letters) < self.max_in_flight:
+            return 0
         return sum(1 for letter in self._letters if letter.copies)
 
-    @staticmethod
-    def _parcel(parcels: dict[Any, Parcel], device: Any) -> Parcel:
-        parcel = parcels.get(device)
-        if parcel is None:
-            parcel = parcels[device] = Parcel()
-        return parcel
-
-    def _add_part(self, parcels: dict[Any, Parcel], part: Any) -> None:
-        if isinstance(part, Element):
-            table: LateTable = part.table
-            if table.tensor is not None and table.tensor.device.type == "cuda":
-                self._parcel(parcels, table.tensor.device).add_table(table)
-        elif is_tensor(part) and part.device.type == "cuda":
-            self._parcel(parcels, part.device).add_scalar(part)
-
     def _open(self, letter: _Letter) -> list[Sample]:
-        numbers: dict[int, float] = {}
         for copy in letter.copies:
-            numbers |= self._memory.receive(copy)
+            self._memory.receive(copy)
         for sample, compute, parts in letter.late:
-            found = [
-                float(part.table.numbers()[part.position])
-                if isinstance(part, Element)
-                else numbers[part]
-                if isinstance(part, int)
-                else part
-                for part in parts
-            ]
-            sample.value = found[0] if compute is None else float(compute(*found))
+            sample.value = _number(parts[0]) if compute is None else float(compute(*map(_number, parts)))
         return letter.samples
+
+
+def _parcel(parcels: dict[int, Parcel], device: int) -> Parcel:
+    parcel = parcels.get(device)
+    if parcel is None:
+        parcel = parcels[device] = Parcel()
+    return parcel
+
+
+def _add_table(parcels: dict[int, Parcel], table: LateTable) -> None:
+    if table.tensor is not None and table.tensor.is_cuda:
+        _parcel(parcels, table.tensor.get_device()).add_table(table)
 
 
 class StepMailbox:
@@ -164,8 +179,13 @@ class StepMailbox:
     def dropped(self) -> int:
         return getattr(self._box, "dropped", 0)
 
+    @property
+    def oldest(self) -> int | None:
+        """Step of the oldest letter that waits for a device, None without any."""
+        return getattr(self._box, "oldest", None)
+
     def post(self, step: int, samples: Sequence[Sample]) -> None:
-        if isinstance(self._box, HostMailbox) and any(_on_cuda(s.value) for s in samples):
+        if type(self._box) is HostMailbox and any(_on_cuda(s.value) for s in samples if type(s.value) is not float):
             waiting = self._box.ready()
             self._box = DeviceMailbox(self._max_in_flight)
             self._box.post(step, waiting)
@@ -184,7 +204,7 @@ def read_now(sample: Sample) -> bool:
     if isinstance(value, float):
         return True
     if isinstance(value, Element):
-        sample.value = value.table.numbers()[value.position]
+        sample.value = value.table.number(value.position)
         return True
     if isinstance(value, Late):
         sample.value = value.read()
@@ -199,23 +219,49 @@ def read_now(sample: Sample) -> bool:
     return True
 
 
-def _recipe(value: Any) -> tuple[Any, list[Any]]:
-    """``(compute, parts)`` of a late value; a scalar that is under way is known by its key."""
+def waits(value: Any) -> bool:
+    """Whether reading a value would wait for a device."""
     if isinstance(value, Late):
-        return value.compute, [_part(part) for part in value.parts]
-    return None, [_part(value)]
+        return any(map(waits, value.parts))
+    if isinstance(value, Element):
+        value = value.table
+    if isinstance(value, LateTable):
+        value = value.tensor
+    return is_tensor(value) and not on_host(value)
 
 
-def _part(part: Any) -> Any:
-    """An element of a table, a float, or the key of a scalar in its parcel."""
-    if isinstance(part, Element):
+def _recipe(value: Any, places: Mapping[int, tuple[Any, int]]) -> tuple[Any, list[Any]]:
+    """``(compute, parts)`` of a late value. A part is an element of a table, a place on a page, or a float.
+
+    :param places: where each scalar will appear, by its id.
+    """
+    if isinstance(value, Late):
+        return value.compute, [_part(part, places) for part in value.parts]
+    return None, [_part(value, places)]
+
+
+def _part(part: Any, places: Mapping[int, tuple[Any, int]]) -> Any:
+    if isinstance(part, (Element, LateTable)):
         return part
-    return id(part) if is_tensor(part) and part.device.type == "cuda" else float(part)
+    return places[id(part)] if is_tensor(part) and part.is_cuda else float(part)
+
+
+def _number(part: Any) -> Any:
+    """A part of a late value, once its copy is done; all numbers of a table."""
+    if isinstance(part, LateTable):
+        return part.numbers()
+    if isinstance(part, Element):
+        return part.table.number(part.position)
+    if isinstance(part, tuple):
+        return float(part[0][part[1]])
+    return float(part)
 
 
 def _on_cuda(value: Any) -> bool:
     if isinstance(value, Late):
         return any(map(_on_cuda, value.parts))
     if isinstance(value, Element):
-        value = value.table.tensor
-    return is_tensor(value) and value.device.type == "cuda"
+        value = value.table
+    if isinstance(value, LateTable):
+        value = value.tensor
+    return bool(is_tensor(value) and value.is_cuda)

@@ -48,6 +48,11 @@ class MemoryProbe:
         self._floor: int | None = None
         self._steps = 0
         self._knows_epochs = False
+        self.only_when_due: tuple[EventKind, ...] = ()
+
+    def plan(self, demand: Demand) -> None:
+        # The floor of an epoch is the lowest of all its steps.
+        self.only_when_due = () if demand.wants("memory.epoch_floor") else (EventKind.STEP_END,)
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.EPOCH_START:
@@ -89,6 +94,7 @@ class HostMemoryProbe:
 
     name = "host-memory"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("memory.host", "Resident memory of this process, without its children.", "bytes", Cost.HOST),
         Metric("host.open_files", "File descriptors that this process holds open.", cost=Cost.HOST, needs=("linux",)),
@@ -130,6 +136,7 @@ class LiveTensorProbe:
 
     name = "live-tensors"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("memory.live_tensors", "Tensors that Python objects still hold.", cost=Cost.HOST),
     )

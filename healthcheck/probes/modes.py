@@ -34,6 +34,7 @@ class ModeProbe:
 
     name = "modes"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+    only_when_due = listens_to
     provides: tuple[Metric, ...] = (
         Metric(
             "modules.in_eval",

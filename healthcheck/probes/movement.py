@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.late import LateTable
+from healthcheck.probes.moved import Moved, Streaks
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.sampling import ElementSampler, SampledRows
 from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak, with_label
@@ -15,6 +17,12 @@ from healthcheck.samples import Cost, Labels, Metric, Sample
 
 PATIENCE = 5
 """Updates that a tensor may stand still before it counts as unmoved."""
+
+FADED = 1e-3
+"""Part of its highest value under which a learning rate has faded out."""
+
+NEGLIGIBLE = 1e-6
+"""Part of the largest gradient under which an element's own is noise."""
 
 _KEYS = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
 
@@ -27,12 +35,21 @@ class _Watched:
     """A weak reference: a replaced optimizer must not live on because we looked at it."""
     names: list[str]
     rates: list[float]
+    peaks: list[float]
+    """Highest learning rate that each parameter had so far."""
     low: list[bool]
     sampler: ElementSampler
     before: list[SampledRows] | None = None
     gradients: list[SampledRows] | None = None
     without: list[bool] = field(default_factory=list)
+    """Which tensors have no gradient; none of them while tensors take turns."""
+    absent: list[int] | None = None
+    """What identifies the state of those without a gradient at the look before: torch's version number, else -1."""
+    turns: bool = False
+    """Tensors take turns in getting gradients, as heads and experts do: that one has none says nothing."""
     streaks: list[Any] = field(default_factory=list)
+    late: Streaks = field(default_factory=lambda: Streaks(0, NEGLIGIBLE))
+    """The same where the device sums up and the host counts."""
     checks: int = 0
 
 
@@ -40,8 +57,9 @@ class MovementProbe:
     """Compares a few elements of each parameter just before and just after the update.
 
     A tensor is *unmoved* if none of its elements changed in five checked updates although its
-    learning rate was above zero and there was something to apply: a finite gradient that is not
-    zero at these elements, or no gradient at all. Tensors frozen with ``requires_grad=False``,
+    learning rate was above zero (and above a thousandth of its highest: a schedule that fades out may
+    round to nothing) and there was something to apply: a finite gradient that is not
+    zero at these elements nor noise against the others, or no gradient at all at any look. Tensors frozen with ``requires_grad=False``,
     rows of an embedding that no batch used, and updates that a ``GradScaler`` skipped are none.
     """
 
@@ -49,6 +67,7 @@ class MovementProbe:
     stretchable = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
     """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    only_when_due = listens_to
     provides: tuple[Metric, ...] = (
         Metric("update_ratio", "|dW| / |W| of the update over all trainable parameters.", cost=Cost.DEVICE),
         Metric("update_ratio", "|dW| / |W| of one parameter.", cost=Cost.DEVICE, labels=("parameter",)),
@@ -87,11 +106,16 @@ class MovementProbe:
     def _look_before(self, event: Event, demand: Demand) -> None:
         seen = self._watch(event)
         seen.rates = _rates(event.optimizer, seen.sampler.params)
+        seen.peaks = [max(pair) for pair in zip(seen.rates, seen.peaks, strict=True)]
         seen.before = seen.sampler.weights("before")
         seen.gradients = None
         if demand.wants("params.unmoved") or (demand.wants("updates.lost") and any(seen.low)):
             seen.gradients = seen.sampler.gradients()
-            seen.without = [p.grad is None for p in seen.sampler.params]
+            # A tensor without a gradient now that had one at the look before, or was changed since, has its turns.
+            absent = [p._version if p.grad is None else -1 for p in seen.sampler.params]
+            seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
+            seen.absent = absent
+            seen.without = [version >= 0 and not seen.turns for version in absent]
 
     def _watch(self, event: Event) -> _Watched:
         assert event.model is not None
@@ -103,7 +127,7 @@ class MovementProbe:
         by_id = {id(p): name for name, p in event.model.named_parameters()}
         names = [by_id.get(id(p), f"param{i}") for i, p in enumerate(params)]
         low = [p.is_floating_point() and p.element_size() == 2 for p in params]
-        seen = _Watched(weak(event.optimizer), names, [], low, ElementSampler(params))
+        seen = _Watched(weak(event.optimizer), names, [], [0.0] * len(params), low, ElementSampler(params))
         self._known[event.optimizer_index] = seen
         return seen
 
@@ -111,6 +135,11 @@ class MovementProbe:
         import torch
 
         labels, step = optimizer_labels(event.optimizer_index), event.step
+        vectors = seen.sampler.compare(before, seen.gradients)
+        if vectors is not None:
+            moved = Moved([LateTable(vector) for vector in vectors], seen.sampler.groups)
+            yield from self._late_samples(demand, seen, moved, labels, step)
+            return
         after = seen.sampler.weights("after")
         moved = [(new.indices, new.values - old.values, old.values) for new, old in zip(after, before, strict=True)]
         if demand.due("update_ratio", step) or demand.due("update_ratio[]", step):
@@ -126,7 +155,39 @@ class MovementProbe:
             if share is not None:
                 yield Sample("updates.lost", step, share, labels)
         if demand.due("params.unmoved", step):
-            yield from self._unmoved(torch, seen, active, labels, step)
+            yield from self._unmoved(torch, seen, _sizeable(torch, seen.gradients, active), labels, step)
+
+    def _late_samples(
+        self, demand: Demand, seen: _Watched, moved: Moved, labels: Labels, step: int
+    ) -> Iterable[Sample]:
+        """On a device: one launch has summed up each tensor, the host does the rest when the numbers are there."""
+        if demand.due("update_ratio[]", step):
+            for index, ratio in moved.each_ratio():
+                if seen.rates[index] != 0.0:
+                    yield Sample("update_ratio", step, ratio, with_label(labels, "parameter", seen.names[index]))
+        if demand.due("update_ratio", step):
+            sizes = [seen.sampler.sizes(group) for group in seen.sampler.groups]
+            yield Sample("update_ratio", step, moved.ratio(sizes), labels)
+        if seen.gradients is None:
+            return
+        if demand.due("updates.lost", step) and any(seen.low):
+            counts = [low and rate != 0.0 for low, rate in zip(seen.low, seen.rates, strict=True)]
+            yield Sample("updates.lost", step, moved.lost(counts), labels)
+        if demand.due("params.unmoved", step):
+            seen.checks += 1
+            if not seen.late.values:
+                seen.late = Streaks(len(seen.names), NEGLIGIBLE)
+            seen.late.add(moved, seen.without, _moving(seen))
+            if seen.checks >= PATIENCE:
+                count, which = seen.late.standing(PATIENCE)
+                names = seen.names
+
+                def facts() -> Mapping[str, Any]:
+                    hit = [names[index] for index in which()]
+                    tensors = f"{len(hit):,} of {len(names):,} trainable tensors"
+                    return {"which": in_groups(hit, names), "tensors": tensors}
+
+                yield Sample("params.unmoved", step, count, labels, detail=facts)
 
     def _ratios(
         self, torch: Any, seen: _Watched, moved: list[Any], labels: Labels, step: int, demand: Demand
@@ -172,7 +233,8 @@ class MovementProbe:
             ]
         for k, (group, (delta, mask)) in enumerate(zip(seen.sampler.groups, active, strict=True)):
             none = _column(torch, [seen.without[i] for i in group], delta.device)[:, 0]
-            rate = _column(torch, [seen.rates[i] != 0.0 for i in group], delta.device)[:, 0]
+            moves = _moving(seen)
+            rate = _column(torch, [moves[i] for i in group], delta.device)[:, 0]
             still = (delta == 0).all(1)
             due = (mask.any(1) | none) & rate
             streak = seen.streaks[k]
@@ -193,6 +255,24 @@ class MovementProbe:
             return {"which": in_groups(hit, names), "tensors": f"{len(hit):,} of {len(names):,} trainable tensors"}
 
         yield Sample("params.unmoved", step, scalar(count), labels, detail=facts)
+
+
+def _moving(seen: _Watched) -> list[bool]:
+    """Which tensors have a learning rate that should move them."""
+    return [rate > FADED * peak for rate, peak in zip(seen.rates, seen.peaks, strict=True)]
+
+
+def _sizeable(torch: Any, gradients: list[SampledRows], active: list[Any]) -> list[Any]:
+    """Without elements whose gradient is next to nothing against the largest: a bias in front of a normalisation."""
+    sizes = [torch.where(mask, rows.values.abs(), 0.0) for rows, (_, mask) in zip(gradients, active, strict=True)]
+    if not sizes:
+        return active
+    home = sizes[0].device
+    largest = torch.stack([size.amax().to(home, torch.float32) for size in sizes]).amax()
+    return [
+        (delta, mask & (size > NEGLIGIBLE * largest.to(size.device)))
+        for size, (delta, mask) in zip(sizes, active, strict=True)
+    ]
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:

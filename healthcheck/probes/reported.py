@@ -48,6 +48,7 @@ class ScriptMetricsProbe:
 
     name = "script-metrics"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_with = "metrics"
     provides: tuple[Metric, ...] = ()
     provides_prefixes = ("",)
 

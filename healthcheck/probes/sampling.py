@@ -61,6 +61,21 @@ class ElementSampler:
             for n, group in enumerate(self.groups)
         ]
 
+    def compare(self, before: list[SampledRows], gradients: list[SampledRows] | None) -> list[Any] | None:
+        """Present values against ``before``, summed up on the device: a vector for each group as in
+        :data:`healthcheck.probes.moved.ROWS`. None where the kernel cannot read all of them."""
+        found = []
+        for number, group in enumerate(self.groups):
+            table = self._table(number)
+            addresses = None
+            if table is not None:
+                addresses = _addresses([self.params[i] for i in group], self._shapes[number])
+            if table is None or addresses is None:
+                return None
+            rows = None if gradients is None else gradients[number].values
+            found.append(table.compare("before", addresses, before[number].values, rows))
+        return found
+
     def _read(self, role: str, number: int, tensors: list[Any], view: Callable[[int], Any]) -> SampledRows:
         table = self._table(number)
         if table is not None:

@@ -18,9 +18,13 @@ SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""
 LOOK_EVERY = 10
 """Updates between two looks at the weights, for :meth:`ScheduleProbe._same_model`."""
+LOOK_CLOSELY = 100
+"""Updates after which a tenth of these looks is enough: weights move fastest at the start."""
 TENSORS = 8
 ALIKE = 0.5
 """Relative distance under which weights are the same model's, some steps apart."""
+STRETCH = 500
+"""Updates over which, or twice that, ``lr.fraction`` looks back."""
 COURSES = 8
 """Optimizers remembered; inner loops make them by the thousand."""
 
@@ -38,6 +42,10 @@ class _Course:
     rate: float = 0.0
     before: float = 0.0
     peak: float = 0.0
+    first: float = 0.0
+    """Rate of the first update."""
+    recent: tuple[float, float] = (0.0, 0.0)
+    """Highest rate of the present and of the last stretch of :data:`STRETCH` updates."""
     had_state: bool = False
     replaced: bool = False
 
@@ -50,13 +58,18 @@ class ScheduleProbe:
     warm-up explains is a jump. So is another rate of a new optimizer that takes over a model in
     the middle of its training: tensors of the same shapes, weights close to those that the old
     optimizer left, and not those it began with (which would be another fold or another seed). If
-    the old one had state (momentum) and the new one has none, it has been *replaced*.
+    the old one had state (momentum) and the new one has none, it has been *replaced*, unless its
+    rate is a lower one of its own (a second stage of the training).
     """
 
     name = "schedule"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric("lr.jump", "Learning rate divided by what its schedule so far predicts; 1 is as expected."),
+        Metric(
+            "lr.fraction",
+            f"Learning rate under a scheduler, divided by its highest in the last {STRETCH} to {2 * STRETCH} updates.",
+        ),
         Metric("optimizer.replaced", "1 when a new optimizer without state takes over a trained model, else 0."),
     )
 
@@ -72,15 +85,15 @@ class ScheduleProbe:
         if event.kind is EventKind.AFTER_UPDATE:
             if course is not None:
                 course.had_state = course.had_state or len(optimizer.state) > 0
-                if course.updates % LOOK_EVERY == 0:
+                if course.updates % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
                     course.last_weights = _look(optimizer)
             return ()
         rates = group_rates(optimizer)
         if not rates or not all(on_host(r) for r in rates.values()):
             return ()
-        return self._samples(event, course, float(largest_rate(rates)))
+        return self._samples(event, demand, course, float(largest_rate(rates)))
 
-    def _samples(self, event: Event, course: _Course | None, rate: float) -> list[Sample]:
+    def _samples(self, event: Event, demand: Demand, course: _Course | None, rate: float) -> list[Sample]:
         jump: Any = None
         replaced: Any = 0.0
         detail = None
@@ -95,6 +108,12 @@ class ScheduleProbe:
         samples = [Sample("optimizer.replaced", event.step, replaced, labels, detail=detail)]
         if jump is not None:
             samples.append(Sample("lr.jump", event.step, jump, labels, detail=detail))
+        if course.updates % STRETCH == 0:
+            course.recent = (0.0, course.recent[0])
+        course.recent = (max(course.recent[0], rate), course.recent[1])
+        # Only what a scheduler of torch did: a rate that is cut when the loss stands still (ReduceLROnPlateau) ends low.
+        if demand.due("lr.fraction", event.step) and max(course.recent) > 0 and _has_scheduler(event.optimizer):
+            samples.append(Sample("lr.fraction", event.step, rate / max(course.recent), labels))
         course.before, course.rate = (course.rate if course.updates else rate), rate
         course.peak = max(course.peak, rate)
         course.updates += 1
@@ -105,7 +124,7 @@ class ScheduleProbe:
         """The first update of an optimizer object: does it continue what another one began?"""
         optimizer = event.optimizer
         weights = _look(optimizer)
-        new = _Course(weak(optimizer), _shapes(optimizer), weights, weights)
+        new = _Course(weak(optimizer), _shapes(optimizer), weights, weights, first=rate)
         old = self._predecessor(new, event.step)
         self._courses = [*self._courses[1 - COURSES :], new]
         if old is None:
@@ -121,7 +140,10 @@ class ScheduleProbe:
         expected = max(old.rate, 0.0)
         ratio = rate / expected if expected > 0 else 1.0
         jump = scalar(torch.where(same, torch.full_like(same, ratio, dtype=torch.float32), 1.0))
-        lost_state = old.had_state and len(optimizer.state) == 0
+        # A restart takes the rate up where it was, begins the old schedule again, or jumps up; a lower rate of its
+        # own is a further stage of the training, which begins with a clean optimizer on purpose.
+        continued = rate > expected or any(abs(rate - known) <= 0.01 * known for known in (old.first, expected))
+        lost_state = old.had_state and len(optimizer.state) == 0 and continued
         replaced = scalar(same.float()) if lost_state else 0.0
         facts = {"before": f"{expected:.3g}", "now": f"{rate:.3g}", "optimizer": "a new object, trained weights"}
         return new, jump, replaced, lambda: facts

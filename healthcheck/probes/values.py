@@ -22,6 +22,8 @@ def is_tensor(value: Any) -> bool:
 
 def on_host(value: Any) -> bool:
     """Whether reading ``value`` costs no wait for a device."""
+    if type(value) is float:
+        return True
     if is_tensor(value):
         return bool(value.device.type == "cpu")
     return not isinstance(value, (Late, Element))
@@ -32,13 +34,17 @@ def scalar(value: Any) -> Any:
 
     Host values become floats; device tensors stay where they are.
     """
+    if value is None or type(value) is float:
+        return value
     if is_tensor(value):
         if value.numel() != 1 or value.is_complex():
             return None
         value = value.detach()
         if value.device.type == "meta":
             return None
-        return float(value) if value.device.type == "cpu" else value.reshape(())
+        if value.device.type == "cpu":
+            return float(value)
+        return value.reshape(()) if value.dim() else value
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, (int, float)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
@@ -18,28 +18,43 @@ TIES_EVERY = 50
 
 
 class WeightProbe:
-    """Counts weights that are not finite: when a rule is due, and before each checkpoint is trusted."""
+    """Counts weights that are not finite, or nothing at all: when a rule is due, and before a checkpoint is trusted."""
 
     name = "weights"
-    stretchable = ("params.nonfinite",)
+    stretchable = ("params.nonfinite", "params.zero")
     """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.CHECKPOINT_SAVED)
+    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("params.nonfinite", "Parameters that hold a NaN or infinity.", cost=Cost.DEVICE),
+        Metric("params.zero", "Trainable weight matrices that are zero throughout.", cost=Cost.DEVICE),
     )
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        asked = event.kind is EventKind.CHECKPOINT_SAVED or demand.due("params.nonfinite", event.step)
-        if not asked or event.model is None:
+        saved = event.kind is EventKind.CHECKPOINT_SAVED
+        keys = {key for key in self.stretchable if demand.wants(key) and (saved or demand.due(key, event.step))}
+        if not keys or event.model is None:
             return ()
         named = [(name, p) for name, p in event.model.named_parameters() if _can_be_bad(p)]
-        if not named:
-            return ()
+        return list(self._samples(event.step, keys, named)) if named else ()
+
+    @staticmethod
+    def _samples(step: int, keys: Collection[str], named: Sequence[tuple[str, Any]]) -> Iterable[Sample]:
         # A float64 norm of finite float32 weights cannot overflow: non-finite means non-finite.
-        bad = (~l2_norms([p for _, p in named]).isfinite()).sum()
-        return (
-            Sample("params.nonfinite", event.step, scalar(bad), detail=lambda: {"weights": bad_weight_facts(named)}),
-        )
+        norms = l2_norms([p for _, p in named])
+        if "params.nonfinite" in keys:
+            bad = (~norms.isfinite()).sum()
+            yield Sample("params.nonfinite", step, scalar(bad), detail=lambda: {"weights": bad_weight_facts(named)})
+        if "params.zero" in keys:
+            import torch
+
+            matrices = torch.tensor([p.dim() > 1 and p.requires_grad for _, p in named]).to(norms.device)
+            zero = (norms == 0) & matrices
+
+            def facts() -> Mapping[str, Any]:
+                return {"which": first_few(n for (n, _), flag in zip(named, zero.tolist(), strict=True) if flag)}
+
+            yield Sample("params.zero", step, scalar(zero.sum()), detail=facts)
 
 
 class TiedWeightProbe:

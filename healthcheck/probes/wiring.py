@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,13 +16,18 @@ from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
 PATIENCE = 5
-"""Updates in a row without gradient before a tensor counts: heads and experts take turns."""
+"""Updates in a row without gradient before a tensor counts."""
+TURNS = 50
+"""The same where tensors take turns, as heads and experts do; three times its longest pause so far, if that is more."""
 OPTIMIZER_PATIENCE = 20
 """Updates before a tensor counts as having no optimizer: the second one of a GAN may come late."""
 
 
 LOOK_EVERY = 10
 """Steps after which it is looked again which parameters no optimizer holds."""
+
+_GRADIENT = operator.attrgetter("grad")
+_IS_NONE = functools.partial(operator.is_, None)
 
 _KEYS = ("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans")
 
@@ -38,7 +45,8 @@ class WiringProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "params.no_gradient",
-            f"Trainable tensors in the optimizer without a gradient in the last {PATIENCE} updates.",
+            f"Trainable tensors in the optimizer without a gradient in the last {PATIENCE} updates, or the last {TURNS} "
+            "where tensors take turns.",
             cost=Cost.HOST,
         ),
         Metric(
@@ -55,6 +63,8 @@ class WiringProbe:
 
     def __init__(self) -> None:
         self._absent: dict[int, int] = {}
+        self._pauses: dict[int, int] = {}
+        """Longest run of updates without a gradient after which a tensor got one."""
         self._ever: set[int] = set()
         self._stray: dict[int, int] = {}
         self._updates: dict[int, int] = {}
@@ -73,7 +83,7 @@ class WiringProbe:
         params = [p for group in event.optimizer.param_groups for p in group["params"]]
         known = self._optimizer.get(index)
         same = known is not None and known() is event.optimizer
-        if same and self._all_seen.get(index) == len(params) and all(p.grad is not None for p in params):
+        if same and self._all_seen.get(index) == len(params) and not any(map(_IS_NONE, map(_GRADIENT, params))):
             # Nothing is absent and nothing was: what is known of each parameter stays true.
             self._updates[index] += 1
             stray = self._count_stray(event)
@@ -87,12 +97,15 @@ class WiringProbe:
             self._ever.difference_update(id(p) for p in own)  # ids of a model that is gone may be used again
             for parameter in own:
                 self._absent.pop(id(parameter), None)
+                self._pauses.pop(id(parameter), None)
         self._updates[index] += 1
         for parameter in own:
             key = id(parameter)
             if parameter.grad is None:
                 self._absent[key] = self._absent.get(key, 0) + 1
             else:
+                if pause := self._absent.get(key, 0):
+                    self._pauses[key] = max(pause, self._pauses.get(key, 0))
                 self._absent[key] = 0
                 self._ever.add(key)
         self._all_seen[index] = len(params) if all(self._absent[id(p)] == 0 for p in own) else -1
@@ -104,9 +117,12 @@ class WiringProbe:
     def _count_stray(self, event: Event) -> list[tuple[str, Any]]:
         """Parameters that got a gradient although no optimizer seen so far holds them."""
         assert event.model is not None
+        looks = self._held_by is None or self._updates[event.optimizer_index] % LOOK_EVERY == 1
+        if not looks and not self._outside:
+            return []
         optimizers = (*event.model.optimizers(), event.optimizer)
         held_by = tuple((id(o), *(len(g["params"]) for g in o.param_groups)) for o in optimizers)
-        if held_by != self._held_by or self._updates[event.optimizer_index] % LOOK_EVERY == 1:
+        if looks or held_by != self._held_by:
             held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
             named = event.model.named_parameters()
             self._outside = [(name, weak(p)) for name, p in named if id(p) not in held]
@@ -130,7 +146,7 @@ class WiringProbe:
             return [name_of.get(id(p), "?") for p in params]
 
         if demand.due("params.no_gradient", step):
-            hit = [p for p in own if self._absent[id(p)] >= PATIENCE]
+            hit = self._without_gradient(own)
             never = [p for p in hit if id(p) not in self._ever]
 
             def no_gradient() -> Mapping[str, Any]:
@@ -160,6 +176,12 @@ class WiringProbe:
                 return facts
 
             yield Sample("params.optimizer_orphans", step, float(len(orphans)), labels, detail=orphaned)
+
+    def _without_gradient(self, own: Sequence[Any]) -> list[Any]:
+        """Those that wait for a gradient for longer than taking turns explains."""
+        if not any(id(p) in self._pauses for p in own):
+            return [p for p in own if self._absent[id(p)] >= PATIENCE]
+        return [p for p in own if self._absent[id(p)] >= max(TURNS, 3 * self._pauses.get(id(p), 0))]
 
     def _orphans(
         self, event: Event, never: Sequence[Any], stray: list[tuple[str, Any]], *, nothing_trains: bool

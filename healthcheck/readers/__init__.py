@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from healthcheck.hookspecs import hookimpl
+from healthcheck.readers.boxes import BoxReader
 from healthcheck.readers.jsondoc import JsonDocumentReader
 from healthcheck.readers.jsonlines import JsonLinesReader
 from healthcheck.readers.mlflow import MlflowReader
@@ -32,6 +33,7 @@ READERS: tuple[Reader, ...] = (
     JsonDocumentReader(),
     ModelCardReader(),
     TableReader(),
+    BoxReader(),
     TextLogReader(),
 )
 """All built-in readers; of two that are equally sure, the earlier one reads."""

@@ -18,7 +18,7 @@ STEP_NAMES = (
      "current_steps", "cur_step", "cur_iter", "batch_num", "global_iter", "global_batch", "time_batch"),
     ("update", "updates", "num_updates", "n_updates"),
     ("total_timesteps", "time_total_timesteps", "timesteps_total", "timesteps", "timestep", "num_timesteps",
-     "total_num_steps", "total_steps", "total_env_steps", "env_step", "env_steps", "num_env_steps_sampled", "frames",
+     "total_num_steps", "total_steps", "total_env_steps", "env_step", "env_steps", "num_env_steps_sampled", "frames", "frame",
      "num_frames", "misc_total_timesteps", "steps_total"),
     ("training_iteration", "time_iterations"),
     ("batch", "batch_idx", "minibatch", "index", "idx", "unnamed_0"),
@@ -77,6 +77,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "episode_reward_mean", "mean_episode_reward", "episode_return", "episode_return_mean", "mean_return", "return",
         "returns", "avg_reward", "average_reward", "ep_reward", "ep_ret", "averageepret", "eprewmean", "rewards_mean",
         "critic_rewards_mean", "critic_score_mean", "average_return", "mean_100_episode_reward", "environment", "charts_episodic_return",
+        "total_reward", "cumulative_reward", "rollout_return_history", "rollout_return",
         "episodic_return", "env_runners_episode_return_mean", "objective_scores", "eplenrewmean", "env_return",
     ),
     "kl": ("kl", "approx_kl", "objective_kl", "mean_kl", "kl_mean", "actor_ppo_kl", "ppo_mean_non_score_reward_kl", "kl_div", "approxkl"),
@@ -115,8 +116,16 @@ KINDS = frozenset(
      "ctc", "diffusion", "denoising", "lang", "ntp", "causal", "language", "elbo", "huber"}
 )  # fmt: skip
 """Kinds of loss: the loss of the run if no column is called plainly so, else a part of it."""
-NET_ERRORS = {"errd": "discriminator", "err_d": "discriminator", "errg": "generator", "err_g": "generator"}
-"""What the DCGAN example and its many copies call their losses."""
+NET_ERRORS = {
+    "errd": "discriminator", "err_d": "discriminator", "errg": "generator", "err_g": "generator",
+    "d_a": "discriminator", "d_real": "discriminator", "g_a": "generator", "g_gan": "generator",
+}  # fmt: skip
+"""What the DCGAN example, pix2pix and CycleGAN and their many copies call their losses."""
+PARTS = frozenset(
+    {"d_b", "d_fake", "g_b", "g_l1", "g_gan_feat", "g_vgg", "cycle_a", "cycle_b", "idt_a", "idt_b",
+     "box_om", "cls_om", "dfl_om", "box_oo", "cls_oo", "dfl_oo"}
+)  # fmt: skip
+"""Parts of a loss whose names do not say so: CycleGAN's, and those of the two heads of YOLOv10."""
 NETS = {
     "critic": "critic", "cri": "critic", "q": "critic", "qf": "critic", "qf1": "critic1", "qf2": "critic2", "q1": "critic1",
     "q2": "critic2", "critic1": "critic1", "critic2": "critic2", "td": "critic", "qvalue": "critic", "vf": "value", "value": "value", "v": "value",

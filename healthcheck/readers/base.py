@@ -34,7 +34,8 @@ def read_head(path: Path) -> bytes:
                 return packed.read(HEAD_BYTES)
             except (OSError, EOFError):
                 return b""
-    return head
+    # A log that was cut while its program wrote on begins with a hole.
+    return head.lstrip(b"\x00") if head.startswith(b"\x00" * 64) else head
 
 
 def open_text(path: Path) -> IO[str]:

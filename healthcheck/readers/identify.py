@@ -15,6 +15,7 @@ from healthcheck.readers.aliases import (
     NET_ERRORS,
     NETS,
     NO_LOSS,
+    PARTS,
     QUALIFIERS,
     TEST_WORDS,
     TRAIN_WORDS,
@@ -142,6 +143,10 @@ def _telling(rest: list[str]) -> list[str]:
     return [w for w in rest if w not in LOSS_WORDS and (w not in QUALIFIERS or (w == "value" and not value_is_idle))]
 
 
+_BEFORE_PHASE = frozenset({"loss", "avg", "mean", "best", "lm", "total", "epoch", "smoothed", "smooth", "running"})
+"""Words that may stand in front of the phase: ``smoothed validation loss``."""
+
+
 def _take_phase(rest: list[str]) -> tuple[str, bool, bool]:
     """Remove the words of the phase at either end; returns phase, "it said test", "it said anything"."""
     for position in (0, -1, 1):
@@ -152,7 +157,7 @@ def _take_phase(rest: list[str]) -> tuple[str, bool, bool]:
             rest.pop(position)
             return "train", False, True
         if word in EVAL_WORDS or word in TEST_WORDS:
-            if position == 1 and rest[0] not in CONTAINERS | {"loss", "avg", "mean", "best", "lm", "total", "epoch"}:
+            if position == 1 and rest[0] not in CONTAINERS | _BEFORE_PHASE:
                 continue
             rest.pop(position)
             return "eval", word in TEST_WORDS, True
@@ -167,6 +172,8 @@ def _meaning(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
         return found[0], found[1], True, {}
     if whole in NET_ERRORS:
         return "loss", 12, True, {"optimizer": NET_ERRORS[whole]}
+    if whole in PARTS:
+        return "loss", 45, True, {"part": whole}
     inner = BY_NAME.get("_".join(rest[1:]))
     if inner is not None and inner[0] == "grad_norm" and (rest[0] in NETS or rest[0] in ("actor", "policy")):
         return "grad_norm", inner[1], True, {"optimizer": NETS.get(rest[0], rest[0])}
@@ -186,6 +193,10 @@ def _meaning(rest: list[str]) -> tuple[str, int, bool, dict[str, str]]:
     if len(rest) > 1 and rest[-1] in ("step", "epoch"):  # Lightning logs both on request
         metric, rank, known, labels = _meaning(rest[:-1])
         return metric, rank + (6 if rest[-1] == "epoch" else 1), known, labels
+    if len(rest) > 1 and rest[0] == "epoch":  # Keras writes epoch_accuracy to its event files
+        metric, rank, known, labels = _meaning(rest[1:])
+        if known:
+            return metric, rank + 6, known, labels
     metric = {"acc": "accuracy", "accuracy": "accuracy", "ppl": "perplexity", "perplexity": "perplexity"}.get(whole, "")
     return (metric, 5, True, {}) if metric else ("", 50, False, {})
 

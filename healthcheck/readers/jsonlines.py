@@ -13,6 +13,8 @@ from typing import Any
 from healthcheck.readers.base import Position, flat, head_text, open_text
 
 _decode = json.JSONDecoder().raw_decode
+_scan: Any = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+"""What ``raw_decode`` calls: a value at a place, ``StopIteration`` where none begins."""
 
 
 class JsonLinesReader:
@@ -43,8 +45,8 @@ class JsonLinesReader:
         with open_text(path) as file:
             for number, line in enumerate(file, 1):
                 try:
-                    row, _ = _decode(line)
-                except ValueError:
+                    row, _ = _scan(line, 0)
+                except (ValueError, StopIteration):
                     row = _late(line)
                     if row is None:
                         if line.strip():
@@ -52,7 +54,7 @@ class JsonLinesReader:
                             first_bad = first_bad or number
                         continue
                 if row.__class__ is dict:
-                    if dict in map(type, row.values()):
+                    if line.find("{", 1) > 0 and dict in map(type, row.values()):
                         row = flat(row)
                     yield None, row
         if bad == 1 and first_bad == number and not line.endswith("\n"):

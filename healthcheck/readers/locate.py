@@ -45,6 +45,7 @@ def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
             continue
         found.append((rank, name))
     found.sort()
+    found = _counters(found, numbers)
     bearing = {
         i for n, values in numbers.items() if step_rank(n) is None and joined(n) not in TIME_RANK for i, _ in values
     }
@@ -67,6 +68,20 @@ def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
     columns.steps = best[1]
     if not columns.steps:
         columns.notes.append("no step column: rows counted from 1")
+
+
+def _counters(found: list[tuple[tuple[int, int], str]], numbers: Numbers) -> list[tuple[tuple[int, int], str]]:
+    """Without columns that go up and down where another one counts: steps taken in each episode, beside ``episode``."""
+    if any(joined(name) in EPOCH_NAMES for name in numbers):
+        return found  # batches that begin again in each epoch
+    falls = {name: sum(b < a for (_, a), (_, b) in pairwise(numbers[name])) for _, name in found}
+    steady = [name for name, count in falls.items() if not count and len(numbers[name]) > 3]
+    fullest = max((len(numbers[name]) for name in steady), default=0)
+    return [
+        (rank, name)
+        for rank, name in found
+        if not (steady and falls[name] > 0.1 * len(numbers[name]) and fullest >= 0.9 * len(numbers[name]))
+    ]
 
 
 def _one_row_per_epoch(name: str, values: Sequence[tuple[int, float]], numbers: Numbers) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from healthcheck.readers.aliases import EVAL_WORDS, TRAIN_WORDS
 from healthcheck.readers.base import Position
 from healthcheck.readers.columns import step_rank
 from healthcheck.readers.identify import joined
@@ -13,6 +14,8 @@ from healthcheck.readers.values import to_number
 Item = tuple[Position | None, Mapping[str, Any]]
 
 _NAME = frozenset({"metric", "metric_name", "metricname", "name", "key", "tag", "series", "variable", "metric_key"})
+_PHASES = TRAIN_WORDS | EVAL_WORDS
+"""A value that is called by its phase alone is the loss."""
 _VALUE = frozenset({"value", "metric_value", "metricvalue", "val", "scalar"})
 
 
@@ -44,7 +47,7 @@ def pivoted(items: Iterator[Item], name: str, value: str, notes: list[str]) -> I
             for k, v in row.items()
             if k not in (name, value) and (k == step or not isinstance(v, str) or "time" in k)
         }
-        kept[label] = row.get(value)
+        kept[f"{label}_loss" if label in _PHASES else label] = row.get(value)
         at = to_number(row.get(step)) if step else None
         rows.append((at if at is not None and at == at else float(order), order, (position, kept)))
     rows.sort(key=lambda r: r[:2])

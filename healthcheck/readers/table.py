@@ -43,7 +43,7 @@ class TableReader:
         width = len(rows[0])
         if width < 2 or len(rows) < 2:
             return 0.0
-        fitting = sum(len(r) == width for r in rows[1:]) / (len(rows) - 1)
+        fitting = _fitting(rows)
         numbers = sum(isinstance(cell(c), float) for r in rows[1:] for c in r)
         filled = sum(bool(c.strip()) for r in rows[1:] for c in r) or 1
         if fitting < 0.7 or numbers / filled < 0.3:
@@ -66,7 +66,7 @@ class TableReader:
             rows = _split(chain(lines, (x for x in file if x.strip() and not x.startswith("#{"))), delimiter)
             first = next(rows)
             if any(isinstance(cell(c), float) for c in first):
-                header = _invented(path, first, notes)
+                header = ["step", "name", "value"] if _is_triple(first) else _invented(path, first, notes)
                 rows = chain([first], rows)
             else:
                 header = _header(path, first)
@@ -76,13 +76,24 @@ class TableReader:
         self, header: list[str], first: list[str], rows: Iterator[list[str]], comma: bool, notes: list[str]
     ) -> Iterator[tuple[Position | None, dict[str, Any]]]:
         width = len(header)
-        odd = again = 0
+        headers = {width: header}
+        named = header[0] != "column1"
+        odd = again = other = 0
         for cells in rows:
-            if len(cells) != width:
-                odd += 1
-            elif cells == first and header[0] != "column1" and again >= 0 and not _any_number(cells):
+            if cells == first and named and not _any_number(cells):
                 again += 1
+                header, width = headers[len(cells)], len(cells)
                 continue
+            if len(cells) != width:
+                if named and _is_header(cells):
+                    other += len(cells) not in headers
+                    header, width = _names(cells), len(cells)
+                    headers[width] = header
+                    continue
+                if len(cells) in headers:
+                    header, width = headers[len(cells)], len(cells)
+                else:
+                    odd += 1
             row: dict[str, Any] = {}
             for name, text in zip(header, cells, strict=False):
                 if text:
@@ -98,6 +109,8 @@ class TableReader:
             notes.append(f"{odd} rows have more or fewer cells than the header ({width}); what fits was read")
         if again:
             notes.append(f"the header is repeated {again} times inside the file; skipped")
+        if other:
+            notes.append(f"{other} more headers inside the file: each one names the rows of its width below it")
 
 
 def find_delimiter(lines: list[str]) -> str:
@@ -105,14 +118,16 @@ def find_delimiter(lines: list[str]) -> str:
     sample = lines[:30]
     best, best_score = "", 0.0
     for delimiter in _DELIMITERS:
-        widths = [len(r) for r in _split(sample, delimiter)]
-        if not widths or widths[0] < 2:
+        rows = list(_split(sample, delimiter))
+        if not rows or len(rows[0]) < 2:
             continue
-        score = sum(w == widths[0] for w in widths) / len(widths) + min(widths[0], 50) / 1000
+        score = (_fitting(rows) if len(rows) > 1 else 1.0) + min(len(rows[0]), 50) / 1000
         if score > best_score and score > 0.6:
             best, best_score = delimiter, score
     if best:
         return best
+    if len(sample) > 2 and all(_is_triple(_BLANKS.split(line.strip())) for line in sample):
+        return " "
     widths = [len(_BLANKS.split(line.strip())) for line in sample]
     numeric = [all(isinstance(cell(c), float) for c in _BLANKS.split(line.strip())) for line in sample[1:]]
     return " " if widths and widths[0] > 1 and len(set(widths)) == 1 and numeric and all(numeric) else ""
@@ -126,9 +141,36 @@ def _split(lines: Any, delimiter: str) -> Iterator[list[str]]:
     return csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
 
 
+def _is_triple(cells: list[str]) -> bool:
+    """``250 val 3.21``: step, name and value, as build-nanogpt and its many copies write ``log.txt``."""
+    return len(cells) == 3 and cells[0].isdigit() and cells[1].isidentifier() and isinstance(cell(cells[2]), float)
+
+
+def _is_header(cells: list[str]) -> bool:
+    return len(cells) > 1 and all(c.strip() and not isinstance(cell(c), float) for c in cells)
+
+
+def _fitting(rows: list[list[str]]) -> float:
+    """Share of the rows that are as wide as a header above them."""
+    widths, fitting, below = {len(rows[0])}, 0, 0
+    for cells in rows[1:]:
+        if len(cells) not in widths and _is_header(cells):
+            widths.add(len(cells))
+            continue
+        below += 1
+        fitting += len(cells) in widths
+    return fitting / below if below else 0.0
+
+
 def _useful(lines: list[str]) -> list[str]:
-    """Without empty lines and comments; ``# epoch loss`` as a first line is a header, ``#{...}`` is not."""
-    kept = [line for line in lines if line.strip() and not line.startswith(("#{", "%"))]
+    """Without empty lines and comments; ``# epoch loss`` as a first line is a header, ``#{...}`` is not.
+
+    ``%`` begins a comment (MATLAB), unless it is a word of the header: ``% time spent exploring,episodes``.
+    """
+    kept = [line for line in lines if line.strip() and not line.startswith("#{")]
+    matlab = [line for line in kept if line.startswith("%")]
+    if len(matlab) != 1 or kept[0] is not matlab[0] or "," not in kept[0]:
+        kept = [line for line in kept if not line.startswith("%")]
     comments = [line for line in kept if line.lstrip().startswith("#")]
     body = [line for line in kept if not line.lstrip().startswith("#")]
     if comments and body and not re.match(r"\s*[A-Za-z\"'_]", body[0]):
@@ -136,13 +178,18 @@ def _useful(lines: list[str]) -> list[str]:
     return body
 
 
-def _header(path: Path, first: list[str]) -> list[str]:
+def _names(first: list[str]) -> list[str]:
     names = [name.strip().strip("\"'") or f"unnamed_{i}" for i, name in enumerate(first)]
     if any(name.endswith("__MIN") for name in names):
         names = _chart_names(names)
     kept: list[str] = []
     for name in names:
         kept.append(name if name not in kept else f"{name}_{len(kept)}")
+    return kept
+
+
+def _header(path: Path, first: list[str]) -> list[str]:
+    kept = _names(first)
     if sorted(n.lower() for n in kept if n.lower() not in ("wall time", "timestamp", "time")) in (
         ["step", "value"],
         ["epoch", "value"],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from healthcheck.readers.aliases import EVAL_WORDS, TEST_WORDS
 from healthcheck.readers.base import Position
 from healthcheck.readers.errors import UnreadableRunError
 
@@ -36,6 +37,7 @@ class TensorBoardReader:
                 "pip install 'torch-healthcheck[tensorboard]', or export the scalars as CSV",
             ) from error
         files = event_files(path) if path.is_dir() else [path]
+        phase = _phase_of(path if path.is_dir() else path.parent)
         skipped: set[str] = set()
         for file in files:
             loader = EventFileLoader(str(file)).Load()
@@ -53,8 +55,9 @@ class TensorBoardReader:
                 for value in event.summary.value:
                     if value.metadata.plugin_data.plugin_name not in ("scalars", ""):
                         continue
-                    if value.tag.endswith(" vs samples"):
-                        # Megatron writes every scalar twice, the second time against samples seen.
+                    if value.tag.endswith((" vs samples", "_vs_iterations")):
+                        # Megatron writes every scalar twice, the second time against samples seen; Keras writes
+                        # each validation metric a second time against batches.
                         skipped.add(value.tag)
                         continue
                     if value.WhichOneof("value") == "simple_value":
@@ -68,9 +71,14 @@ class TensorBoardReader:
                             if array.size == 1 and array.dtype.kind in "fiu":
                                 row[value.tag] = float(array.reshape(-1)[0])
                 if row:
-                    yield Position(int(event.step), float(event.wall_time)), row
+                    yield Position(int(event.step), float(event.wall_time), phase), row
         if skipped:
-            notes.append(f'{len(skipped)} tags "... vs samples" count samples instead of steps; skipped')
+            notes.append(f'{len(skipped)} tags "... vs samples" or "... vs iterations" count something else; skipped')
+
+
+def _phase_of(folder: Path) -> str | None:
+    """Keras writes one folder per phase, ``train`` and ``validation``, with the same tags in both."""
+    return "eval" if folder.name.lower() in EVAL_WORDS | TEST_WORDS else None
 
 
 def event_files(folder: Path) -> list[Path]:

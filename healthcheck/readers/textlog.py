@@ -15,12 +15,17 @@ from typing import Any
 
 from healthcheck.errors import UsageError
 from healthcheck.readers.aliases import EPOCH_NAMES, EVAL_WORDS, STEP_NAMES, TEST_WORDS, TIME_NAMES, TRAIN_WORDS
-from healthcheck.readers.base import Position, head_text, is_binary, open_text
+from healthcheck.readers.base import GZIP, HEAD_BYTES, Position, head_text, is_binary, open_text
 from healthcheck.readers.identify import identify, joined, words
 from healthcheck.readers.values import cell
 
+_MARKUP = re.compile(rb"\s*(?:<(?:!doctype|html|\?xml|svg)|%(?:PDF|!PS))", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_PREFIX = re.compile(r"^.{15,160}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR|CRITICAL)\b\W*")
+"""Time, host, process and level in front of what is said."""
+_RULED = re.compile(r"^\s*(?:[=*#]{4,}|-{4,}(?=[^|]*-{4,}\s*$)).*[=*#-]{4,}\s*$")
+"""``======== Training Loss (Thu Jun 10 10:26:25 2021) ========``: a heading."""
 _PAIR = re.compile(
     r"(?P<key>[A-Za-z_][\w./@\-]*(?:[ ]{1,2}(?!nan\b|inf\b)[A-Za-z(][\w./()@\-]*){0,5})['\"]?"
     r"(?P<sep>\s*[:=]\s*|\s*->\s*|\s+)['\"]?(?:tensor\()?\[?\s*"
@@ -45,16 +50,15 @@ _EPOCH_ITER = (
 )
 _EVAL_AT = re.compile(r"\b(?P<mode>val|valid|validation|eval|test)\w*\s*:?\s*\[\s*\d+\s*/\s*\d+\s*\]", re.IGNORECASE)
 _ITER = re.compile(
-    r"(?P<word>epoch|train|training|val|valid|eval|test)\w*(?:\((?P<mode>\w+)\))?(?:\s+epoch)?\s*:?\s*\[?\s*(?P<epoch>\d+)"
-    r"(?:/\d+)?\s*\]?\s*,?\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)[^\]]*\]",
-    re.IGNORECASE,
-)
-_ITER = re.compile(
     r"\b(?:iter|iteration|step|batch)s?(?:\((?P<mode>\w+)\))?\s*:?\s*\[\s*(?P<at>\d+)\s*/\s*\d+\s*\]", re.IGNORECASE
 )
-_BAR = re.compile(r"(?<![\w/.])(\d+)/(\d+)\s*(?:\[|\S*[━=█])")
+_BAR = re.compile(r"(?<![\w/.])(\d+)/(\d+)\s*(?:\[|[━╸╺=>.█#-]*[━=█])")
 _EPOCH_LINE = re.compile(r"\bepoch\s*[:#]?\s*\[?(\d+)\s*(?:/\s*\d+)?\]?", re.IGNORECASE)
-_STEPS = frozenset(n for group in STEP_NAMES for n in group) - EPOCH_NAMES - {"it", "index", "idx", "round", "frames"}
+_STEPS = (
+    frozenset(n for group in STEP_NAMES for n in group)
+    - EPOCH_NAMES
+    - {"it", "index", "idx", "round", "frames", "frame"}
+)
 _TIMES = frozenset(TIME_NAMES) - {"date", "ts"}
 _TRAIN_OR_EVAL = {**dict.fromkeys(TRAIN_WORDS, "train"), **dict.fromkeys(EVAL_WORDS | TEST_WORDS, "eval")}
 _CORE = frozenset({"loss", "eval.loss", "grad_norm", "reward", "lr", "eval.accuracy", "accuracy"})
@@ -69,8 +73,14 @@ class TextLogReader:
     """It is never surer, and looking costs much: not asked where another reader is at least as sure."""
 
     def recognises(self, path: Path, head: bytes) -> float:
-        if is_binary(head) or head.lstrip()[:1] in (b"<", b"%"):
+        if is_binary(head) or _MARKUP.match(head):
             return 0.0
+        sure = self._sure(head)
+        if not sure and len(head) >= HEAD_BYTES and path.is_file():
+            sure = self._sure(_middle(path))  # much is said before training begins
+        return sure
+
+    def _sure(self, head: bytes) -> float:
         parse = _LineParser()
         text = re.split(r"[\r\n]+", head_text(head))
         rows = [row for line in text[:2000] if (found := parse(line)) is not None for row in (found[1],)]
@@ -99,6 +109,15 @@ class TextLogReader:
                         yield from waiting
                         waiting = None
         yield from waiting or ()
+
+
+def _middle(path: Path) -> bytes:
+    """Some lines from the middle of a file; nothing of one that is packed."""
+    with path.open("rb") as file:
+        if file.read(2) == GZIP:
+            return b""
+        file.seek(path.stat().st_size // 2)
+        return file.read(HEAD_BYTES // 2).partition(b"\n")[2]
 
 
 class PatternReader:
@@ -153,7 +172,9 @@ class _LineParser:
         self.above: dict[str, Any] = {}
 
     def __call__(self, line: str) -> tuple[Position | None, dict[str, Any]] | None:
-        if len(line) > 4000:
+        if line.startswith("\x00"):  # a hole: the file was cut while a program wrote on
+            line = line.lstrip("\x00")
+        if len(line) > 4000 or line.startswith("wandb: ") or _RULED.match(line):
             return None
         line = line.rstrip("\r\n \x08")
         if "\r" in line:
@@ -161,6 +182,8 @@ class _LineParser:
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         stamp = _STAMP.match(line)
+        if stamp is not None and (prefix := _PREFIX.match(line)) is not None:
+            line = line[prefix.end() :]
         step = None
         phase = None
         head = next((m for p in _EPOCH_ITER if (m := p.search(line)) is not None), None)

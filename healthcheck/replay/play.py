@@ -16,7 +16,7 @@ from typing import Any
 
 from healthcheck.acting import StopRequest
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.evaluation import Evaluation, step_by_step
+from healthcheck.engine.evaluation import NOTHING, Evaluation, step_by_step
 from healthcheck.engine.summary import verdicts
 from healthcheck.errors import HealthCheckError
 from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
@@ -187,7 +187,7 @@ def _feed(
             except Exception as error:
                 p.failed(error)
                 continue
-            if result:
+            if result is not NOTHING:
                 p.note(result)
         if look is not None:
             look()

@@ -22,7 +22,7 @@ def timeline(report: Mapping[str, Any], *, quiet: bool = False) -> list[str]:
         lines += [f"  {line}" for line in alert_lines(report)]
         lines += _not_judged(report)
         lines += [f"  note: {note}" for note in notes(report)]
-        lines.append(f"  {count_line(_grouped(report['rules']))}")
+        lines.append(f"  {count_line(report['rules'])}")
     return lines
 
 
@@ -93,14 +93,6 @@ def _not_judged(report: Mapping[str, Any]) -> list[str]:
                 silent.setdefault(short_reason(reason), []).append(rule)
     lines = [f"  not judged  {shorten(rules, 4)}: {reason}" for reason, rules in silent.items()]
     return [*lines, f"  the record has no {shorten(list(absent), 8)}"] if absent else lines
-
-
-def _grouped(rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The same with one reason for all metrics that the record lacks."""
-    return {
-        rule: {**entry, "reason": "not in the record"} if str(entry.get("reason", "")).startswith(_ABSENT) else entry
-        for rule, entry in rules.items()
-    }
 
 
 def ending(report: Mapping[str, Any]) -> str:

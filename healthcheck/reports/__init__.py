@@ -21,12 +21,14 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     from healthcheck.reports.hooktrace import HookTrace, wanted
     from healthcheck.reports.lastgood import LastGoodReport
     from healthcheck.reports.record import RecordReport
+    from healthcheck.reports.requests import LiveRequests
     from healthcheck.reports.restarts import RestartReport
 
     register(RestartReport())
     register(LastGoodReport())
     register(RecordReport())
     register(FileReports())
+    register(LiveRequests())
     register(DashboardReport())
     register(ConsoleReport())
     if wanted():

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from healthcheck.reports.alerttext import PAST
 from healthcheck.reports.text import mentions, number, plural, shorten, step
 from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
@@ -16,13 +17,6 @@ LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR
 INDENT = " " * 6
 MOST_LINES = 5
 
-_PAST = {
-    "stop": "stopped",
-    "skip_update": "skipped the update",
-    "cleanup": "cleaned up memory",
-    "checkpoint": "saved a checkpoint",
-    "scale_lr": "scaled the learning rate",
-}
 _SILENT = {"note", "warn", "evidence"}
 """Actions with a line of their own, or whose work is the block itself."""
 
@@ -145,7 +139,7 @@ def _done(alert: Alert) -> str:
 
 def action_text(outcome: ActionOutcome) -> str:
     """One action as a sentence fragment; empty for those whose work is the block itself."""
-    past = _PAST.get(outcome.action, f"ran {outcome.action}")
+    past = PAST.get(outcome.action, f"ran {outcome.action}")
     if outcome.held:
         if outcome.action in _SILENT:
             return ""

@@ -9,15 +9,21 @@ from typing import Any
 
 from healthcheck.reports.text import duration, plural, shorten, step, with_exit
 
-_TOO_SHORT = re.compile(r"^(needs \d+ samples|still warming up)")
+_GROUPS = (
+    (re.compile(r"^(needs \d+ samples|still warming up|first due at)"), "run too short"),
+    (re.compile(r"^(no sample of|nothing logged)"), "metric not seen"),
+    (re.compile(r"^the record has no "), "not in the record"),
+)
+"""Reasons with a number or a name in them -> the words that stand for all of their kind."""
 
 
 def closing_line(report: Mapping[str, Any]) -> str:
     """The line that scripts grep: verdict, reason in words, exit code."""
-    return with_exit(f"healthcheck: {_what(report)}", int(report["exit_code"]))
+    return with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]))
 
 
-def _what(report: Mapping[str, Any]) -> str:
+def how_it_ended(report: Mapping[str, Any]) -> str:
+    """``STOPPED at step 131 by loss-not-finite``, ``OK, 1,560 steps in 3 m 12 s``."""
     reason, words = report["exit_reason"], report["exit_words"]
     unit = str(report.get("unit", "step"))
     amount = plural(int(report["steps"]), unit)
@@ -38,9 +44,13 @@ def _what(report: Mapping[str, Any]) -> str:
     if reason == "nothing_judged":
         return f"NOT JUDGED, {words}, {length}"
     why = f" ({words})" if words not in ("ok", "") else ""
-    fraction = float(report.get("overhead", {}).get("fraction", 0.0))
+    fraction = report.get("overhead", {}).get("fraction")
     # Of a run of a second, start-up is most of it: a share would say nothing.
-    cost = f", cost {fraction * 100:.1f} % of the time" if float(report["seconds"]) >= 1.0 and report["steps"] else ""
+    told = fraction is not None and float(report["seconds"]) >= 1.0 and report["steps"]
+    cost = f", cost {float(fraction) * 100:.1f} % of the time" if told else ""
+    device = report.get("overhead", {}).get("device_seconds_per_step")
+    if cost and device is not None:
+        cost += f" and {float(device) * 1e6:,.0f} us of the device a step"
     return f"OK{why}, {length}{cost}"
 
 
@@ -91,7 +101,7 @@ def grouped_reasons(entries: Iterable[Mapping[str, Any]], most: int = 4) -> str:
 
 def short_reason(reason: str) -> str:
     """The group that a reason belongs to."""
-    return "run too short" if _TOO_SHORT.match(reason) else reason
+    return next((words for pattern, words in _GROUPS if pattern.match(reason)), reason)
 
 
 def _alerts_line(report: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck import __version__
 from healthcheck.reports.blocks import LABEL, alert_block, names_with_steps, only_noted
 from healthcheck.reports.closing import closing_block, closing_line
+from healthcheck.reports.newrules import new_rules
+from healthcheck.reports.planned import cannot_fill
 from healthcheck.reports.rundir import latest_shown
 from healthcheck.reports.stderr import Stderr
 from healthcheck.reports.text import number, plural, shorten, step
@@ -96,7 +98,8 @@ class ConsoleReport:
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
         head = f"healthcheck {__version__}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
-        return [head, f"  {self._stoppers(session)}", *(f"  {text}" for text in info.notes)]
+        more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
+        return [head, f"  {self._stoppers(session)}", *more]
 
     @staticmethod
     def _stoppers(session: Session) -> str:
@@ -107,7 +110,7 @@ class ConsoleReport:
         other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
         rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
-            return f"no rule may stop the run; {rest}"
+            return f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"
         return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"
 
     def _show(self, alert: Alert) -> None:
@@ -169,3 +172,24 @@ class ConsoleReport:
             else "red"
         )
         return f"{head}: {self.out.colour(tail[:end], colour)}{tail[end:]}"
+
+
+def _cannot_be_judged(session: Session) -> list[str]:
+    """What a run that was asked to be short will not be able to judge: said before it starts."""
+    steps = session.settings.get("max_steps")
+    if steps is None:
+        return []
+    rules = [rule for rule in session.rules.rules if cannot_fill(rule, steps)]
+    required = [rule.id for rule in rules if rule.required]
+    lines = [
+        f"  {plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
+    ]
+    return (lines if rules else []) + ([f"  required, so the run will fail: {shorten(required)}"] if required else [])
+
+
+def _new_here(session: Session) -> list[str]:
+    """What an upgrade has added since the last run from the same rules."""
+    run_dir = session.info.run_dir
+    found = new_rules(session.rules, run_dir.parent, but=run_dir) if run_dir is not None else []
+    are = "rule is" if len(found) == 1 else "rules are"
+    return [f"  {len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []

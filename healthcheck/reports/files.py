@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
+from healthcheck.reports.charts import Line, recorded_lines
 from healthcheck.reports.github import job_summary, workflow_commands
 from healthcheck.reports.junit import junit_xml
+from healthcheck.reports.page import page_html
 from healthcheck.reports.stderr import Stderr
 
 if TYPE_CHECKING:
@@ -37,11 +39,14 @@ class FileKind:
     """Add to the file instead of replacing it."""
     lines: Callable[[Reports, Path], list[str]] | None = None
     """Lines for stderr, from the reports and the folder in which the run began."""
+    with_series: Callable[[Reports, Sequence[Line]], str] | None = None
+    """The text where the series of the one run are at hand, for kinds that draw them."""
 
 
 KINDS: dict[str, FileKind] = {
     "json": FileKind(lambda reports: _json(reports)),
     "junit": FileKind(junit_xml),
+    "html": FileKind(page_html, with_series=page_html),
     "github": FileKind(
         job_summary,
         default_path=lambda: os.environ.get("GITHUB_STEP_SUMMARY", ""),
@@ -100,12 +105,14 @@ def write_reports(
     *,
     kinds: Mapping[str, FileKind] | None = None,
     folder: Path | None = None,
+    series: Callable[[], Sequence[Line]] | None = None,
 ) -> list[str]:
     """Write every kind that was asked for; returns one sentence for each that could not be written.
 
     :param kind_paths: what :func:`parse_reports` made of the option.
     :param reports: one report (a mapping; JSON is then an object) or several (JSON is then a list).
     :param folder: relative paths start here; default the working directory.
+    :param series: reads the series of the one run, where it has a record; called only for kinds that draw them.
     """
     table = KINDS if kinds is None else kinds
     folder = folder if folder is not None else Path.cwd()
@@ -118,8 +125,13 @@ def write_reports(
         path = named or (known.default_path() if known.default_path is not None else "")
         if not path:
             continue
-        text = _json(reports) if kind == "json" else known.render(listed)
         try:
+            if kind == "json":
+                text = _json(reports)
+            elif series is not None and known.with_series is not None:
+                text = known.with_series(listed, series())
+            else:
+                text = known.render(listed)
             _write(folder / Path(path).expanduser(), text, append=known.append)
         except OSError as error:
             problems.append(f"report {kind}={path} could not be written: {error.strerror}")
@@ -147,8 +159,17 @@ class FileReports:
     def finish(self, report: dict[str, Any]) -> None:
         if self._session is None:
             return
-        for problem in write_reports(self._wanted, report, kinds=self._kinds, folder=self._folder):
+        problems = write_reports(
+            self._wanted, report, kinds=self._kinds, folder=self._folder, series=self._recorded_series
+        )
+        for problem in problems:
             self._session.note(problem)
+
+    def _recorded_series(self) -> list[Line]:
+        assert self._session is not None
+        record = self._session.info.run_dir
+        units = {metric.name: metric.unit for metric in self._session.host.registry.metrics.values()}
+        return recorded_lines(record, units) if record is not None else []
 
 
 def _pair(item: Any) -> tuple[str, str]:
@@ -157,7 +178,7 @@ def _pair(item: Any) -> tuple[str, str]:
 
 
 def _suffix(kind: str) -> str:
-    return {"json": "json", "junit": "xml"}.get(kind, "txt")
+    return {"json": "json", "junit": "xml", "html": "html"}.get(kind, "txt")
 
 
 def _json(reports: Mapping[str, Any] | Reports) -> str:

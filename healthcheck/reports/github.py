@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from healthcheck.reports.alerttext import by_severity, excused, headline, place
 from healthcheck.reports.closing import closing_line, count_line
-from healthcheck.reports.junit import by_severity, excused, headline, place
 from healthcheck.reports.text import step
 
 PER_KIND = 10

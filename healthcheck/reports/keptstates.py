@@ -1,6 +1,7 @@
 """Detector states at checkpoints, in the folder ``checkpoints`` of a run's record.
 
 ``index.json`` says which file of the user belongs to which ``step-N.json``; see docs/how-to/resume.md.
+Ranks other than 0 have the same in a folder ``rank-N`` of it.
 """
 
 from __future__ import annotations
@@ -31,29 +32,33 @@ RECENT, MOST = 50, 200
 
 
 class KeptStates:
-    """The states of one run, and those of earlier runs of the same target. For rank 0.
+    """This rank's states of one run, and those of earlier runs of the same target.
 
-    :param run_dir: the folder of this run's record.
+    :param run_dir: the folder of this run's record; of ranks other than 0, their folder in it.
     """
 
     def __init__(self, session: Session, run_dir: Path) -> None:
         self._session = session
-        self._run = run_dir.absolute()
-        self._folder = self._run / FOLDER
+        self._rank = session.info.rank
+        self._run = run_dir.absolute() if not self._rank else run_dir.absolute().parent
+        self._folder = _place(self._run, self._rank)
         self._files: list[dict[str, Any]] = []
         self._chain: dict[str, Any] = {"root": self._run.name, "attempt": 1}
         self._trouble = False
 
-    def keep(self, mark: FileMark, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
-        """Keep what the detectors knew when a file was written. A disk that is full is told once."""
+    def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
+        """Keep what the detectors knew when a file was written. A disk that is full is told once.
+
+        :param mark: None where another rank has written it.
+        """
         if self._trouble:
             return
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not any(entry["step"] == step for entry in self._files):
                 content = {"format": FORMAT, "version": VERSION, "step": step, "normal": dict(normal), "state": state}
                 write_atomically(self._folder / _name(step), strict(content))
-            self._files.append({**asdict(mark), "step": step})
+            self._files.append({**(asdict(mark) if mark is not None else {}), "step": step})
             self._prune()
             self._write_index()
         except OSError as error:
@@ -67,7 +72,7 @@ class KeptStates:
         for folder in reversed(list_runs(self._run.parent)):
             if folder.name == self._run.name:
                 continue
-            entries = _files(folder)
+            entries = [*_files(folder, 0), *(_files(folder, self._rank) if self._rank else ())]
             if not entries:
                 continue
             run = load_run(folder)
@@ -81,6 +86,10 @@ class KeptStates:
                     text = f"{mark.path} is not the file that {run.name} wrote (its content differs): rules start fresh"
                     changed = Found(run.name, 0, None, changed=text)
         return changed
+
+    def kept(self, run: str, step: int) -> Found:
+        """What this rank knew at that step of an earlier run; else what rank 0 knew: a rank that was not there."""
+        return self._found(load_run(self._run.parent / run), step)
 
     def continues(self, found: Found) -> int:
         """Put it down in this run's record, also for the attempts to come; the script may be killed before it saves."""
@@ -101,7 +110,7 @@ class KeptStates:
     # -- inside -----------------------------------------------------------------------
 
     def _found(self, run: Run, step: int) -> Found:
-        kept = _read(run.folder / FOLDER / _name(step)) or {}
+        kept = _read(_place(run.folder, self._rank) / _name(step)) or _read(_place(run.folder, 0) / _name(step)) or {}
         readable = kept.get("format") == FORMAT and kept.get("version") == VERSION
         state = kept.get("state") if readable else None
         normal = kept.get("normal") if readable else None
@@ -130,8 +139,12 @@ def _name(step: int) -> str:
     return f"step-{step}.json"
 
 
-def _files(run: Path) -> list[dict[str, Any]]:
-    index = _read(run / FOLDER / INDEX) or {}
+def _place(run: Path, rank: int) -> Path:
+    return run / FOLDER / f"rank-{rank}" if rank else run / FOLDER
+
+
+def _files(run: Path, rank: int) -> list[dict[str, Any]]:
+    index = _read(_place(run, rank) / INDEX) or {}
     files = index.get("files") if index.get("version") == VERSION else None
     return [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
 
@@ -146,7 +159,7 @@ def _mark(entry: Mapping[str, Any]) -> FileMark | None:
 def _lies_there(entry: Mapping[str, Any]) -> bool:
     try:
         return os.stat(entry["path"]).st_size == int(entry["size"])
-    except OSError:
+    except (OSError, KeyError):
         return False
 
 

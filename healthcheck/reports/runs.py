@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ class Run:
         return str(self.facts.get("target") or (self.report or {}).get("target") or "?")
 
     @property
+    def began(self) -> float:
+        """When it began, in seconds since 1970."""
+        try:
+            return datetime.fromisoformat(str(self.facts["started"])).timestamp()
+        except (KeyError, ValueError):
+            return (self.folder / RUN_FILE).stat().st_mtime
+
+    @property
     def steps(self) -> int:
         """Steps of the run; of a run without a report the last step that was recorded."""
         if self.report is not None:
@@ -131,6 +140,13 @@ def find_run(named: str | None = None) -> Run:
         )
     hint = suggest(named, names) or (f"newest: {', '.join(names[-3:])}" if names else "there are none yet")
     raise UsageError(f'no run "{named}" in {folder}; {hint}')
+
+
+def latest_run() -> Run | None:
+    """The latest run of this project, if there is one."""
+    folder = reading_folder()
+    name = latest_name(folder)
+    return load_run(folder / name) if name is not None else None
 
 
 def reading_folder() -> Path:

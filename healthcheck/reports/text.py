@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 KIB = 1024.0
 RIGHT = 88
@@ -80,6 +81,11 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24} h"
+
+
+def moment(seconds: float) -> str:
+    """``2026-11-28 01:27``, local time: what people compare with their clock. Files hold UTC."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: float) -> str:

@@ -36,9 +36,12 @@ class Formula(Derived):
         self.origin = origin
         self.triggers = tuple(dict.fromkeys(parser.bare))
         self.pasts = list(parser.pasts.values())
-        self.inputs = tuple(dict.fromkeys([*self.triggers, *(p.metric for p in self.pasts)]))
+        self.remembers = tuple(dict.fromkeys(p.metric for p in self.pasts))
+        self.inputs = tuple(dict.fromkeys([*self.triggers, *self.remembers]))
         self.uses = tuple(parser.uses)
         self._node = node
+        self._other_name = self.triggers[0] if text.strip() == self.triggers[0] else ""
+        """The metric of which this formula is only another name."""
         self._by_metric: dict[str, list[Past]] = {}
         for past in self.pasts:
             self._by_metric.setdefault(past.metric, []).append(past)
@@ -48,26 +51,27 @@ class Formula(Derived):
             past.feed(value)
 
     def compute(self, get: Get) -> float | None:
+        if self._other_name:
+            value = get(self._other_name)
+            return None if value is None else (float(value) if value - value == 0.0 else math.nan)
         values: list[float] = []
-        finite = True
         for name in self.triggers:
             value = get(name)
             if value is None:
                 return None
-            finite = finite and math.isfinite(value)
             values.append(value)
         for past in self.pasts:
             if past.value is None:
                 return None
-            finite = finite and math.isfinite(past.value)
             values.append(past.value)
-        if not finite:
-            return math.nan
+        for value in values:
+            if value - value != 0.0:
+                return math.nan
         try:
             result = float(self._node(values))
         except (ZeroDivisionError, ValueError, OverflowError):
             return None
-        return result if math.isfinite(result) else None
+        return result if result - result == 0.0 else None
 
     def state(self) -> Any:
         return [past.state() for past in self.pasts]

@@ -7,6 +7,7 @@ rule and a function is the cheapest callable that Python has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Protocol, cast
 
 from healthcheck.rulelang.quantities import QuantityError, number_text, parse_quantity
@@ -27,6 +28,8 @@ class Bound(Protocol):
     high: float | None
     direction: int
     """1 if greater scores are nearer to a breach, -1 if smaller ones are, 0 for two sides."""
+    quiet: tuple[float, float]
+    """Scores strictly between these do not breach, so that one chained comparison spares the call."""
 
     def __call__(self, score: float) -> bool: ...
 
@@ -49,7 +52,7 @@ def make_comparator(kind: str, value: Any) -> Bound:
     if kind == "at_most":
         return _bound(lambda score: score <= limit, words, kind, low=limit)
     if kind == "equals":
-        return _bound(lambda score: score == limit, words, kind)
+        return _bound(lambda score: score == limit, words, kind, quiet=(limit, inf))
     raise QuantityError(f'"{kind}" is not a comparator; write one of {", ".join(COMPARATORS)}')
 
 
@@ -89,10 +92,17 @@ def _as_written(value: Any, number: float) -> str:
 
 
 def _bound(
-    test: Callable[[float], bool], text: str, kind: str, *, low: float | None = None, high: float | None = None
+    test: Callable[[float], bool],
+    text: str,
+    kind: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    quiet: tuple[float, float] | None = None,
 ) -> Bound:
     bound = cast("Bound", test)
     bound.text, bound.kind, bound.low, bound.high = text, kind, low, high
+    bound.quiet = quiet or (-inf if low is None else low, inf if high is None else high)
     bound.direction = 0 if kind in ("outside", "equals") else (-1 if high is None else 1)
     return bound
 

@@ -20,6 +20,7 @@ from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.explaining import check_explains
 from healthcheck.rulelang.formulas import check_formulas, compile_formulas
 from healthcheck.rulelang.known import KnownMetrics
+from healthcheck.rulelang.lintunits import missing_units
 from healthcheck.rulelang.merge import Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
@@ -133,6 +134,7 @@ def load_all(
     )
     if not any(p.severity == "error" for p in problems):
         problems += lint.warnings(ruleset, merged)
+        problems += missing_units(ruleset, merged, registry)
         if not merged.rules and documents:
             problems.append(documents[-1].problem((), "no-rules", "there are no rules in it", severity="warning"))
     problems = ordered(problems, (document.path for document in documents))

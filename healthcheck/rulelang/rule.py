@@ -187,13 +187,14 @@ class Derived:
     ``triggers`` are the bare inputs: a value exists at a step when all of them have one there.
     ``compute(get)`` takes ``get(name) -> float | None`` for current values and returns the
     number, or None where it is undefined. Look-ups such as ``ewma(loss, 200)`` keep their own
-    window, fed through ``feed(name, value)`` for every name in ``inputs``.
+    window, fed through ``feed(name, value)`` for every name in ``remembers``.
     """
 
     name: str
     text: str
     triggers: tuple[str, ...]
     inputs: tuple[str, ...]
+    remembers: tuple[str, ...]
     origin: Origin
 
     def feed(self, name: str, value: float) -> None:

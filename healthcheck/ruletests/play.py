@@ -159,7 +159,7 @@ class Player:
         for rank, engine in list(self.played.engines.items()):
             saved = json.loads(json.dumps(engine.state_dict(), allow_nan=False))
             again = Engine(self.rules_for(self.test), rank=rank, start_step=step)
-            self.played.fresh.extend(again.load_state_dict(saved))
+            self.played.fresh.extend(again.load_state_dict(saved, now=engine.now))
             self.played.engines[rank] = again
 
 

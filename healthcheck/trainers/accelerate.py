@@ -244,4 +244,6 @@ def attach(
     if known is None:
         known = AccelerateAdapter(accelerator, session, SessionOptions(**options), heeds=heeds)
         _adapters[accelerator] = known
+    else:
+        known.watch.forwards = True  # under `healthcheck run` it was there already, and quiet
     return known

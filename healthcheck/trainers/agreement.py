@@ -21,6 +21,8 @@ from typing import Any
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 60.0
 """How long a rank waits at a sync point for the others, who are in the same step or the next one."""
+PARTING_SECONDS = 20.0
+"""How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 POLLS = 50
 """Sync points after which ranks that have not announced themselves count as not watched."""
 
@@ -52,6 +54,7 @@ class StoreAgreement:
         self.broken = ""
         """Why the ranks do not agree (any more); empty while they do or may yet."""
         self._announced = False
+        self._decided = False
         self._start: int | None = None
         self._polls = 0
         self._proposal: Mapping[str, Any] | None = None
@@ -88,7 +91,13 @@ class StoreAgreement:
         with contextlib.suppress(Exception):
             if self._start is None and not self.broken:
                 self._name_missing()
-            self.store.add(f"{PREFIX}/done", 1)
+            gone = self.store.add(f"{PREFIX}/done", 1)
+            # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
+            # decision finds no store, does not stop and dies in its next collective instead.
+            deadline = time.monotonic() + PARTING_SECONDS
+            while self.rank == 0 and self._decided and gone < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.01)
+                gone = self.store.add(f"{PREFIX}/done", 0)
 
     # -- inside -----------------------------------------------------------------------
 
@@ -141,6 +150,7 @@ class StoreAgreement:
         if not count:
             return None
         asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, 64) + 1)]
+        self._decided = True
         first = min(asked_for, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
         return {**first, "ranks": sorted(int(p["rank"]) for p in asked_for if p["rule"] == first["rule"])}
 
@@ -156,23 +166,37 @@ class StoreAgreement:
             self.note(f"ranks do not agree on stops: {why}; each rank only reports")
 
 
+def store_of_ranks() -> Any:
+    """The rendezvous store of this job's process group; None before there is one, or without other ranks.
+
+    Raises what torch raises where a group has no store.
+    """
+    if "torch" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
 def agreement_of(session: Any) -> StoreAgreement | None:
     """The agreement of this job's ranks, once ``torch.distributed`` is initialised.
 
     None for a single process, without a process group, or with ``agree: off`` (``HEALTHCHECK_AGREE``).
     """
     settings = session.settings
-    if session.info.world_size < 2 or settings.get("agree", "auto") == "off" or "torch" not in sys.modules:
-        return None
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+    if session.info.world_size < 2 or settings.get("agree", "auto") == "off":
         return None
     try:
-        store = dist.distributed_c10d._get_default_store()
+        store = store_of_ranks()
     except Exception as error:
         session.note(f"ranks cannot agree on stops: no rendezvous store ({type(error).__name__}: {error})")
         return None
+    if store is None:
+        return None
+    import torch.distributed as dist
+
     on_cpu = "nccl" not in str(dist.get_backend())
     every = settings.get("sync_every") or (1 if on_cpu else 10)
     return StoreAgreement(store, dist.get_rank(), dist.get_world_size(), sync_every=int(every), note=session.note)

@@ -32,9 +32,11 @@ from healthcheck.trainers.automodel_controls import CAPABILITIES, AutoModelContr
 from healthcheck.trainers.automodel_recipe import CallbackRecipe
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.mixedin import mix_in
 from healthcheck.trainers.native import read_state, write_state
 from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.toldwatch import Results, ToldWatch, joined, listed
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined, listed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -48,6 +50,7 @@ __all__ = [
     "CallbackRecipe",
     "HealthCheckCallback",
     "HealthCheckRecipe",
+    "attach",
     "rank_zero_only",
 ]
 
@@ -57,7 +60,7 @@ _NO_RESULTS = ("lr", "mem", "num_label_tokens", "num_tokens_per_step")
 _MEASURED = ("loss", "grad_norm", "lr")
 
 
-class HealthCheckCallback(Results, Callback):
+class HealthCheckCallback(WatchedResults, Callback):
     """Watches one recipe. :class:`HealthCheckRecipe` makes and calls it; a recipe that calls callbacks may too.
 
     :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
@@ -113,7 +116,7 @@ class HealthCheckCallback(Results, Callback):
 
     def to_log(self) -> dict[str, float]:
         """Metrics and alerts for the recipe's own loggers."""
-        if not self.watch.active or self.session is None:
+        if not self.watch.active or self.session is None or not self.watch.forwards:
             return {}
         waiting = {} if self.controls is None else self.controls.take_waiting()
         measured = self.watch.metrics_to_log(leave_out=_MEASURED)
@@ -191,7 +194,7 @@ class HealthCheckRecipe(CallbackRecipe):
     """Watches a released recipe: ``class Mine(HealthCheckRecipe, TheRecipe)``.
 
     Options of :class:`HealthCheckCallback` stand in the class attribute ``healthcheck``, or are given
-    as ``Mine(cfg, healthcheck={"rules": ...})``. Results are on ``recipe.health``.
+    as ``Mine(cfg, healthcheck={"rules": ...})``. WatchedResults are on ``recipe.health``.
     """
 
     healthcheck: ClassVar[Mapping[str, Any]] = {}
@@ -234,6 +237,19 @@ class HealthCheckRecipe(CallbackRecipe):
         health.on_train_batch_end(self, train_log_data=log_data)
         for name, value in (health.watch.guard(health.to_log) or {}).items():
             log_data.metrics.setdefault(name, value)
+
+
+def attach(recipe: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Watch a recipe that exists already, before its ``run_train_validation_loop()``; returns ``recipe.health``."""
+    if not isinstance(recipe, HealthCheckRecipe):
+        health = HealthCheckCallback(session=session, **options)
+        callbacks = (health, *(getattr(recipe, "callbacks", None) or ()))
+        mix_in(HealthCheckRecipe, recipe)
+        recipe.callbacks, recipe._validation_seen = callbacks, {}
+        if hasattr(recipe, "step_scheduler"):  # it was set up already, from a checkpoint perhaps
+            health.restored_from = _restored_folder(recipe, None)
+    found: HealthCheckCallback = recipe.health
+    return found
 
 
 def _others(values: Mapping[str, Any]) -> dict[str, Any] | None:

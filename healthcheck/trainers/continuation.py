@@ -14,12 +14,13 @@ from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from healthcheck.engine.engine import Engine
 from healthcheck.errors import HealthCheckError
+from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.rankresume import RankResume
 from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
 from healthcheck.trainers.savedstate import start_fresh
-from healthcheck.trainers.steps import TrainingSteps, guarded
+from healthcheck.trainers.steps import TrainingSteps
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -65,9 +66,15 @@ class Found:
 class StateStore(Protocol):
     """Where detector states are kept between runs."""
 
-    def keep(self, mark: FileMark, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None: ...
+    def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
+        """:param mark: None where another rank has written the file."""
+        ...
 
     def find(self, mark: FileMark) -> Found | None: ...
+
+    def kept(self, run: str, step: int) -> Found:
+        """What this rank knew at that step of an earlier run; else what rank 0 knew."""
+        ...
 
     def continues(self, found: Found) -> int:
         """Put down that this run goes on from there; returns which attempt it is."""
@@ -110,6 +117,7 @@ class Continuation:
         self._kept: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._spent = 0.0
         self._pid = os.getpid()
+        self._ranks = RankResume(session) if session.info.world_size > 1 else None
 
     def install(self) -> None:
         """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
@@ -140,7 +148,7 @@ class Continuation:
     # -- keeping ----------------------------------------------------------------------
 
     def _file_saved(self, where: Any) -> None:
-        steps, session = self._steps, self._session
+        steps = self._steps
         if not steps.started or steps.saves_told:
             return  # a framework keeps its state beside its own checkpoints
         mark = mark_of(where)
@@ -148,14 +156,25 @@ class Continuation:
             return
         if not isinstance(where, (str, os.PathLike)):
             steps.checkpoint_saved(mark.path)  # an open file is announced by nobody else
+        self._keep(mark, steps.last_attempt)
+
+    def _keep(self, mark: FileMark | None, step: int) -> None:
+        session = self._session
         if self._spent > FREE_SECONDS + SHARE * (session.clock.monotonic() - session.active.started):
             return
         began = perf_counter()
-        step = steps.last_attempt
         if self._kept is None or self._kept[0] != step:
-            self._kept = (step, session.state_dict(), normal_of(session, steps.view.optimizers()))
+            self._kept = (step, session.state_dict(), normal_of(session, self._steps.view.optimizers()))
+            if self._ranks is not None:
+                self._ranks.tell_saved(step)
         self._store.keep(mark, *self._kept)
         self._spent += perf_counter() - began
+
+    def _other_rank_saved(self, event: Any) -> None:
+        """Most scripts write on rank 0 alone: the others keep theirs when they hear of it, a step later."""
+        step = self._ranks.saved() if self._ranks is not None else None
+        if step is not None and (self._kept is None or self._kept[0] < step):
+            self._keep(None, step)
 
     # -- going on -----------------------------------------------------------------------
 
@@ -166,25 +185,35 @@ class Continuation:
         found = None if mark is None else self._store.find(mark)
         if found is not None:
             self._loaded.append(found)
+            newest = self._newest()
+            if self._ranks is not None and newest is not None:
+                self._ranks.loaded((newest.run, newest.step))
+
+    def _newest(self) -> Found | None:
+        return max((each for each in self._loaded if not each.changed), key=lambda each: each.step, default=None)
 
     def _begin(self) -> None:
         """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
         session, steps = self._session, self._steps
-        usable = [found for found in self._loaded if not found.changed]
         if steps.saves_told or session.info.resumed_from is not None:
             return
-        for found in self._loaded:
-            if not usable:
-                session.note(found.changed)
-        if not usable:
+        found = self._newest()
+        if found is None:
+            for each in self._loaded:
+                session.note(each.changed)
+        if self._ranks is not None:
+            agreed = self._ranks.agreed(None if found is None else (found.run, found.step))
+            found = None if agreed is None else self._store.kept(*agreed)
+            if session.info.rank:
+                session.on("step_end", self._other_rank_saved)
+        if found is None:
             return
-        if session.info.world_size > 1:  # ranks must count alike, and not all of them need load the file
-            session.note(f"{usable[-1].run} is not continued: with several ranks all rules start fresh, at step 1")
-            return
-        found = max(usable, key=lambda each: each.step)
         session.info.resumed_from = session.step = found.step
-        session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
+        if session.info.rank == 0:
+            session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
         session.note(f"  rules: {self._restore(found)}")
+        if found.state is not None and int(found.state["engine"].get("step", found.step)) > found.step:
+            session.engine.rewind(found.step)  # kept a step later, when this rank had heard of the checkpoint
         session.step = found.step
         steps.start_at(found.step)
         ResumeCheck(session, found.step, found.normal, found.stop).listen()
@@ -194,38 +223,12 @@ class Continuation:
         if found.state is None:
             start_fresh(session, found.step)
             return f"all start fresh after step {found.step:,}: {found.run} has no readable state of it"
-        saved, broken = readable(found.state, session)
         try:
-            fresh = [*(f"{rule} starts fresh: its saved state is of another version" for rule in broken)]
-            fresh += [text for text in session.load_state_dict(saved) if text.removesuffix(" is new") not in broken]
+            fresh = session.load_state_dict(found.state)
         except (HealthCheckError, KeyError, TypeError, ValueError) as error:
             start_fresh(session, found.step)
             return f"all start fresh after step {found.step:,}: the saved state cannot be used ({error})"
-        known = saved["engine"]["rules"]
-        for state in session.engine.states:
-            entry = known.get(state.rule.id)
-            if entry is None or entry["fingerprint"] != state.rule.fingerprint:
-                state.start_step = found.step
         count = len(session.engine.states) - len(fresh)
         verb = "goes" if count == 1 else "go"
         rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""
         return f"{count} {verb} on after step {found.step:,} with their windows{rest}; the stop is not carried over"
-
-
-def readable(saved: Mapping[str, Any], session: Session) -> tuple[dict[str, Any], list[str]]:
-    """A saved state without the rules whose part cannot be read, and the ids of those.
-
-    Tried on an engine of its own: half a state must not reach the one that judges.
-    """
-    kept = dict(saved["engine"]["rules"])
-    broken = []
-    for state in Engine(session.rules, rank=session.info.rank).states:
-        entry = kept.get(state.rule.id)
-        if entry is None or entry.get("fingerprint") != state.rule.fingerprint:
-            continue
-        try:
-            state.load_state_dict(entry)
-        except Exception:  # whatever another version of a condition, or somebody's plugin, makes of it
-            broken.append(state.rule.id)
-            del kept[state.rule.id]
-    return {**saved, "engine": {**saved["engine"], "rules": kept}}, broken

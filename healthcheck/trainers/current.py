@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.trainers.ownmetrics import measure_declared
+
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
@@ -36,6 +38,7 @@ def enter(session: Session, source: Any = None) -> None:
     :param source: the :class:`~healthcheck.trainers.native.TorchSource` that feeds the session, if any.
     """
     _sessions.append(session)
+    measure_declared(session)
     if source is not None:
         _sources[id(session)] = source
 

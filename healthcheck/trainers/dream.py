@@ -32,7 +32,8 @@ from healthcheck.trainers.forwarding import Forwarded
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.toldwatch import Results, ToldWatch, joined
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -81,7 +82,7 @@ class DreamControls(NativeControls):
         self._owner.log_metrics(metrics)
 
 
-class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
+class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[misc]
     """Watches one ``fit()`` on every rank.
 
     :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
@@ -271,9 +272,20 @@ class HealthCheckCallback(Results, callback_class()):  # type: ignore[misc]
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Through the trainer's ``LoggerMixin``, if it has one."""
         log = getattr(self.trainer, "log_dict", None)
-        if log is not None and self.session is not None:
+        if log is not None and self.session is not None and self.watch.forwards:
             prefix = str(self.session.settings.get("log_prefix") or LOG_PREFIX)
             log({f"{prefix}{name}": value for name, value in metrics.items()})
+
+
+def attach(target: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Watch a trainer, or whatever trainer gets this ``CallbackCollection``; returns the callback."""
+    collection = target if hasattr(type(target), "initialize") else target.callbacks
+    for known in collection.values():
+        if isinstance(known, HealthCheckCallback):
+            return known
+    callback = HealthCheckCallback(session=session, **options)
+    collection.append(callback)
+    return callback
 
 
 def _named(models: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.gating import Bound, GatingRules
+from healthcheck.probes.devices import READ_EVERY
 from healthcheck.probes.late import Element, Late
 from healthcheck.probes.skipping import GATE
 from healthcheck.samples import Sample
@@ -68,11 +69,11 @@ class UpdateGate:
         if self.rules is None:
             return "none"
         kind = _device_kind(optimizer)
-        if kind != "cuda":
+        if kind == "cpu":
             return "host"
         if self._setting == "sync":
             return "wait"
-        if why_not_by_device(optimizer):
+        if kind != "cuda" or why_not_by_device(optimizer):
             return "none"
         # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
         return "device" if _has_state(optimizer) else "wait"
@@ -81,7 +82,11 @@ class UpdateGate:
         """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each."""
         if self.rules is None or id(optimizer) in self._asked or self._setting == "sync":
             return ""
-        why = self._asked[id(optimizer)] = why_not_by_device(optimizer) if _device_kind(optimizer) == "cuda" else ""
+        kind = _device_kind(optimizer)
+        why = why_not_by_device(optimizer) if kind == "cuda" else ""
+        if kind not in ("cuda", "cpu"):
+            why = f"values on {kind} are read every {READ_EVERY} steps; `settings: {{gate: sync}}` waits for each"
+        self._asked[id(optimizer)] = why
         return why
 
     def breached(self) -> bool:
@@ -204,5 +209,5 @@ def _stateless(optimizer: Any) -> bool:
 def _device_kind(optimizer: Any) -> str:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            return str(parameter.device.type)
+            return "cuda" if parameter.is_cuda else str(parameter.device.type)
     return "cpu"

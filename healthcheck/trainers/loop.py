@@ -26,12 +26,12 @@ from healthcheck.errors import StopTraining, UsageError
 from healthcheck.outcome import Ending, exit_code
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
+from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.loopsteps import LoopSteps, PatientStop
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script_hooks import TorchHooks
-from healthcheck.trainers.steps import guarded
 from healthcheck.trainers.stopping import caused_by_stop
 from healthcheck.watchdog import Watchdog, watch_if_needed
 

@@ -28,9 +28,9 @@ class LoopSteps(TrainingSteps):
     _facts: Mapping[str, Any] = {}
     """What the loop said about the step that is being ended."""
 
-    def clipping(self, norm: Any, max_norm: float | None) -> None:
+    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
         self._next_step_if_ended()
-        super().clipping(norm, max_norm)
+        super().clipping(norm, max_norm, scaled=scaled)
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         super()._before_update(optimizer, index)

@@ -40,7 +40,8 @@ from healthcheck.trainers.megatron_state import (
 )
 from healthcheck.trainers.native import read_state, write_state
 from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.toldwatch import Results, ToldWatch, joined
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -50,7 +51,7 @@ LOG_PREFIX = "healthcheck/"
 _training: weakref.WeakSet[HealthCheckCallback] = weakref.WeakSet()
 
 
-class HealthCheckCallback(Results):
+class HealthCheckCallback(WatchedResults):
     """Watches one ``pretrain`` at a time, on every rank.
 
     :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
@@ -251,7 +252,7 @@ class HealthCheckCallback(Results):
         session.emit(Event(EventKind.BACKWARD_END, step, model=view, grad_norm=norm, max_norm=limit))
 
     def _tell_loggers(self, state: Any, step: int) -> None:
-        if self.watch.session is None or self._controls is None:
+        if self.watch.session is None or self._controls is None or not self.watch.forwards:
             return
         values = self._forwarded.news(self.watch.session.alerts)
         every = part_of(state, "logger", "log_interval")
@@ -297,3 +298,14 @@ class HealthCheckCallback(Results):
         kept = self.watch.state()
         if kept is not None and os.path.isdir(folder):
             write_state(folder, kept, self.watch.session.info.rank if self.watch.session is not None else 0)
+
+
+def attach(manager: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Add the callback to a ``CallbackManager``, for ``pretrain(..., callbacks=manager)``; returns the callback."""
+    for function in manager.list_callbacks("on_train_start"):
+        known = getattr(function, "__self__", None)
+        if isinstance(known, HealthCheckCallback):
+            return known
+    callback = HealthCheckCallback(session=session, **options)
+    manager.add(callback)
+    return callback

@@ -23,10 +23,12 @@ from healthcheck.protocols import Capabilities
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.endings import ending_of
+from healthcheck.trainers.guarding import passes_on
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
 from healthcheck.trainers.savedstate import inner_optimizer, read_state, resume, write_state
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.steps import TrainingSteps
@@ -79,7 +81,8 @@ class NativeWatch:
         self.on_error: Callable[[str, BaseException], None] | None = None
         """Told about faults of ours instead of the session."""
         self._patience = patience
-        self._given = session
+        self.given = session
+        """The session that was open before us, where one was handed over."""
         self._source: TorchSource | None = None
         self._ours = False
         self._only: weakref.WeakSet[Any] | None = None
@@ -115,8 +118,8 @@ class NativeWatch:
         """
         if switched_off() or self.active:
             return self.active
-        if self._given is not None:
-            self.session, self._ours = self._given, False
+        if self.given is not None:
+            self.session, self._ours = self.given, False
         else:
             self.session, self._ours = open_or_join(self.options, ranks)
         session = self.session
@@ -239,13 +242,16 @@ class NativeWatch:
     def guard(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call one of ours from inside the framework's loop; our own faults must not end it.
 
-        Mistakes of the user (rules that cannot be read) and the deliberate stop pass.
+        Mistakes of the user (rules that cannot be read) and the deliberate stop pass, and whatever
+        :func:`~healthcheck.trainers.guarding.passes_on` lets pass.
         """
         try:
             return function(*given, **named)
         except HealthCheckError:
             raise
         except Exception as error:
+            if self.session is not None and passes_on(self.session, error):
+                raise
             name = getattr(getattr(function, "func", function), "__name__", "")
             if self.on_error is not None:
                 self.on_error(name, error)
@@ -259,12 +265,15 @@ class NativeWatch:
         """Detector state as plain JSON values, to be kept beside a checkpoint; None if nothing is watched."""
         if not self.active or self.session is None or self.steps is None:
             return None
-        return {"step": self.steps.last_attempt, **self.session.state_dict()}
+        normal = normal_of(self.session, self.steps.view.optimizers())
+        return {"step": self.steps.last_attempt, **self.session.state_dict(), "normal": normal}
 
     def _resume(self, step: int, state: Mapping[str, Any] | None) -> None:
         assert self.session is not None and self.steps is not None
         self.steps.start_at(step)
         resume(self.session, step, state)
+        if state is not None and self.session.watching:
+            ResumeCheck(self.session, step, state.get("normal") or {}, None).listen()
 
     # -- results ----------------------------------------------------------------------
 

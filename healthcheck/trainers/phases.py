@@ -11,7 +11,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.names import canonical_metric, is_evaluation
 
 if TYPE_CHECKING:
-    from healthcheck.trainers.steps import TrainingSteps
+    from healthcheck.trainers.stepcount import StepCount
 
 
 class Phases:
@@ -21,7 +21,7 @@ class Phases:
     Evaluation results that the script logs are collected and handed out at that end.
     """
 
-    def __init__(self, steps: TrainingSteps) -> None:
+    def __init__(self, steps: StepCount) -> None:
         self._steps = steps
         self._metrics: dict[str, Any] = {}
         self._training_data: weakref.ref[Any] | None = None

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from healthcheck.trainers.guarding import guarded
+from healthcheck.trainers.loads import seen_loads
 from healthcheck.trainers.modelview import parameters_of
 from healthcheck.trainers.patching import AfterImport, Patches
-from healthcheck.trainers.steps import TrainingSteps, guarded
+from healthcheck.trainers.steps import TrainingSteps
 
 
 class TorchHooks:
@@ -32,6 +35,8 @@ class TorchHooks:
         self.torch_seen = False
         self._pid = os.getpid()
         self._norm: Any = None
+        self._scaler: Any = None
+        """The scaler whose factor the gradients of this step carry, by weak reference."""
         self._stepped = False
         self._handles: list[Any] = []
 
@@ -43,12 +48,16 @@ class TorchHooks:
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         self.torch_seen = True
+        for action in self.steps.session.actor.actions.values():
+            if hasattr(action, "torch_is_there"):
+                guarded(self.steps.session, action.torch_is_there)
         patches = self.patches
         self.traced.replace(torch.autograd, "backward", self._backward)
         self.traced.replace(torch.amp.GradScaler, "scale", self._scale)
         self.patch_scaler(torch)
         patches.replace(torch, "save", self._save)
         patches.replace(torch.nn.Module, "eval", self._eval)
+        patches.replace(torch.nn.Module, "load_state_dict", lambda original: seen_loads(original, self))
         self.patch_clipping(torch)
         self._register_step_hooks(torch)
         self.imports.when("torch._dynamo", lambda dynamo: self._keep_from_compiler(torch, dynamo.disable))
@@ -115,26 +124,27 @@ class TorchHooks:
         return self._steps
 
     @property
-    def _on(self) -> bool:
+    def on(self) -> bool:
+        """Whether this process is being watched."""
         return self.patches.active and os.getpid() == self._pid
 
     # -- optimizers -------------------------------------------------------------------
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stepped = True
-        if self._on:
+        if self.on:
             return guarded(self.steps.session, self.steps.update_begins, optimizer, args, kwargs)
         return None
 
     def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._on:
+        if self.on:
             guarded(self.steps.session, self.steps.update_done, optimizer)
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._on or not scaler.is_enabled():
+            if not self.on or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            self._stepped = False
+            self._stepped, self._scaler = False, None
             self.steps.scaler_steps(scaler._scale)
             result = original(scaler, optimizer, *args, **kwargs)
             if not self._stepped and hasattr(optimizer, "param_groups"):
@@ -145,9 +155,10 @@ class TorchHooks:
 
     def _scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
-            if not self._on or not scaler.is_enabled():
+            if not self.on or not scaler.is_enabled():
                 return original(scaler, outputs)
             result = original(scaler, outputs)
+            self._scaler = weakref.ref(scaler)
             guarded(self.steps.session, self.steps.losses.was_scaled, outputs, result, scaler._scale)
             return result
 
@@ -157,7 +168,7 @@ class TorchHooks:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._on or self.steps.backward_depth:
+            if not self.on or self.steps.backward_depth:
                 return original(tensors, *args, **kwargs)
             steps = self.steps
             if not hasattr(tensors, "detach"):
@@ -183,7 +194,7 @@ class TorchHooks:
 
     def _clip_with_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._on:
+            if self.on:
                 parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
                 known = self._norm is total_norm
                 self._norm = None
@@ -194,7 +205,7 @@ class TorchHooks:
 
     def _clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(parameters: Any, max_norm: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-            if self._on:
+            if self.on:
                 parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
                 self._clipping(parameters, None, max_norm)
             return original(parameters, max_norm, norm_type, *args, **kwargs)
@@ -203,7 +214,7 @@ class TorchHooks:
 
     def _clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._on:
+            if self.on:
                 parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
                 self._clipping(parameters, None, None)
             return original(parameters, *args, **kwargs)
@@ -217,7 +228,14 @@ class TorchHooks:
             if not any(id(p) in watched for p in parameters):
                 return
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
-        guarded(steps.session, steps.clipping, norm, None if limit == float("inf") else limit)
+        limit = None if limit == float("inf") else limit
+        guarded(steps.session, steps.clipping, norm, limit, self._still_scaled())
+
+    def _still_scaled(self) -> bool:
+        """Whether the loss was scaled and ``unscale_`` was called for no optimizer since."""
+        scaler = None if self._scaler is None else self._scaler()
+        states = getattr(scaler, "_per_optimizer_states", None)
+        return states is not None and all(getattr(s.get("stage"), "name", "") == "READY" for s in states.values())
 
     # -- data, evaluation, checkpoints ------------------------------------------------
 
@@ -226,7 +244,7 @@ class TorchHooks:
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            if not self._on:
+            if not self.on:
                 return original(iterator)
             began = time.perf_counter()
             batch = original(iterator)
@@ -244,7 +262,7 @@ class TorchHooks:
 
     def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def eval(module: Any) -> Any:
-            if self._on:
+            if self.on:
                 guarded(self.steps.session, self._set_to_evaluation, module)
             return original(module)
 
@@ -277,5 +295,5 @@ class TorchHooks:
         return save_file
 
     def _saved(self, where: Any) -> None:
-        if self._on and isinstance(where, (str, os.PathLike)):
+        if self.on and isinstance(where, (str, os.PathLike)):
             guarded(self.steps.session, self.steps.checkpoint_saved, os.fspath(where))

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.names import canonical_metric
+from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.patching import AfterImport, Patches
-from healthcheck.trainers.steps import guarded
 
 if TYPE_CHECKING:
     from healthcheck.session import Session

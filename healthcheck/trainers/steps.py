@@ -5,29 +5,25 @@ The script trainer and the loop trainer both feed this; it patches nothing itsel
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import weakref
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.dispatch import from_signal_handler
-from healthcheck.events import Event, EventKind
-from healthcheck.trainers.agreement import agreement_of
+from healthcheck.events import EventKind
+from healthcheck.probes.gradients import HELD
 from healthcheck.trainers.batches import batch_counts
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.gating import UpdateGate
+from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.lossmath import LossMath
 from healthcheck.trainers.modelview import FoundModel, living_optimizers, parameters_of
-from healthcheck.trainers.phases import Phases
+from healthcheck.trainers.stepcount import StepCount, capturing
 from healthcheck.trainers.unattempted import UnattemptedUpdates
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
 
-class TrainingSteps:
+class TrainingSteps(StepCount):
     """Counts attempted updates of one or several optimizers and emits the events of each.
 
     A step ends when the optimizers that stepped in the step before have all stepped again; the
@@ -40,44 +36,29 @@ class TrainingSteps:
     def __init__(
         self, session: Session, view: FoundModel, controls: TorchControls, *, only: list[Any] | None = None
     ) -> None:
-        self.session = session
-        self.view = view
+        super().__init__(session, view)
         self.controls = controls
         self.stop = controls.stop
         self.gate = controls.gate = UpdateGate(session)
         self.losses = LossMath()
-        self.phases = Phases(self)
         self.unattempted = UnattemptedUpdates()
-        self.started = False
         self.backward_depth = 0
         """Above 0 inside a backward pass; passes nest under activation checkpointing."""
-        self.last_attempt = session.step
-        self._first_step = session.step
-        self._begun = session.step
-        """Number of the step that is under way or has just ended."""
-        self._ended = True
         self.only = None if only is None else weakref.WeakSet(only)
-        self.epoch: float | None = None
-        """Epoch, where a framework tells it."""
-        self.max_steps: int | None = None
-        """Length of the run, where a framework tells it."""
-        self.saves_told = False
-        """True while a framework announces its checkpoints itself."""
-        self.before_first: Callable[[], None] | None = None
-        """Called once, before anything of the first step is told."""
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._attempted: set[int] = set()
         self._expected: set[int] | None = None
         self._living = 1
         self._inside_backward: weakref.ref[Any] | None = None
         self._batch: Any = None
-        self._saved: tuple[int, str] | None = None
+        self.unmatched_loads: list[tuple[Any, str]] = []
         self._clear_update()
 
     def _clear_update(self) -> None:
         """Forget what belongs to one update of one optimizer."""
         self._grad_norm: Any = None
         self._max_norm: float | None = None
+        self._clipped_scaled: bool | None = None
         self._backward_ended = False
         self._loss_scale: Any = None
         self._closure_ran = False
@@ -97,7 +78,8 @@ class TrainingSteps:
         if self.session.wants(EventKind.BATCH_READY):
             self._next_step_if_ended()
             samples, tokens = batch_counts(batch)
-            self._emit(EventKind.BATCH_READY, data_wait=waited, n_samples=samples, n_tokens=tokens)
+            size = _length(dataset)
+            self._emit(EventKind.BATCH_READY, data_wait=waited, n_samples=samples, n_tokens=tokens, dataset_size=size)
 
     def batch_in_use(self, batch: Any) -> None:
         """What is trained on now, where a framework tells it: loaders draw ahead."""
@@ -120,7 +102,8 @@ class TrainingSteps:
         if self.losses.scale is not None:
             self._loss_scale = self.losses.scale
         if self.session.wants(EventKind.LOSS):
-            self._emit(EventKind.LOSS, loss=loss, loss_weight=self.losses.weight(), batch=self._batch)
+            graph = getattr(tensors, "grad_fn", None)
+            self._emit(EventKind.LOSS, loss=loss, loss_graph=graph, loss_weight=self.losses.weight(), batch=self._batch)
 
     def backward_done(self) -> None:
         """That pass is over; its gradients are there."""
@@ -139,14 +122,17 @@ class TrainingSteps:
                 self._emit(EventKind.BACKWARD_END)
             self._end_step(None, 0, skipped=None)
 
-    def clipping(self, norm: Any, max_norm: float | None) -> None:
-        """Gradients are about to be clipped; ``norm`` is their L2 norm, None if it is not known."""
+    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
+        """Gradients are about to be clipped; ``norm`` is their L2 norm, None if it is not known.
+
+        :param scaled: they still carry the loss scale.
+        """
         if self._ended and not self._attempted:
             return  # nothing was differentiated yet
         self._next_step_if_ended()
         if norm is not None:
             self._grad_norm = norm.detach() if hasattr(norm, "detach") else norm
-        self._max_norm = max_norm
+        self._max_norm, self._clipped_scaled = max_norm, scaled
         self._end_backward()
 
     # -- update -----------------------------------------------------------------------
@@ -171,7 +157,7 @@ class TrainingSteps:
             result = closure(*given, **named)
             if not self._closure_ran:
                 self._closure_ran = True
-                self._guarded(self._before_update, optimizer, index)
+                guarded(self.session, self._before_update, optimizer, index)
             return result
 
         if len(args) > 1:
@@ -187,7 +173,7 @@ class TrainingSteps:
         for parameter, gradient in self._dropped:
             parameter.grad = gradient
         skipped = _found_inf(optimizer)
-        if not skipped and self.session.wants(EventKind.AFTER_UPDATE):
+        if not skipped:
             self._emit_update(EventKind.AFTER_UPDATE, optimizer, index)
         scaled = self._loss_scale is not None
         self._finish_attempt(optimizer, index, skipped=skipped if scaled else None)
@@ -235,16 +221,19 @@ class TrainingSteps:
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         """Gradients are final: show them, and stop or skip if somebody wants that."""
-        way = "none" if _capturing() else self.gate.way(optimizer)
-        self._end_backward(index)
-        self.controls.skipping = False
-        self.controls.before_update = True
-        self.session.prompt = way == "wait"
+        way = "none" if capturing() else self.gate.way(optimizer)
+        session = self.session
+        session.user_state[HELD] = []
         try:
+            self._end_backward(index)
+            self.controls.skipping = False
+            self.controls.before_update = True
+            session.prompt = way == "wait"
             with _no_grad():
                 self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
         finally:
-            self.controls.before_update = self.session.prompt = False
+            self.controls.before_update = session.prompt = False
+            session.user_state.pop(HELD, None)
         self.stop.check()
         if way == "device":
             guarded(self.session, self.gate.arm, optimizer)
@@ -260,7 +249,7 @@ class TrainingSteps:
     def _end_backward(self, index: int = 0) -> None:
         if not self._backward_ended:
             self._backward_ended = True
-            if self.session.wants(EventKind.BACKWARD_END):
+            if self.session.wants(EventKind.BACKWARD_END, self._begun):
                 with _no_grad():
                     self._emit_update(EventKind.BACKWARD_END, None, index)
 
@@ -274,104 +263,34 @@ class TrainingSteps:
 
     # -- steps ------------------------------------------------------------------------
 
-    def start_at(self, step: int) -> None:
-        """The run goes on after ``step`` updates that were made before (a resume). Before the first event."""
-        self._first_step = self._begun = self.last_attempt = step
-
-    def start(self) -> None:
-        """Begin now, if it has not begun: a framework knows before the first backward pass."""
-        if not self.started:
-            self._start()
-
-    @property
-    def step(self) -> int:
-        """The step that is under way, or the last one between two steps; 1 before the first."""
-        return max(self._begun, 1)
-
-    def _start(self) -> None:
-        self._prepare()
-        self.started = True
+    def _look_around(self) -> None:
         optimizers = living_optimizers() if self.only is None else list(self.only)
         self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
         self.view.scan(optimizers)
-        agreement = guarded(self.session, agreement_of, self.session)
-        if agreement is not None:
-            self.session.agree_through(agreement)
-        if self.session.wants(EventKind.TRAIN_START):
-            step = max(self._begun, self._first_step + 1)
-            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.max_steps)
-            self.session.emit(event)
-
-    def _prepare(self) -> None:
-        prepare, self.before_first = self.before_first, None
-        if prepare is not None:
-            self._guarded(prepare)
 
     def _next_step_if_ended(self, *, attempt: bool = False) -> None:
         """Begin the next step, unless optimizers that have not stepped yet may still belong to this one."""
         others = bool(self._index) and len(self._attempted) < max(len(self._index), self._living)
         if self._ended and (attempt or not others):
-            self._prepare()
-            self._ended = False
             if self._attempted:
                 self._expected = self._attempted
             self._attempted = set()
-            self._begun += 1
+            self._begin_step()
             self.losses.step_begins()
             if self.session.wants(EventKind.STEP_START):
                 self._emit(EventKind.STEP_START)
 
     def _end_step(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
         self._ended = True
-        self._emit_update(EventKind.STEP_END, optimizer, index, skipped=skipped)
+        loads, self.unmatched_loads = self.unmatched_loads, []
+        self._emit_update(EventKind.STEP_END, optimizer, index, skipped=skipped, unmatched_loads=loads)
         self._batch = None
         self._clear_update()
         self._check_limits()
         self.stop.check()
 
-    def _check_limits(self) -> None:
-        """``max_steps`` and ``max_time``: the user's own end, at a step boundary."""
-        session = self.session
-        most = session.settings.get("max_steps")
-        seconds = session.settings.get("max_time")
-        made = self._begun - self._first_step
-        reason = ""
-        if most and made >= int(most):
-            reason = f"asked for {int(most):,} steps"
-        elif seconds and session.info.world_size == 1 and _elapsed(session) >= float(seconds):
-            reason = f"asked for {float(seconds):g} s"
-        if reason and session.controls is not None:
-            session.controls.request_stop(reason, rule="", step=self._begun, mode="graceful", exit_code=0)
-
-    def checkpoint_saved(self, path: str) -> None:
-        """A file was written. The files of one step in one folder are one checkpoint."""
-        step = max(self.last_attempt, self._first_step)
-        place = (step, os.path.dirname(os.path.abspath(path)))
-        if (
-            not self.saves_told
-            and self.started
-            and place != self._saved
-            and self.session.wants(EventKind.CHECKPOINT_SAVED)
-        ):
-            self._saved = place
-            self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
-
-    def finish(self) -> None:
-        """The run is over: hand out what is still held back. Never raises a stop."""
-        with contextlib.suppress(BaseException):
-            self.phases.end()
-        if self.started:
-            self.session.step = max(self.last_attempt, self._first_step)
-
-    # -- emitting ---------------------------------------------------------------------
-
-    def _emit(self, kind: EventKind, **facts: Any) -> None:
-        if _capturing():  # what we launch would become a part of the script's graph, and be replayed with it
-            return
-        self.session.emit(Event(kind, self._begun, epoch=self.epoch, model=self.view, **facts))
-
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
-        if not self.session.wants(kind):
+        if not self.session.wants(kind, self._begun):
             return
         self._emit(
             kind,
@@ -379,29 +298,19 @@ class TrainingSteps:
             optimizer_index=index,
             grad_norm=self._grad_norm,
             max_norm=self._max_norm,
+            clipped_scaled=self._clipped_scaled,
             loss_scale=self._loss_scale,
             batch=self._batch,
             max_steps=self.session.settings.get("max_steps") or self.max_steps,
             **facts,
         )
 
-    def _guarded(self, function: Callable[..., Any], *given: Any) -> Any:
-        return guarded(self.session, function, *given)
 
-
-def guarded(session: Session, function: Callable[..., Any], *given: Any) -> Any:
-    """Call one of ours from inside somebody's training; our own faults must not end it."""
+def _length(dataset: Any) -> int | None:
     try:
-        return function(*given)
-    except Exception as error:
-        if from_signal_handler(error):
-            raise
-        session.monitor_error(error, getattr(function, "__name__", ""))
+        return len(dataset)
+    except Exception:  # a stream, or a length that the script's own class cannot tell
         return None
-
-
-def _elapsed(session: Session) -> float:
-    return session.clock.monotonic() - session.active.started
 
 
 def _found_inf(optimizer: Any) -> bool:
@@ -410,15 +319,18 @@ def _found_inf(optimizer: Any) -> bool:
     return found is not None and getattr(getattr(found, "device", None), "type", "") == "cpu" and bool(found)
 
 
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream."""
-    cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
-    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
+class _no_grad:
+    """``torch.no_grad()`` at a fraction of its cost: it is entered twice in every step."""
 
+    __slots__ = ("_before",)
 
-@contextlib.contextmanager
-def _no_grad() -> Iterator[None]:
-    import torch
+    def __enter__(self) -> None:
+        import torch
 
-    with torch.no_grad():
-        yield
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *raised: object) -> None:
+        import torch
+
+        torch._C._set_grad_enabled(self._before)

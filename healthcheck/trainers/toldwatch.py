@@ -21,7 +21,6 @@ from healthcheck.watchdog import watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
 
 
 class ToldWatch(NativeWatch):
@@ -47,7 +46,7 @@ class ToldWatch(NativeWatch):
 
     def begin(self, make_controls: Callable[[TorchControls], NativeControls], **given: Any) -> bool:
         """As :meth:`NativeWatch.begin`."""
-        running = self._given or current.current()
+        running = self.given or current.current()
         source: TorchSource | None = None if running is None else current.source_of(running)
         if self.active or source is None or not source.shared:
             return super().begin(make_controls, **given)
@@ -65,8 +64,16 @@ class ToldWatch(NativeWatch):
         def wake() -> None:
             rested()
             source.steps.only = only
-            if running.controls is not None and running.report is None:
-                running.controls.take_over(source.controls)
+            waiting = source.steps.before_first
+
+            def script_trains() -> None:
+                """Only then: a script that ends here has been this framework's run."""
+                if running.controls is not None and running.report is None:
+                    running.controls.take_over(source.controls)
+                if waiting is not None:
+                    waiting()
+
+            source.steps.before_first = script_trains
 
         self._wake = wake
         return begun
@@ -76,13 +83,6 @@ class ToldWatch(NativeWatch):
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()
-
-    def guard(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """As :meth:`NativeWatch.guard`; under ``on_plugin_error: raise`` errors reach the framework."""
-        session = self.session
-        if session is not None and session.dispatch.on_error == "raise":
-            return function(*given, **named)
-        return super().guard(function, *given, **named)
 
     def step_aside(self) -> None:
         """Training is over, results may still come: let others watch this process meanwhile."""
@@ -121,31 +121,6 @@ def _rest(steps: TrainingSteps) -> Callable[[], None]:
         steps.backward_depth -= 1
 
     return wake
-
-
-class Results:
-    """What a user reads of a watch, while it runs and afterwards."""
-
-    watch: NativeWatch
-
-    @property
-    def session(self) -> Session | None:
-        return self.watch.session
-
-    @property
-    def alerts(self) -> list[Alert]:
-        """Alerts so far, oldest first."""
-        return self.watch.alerts
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """Content of ``report.json``, once training has ended."""
-        return self.watch.report
-
-    @property
-    def exit_code(self) -> int:
-        """What ``healthcheck run`` would exit with, once training has ended."""
-        return int((self.report or {}).get("exit_code", 0))
 
 
 def joined(parts: Iterable[Any], name: str) -> Any:

@@ -29,21 +29,23 @@ from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.mixedin import mix_in
 from healthcheck.trainers.native import read_state, write_state
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.toldwatch import Results, ToldWatch, joined
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined
 from healthcheck.trainers.torchtitan_controls import CAPABILITIES, TorchTitanControls, data_ranks, inner_optimizers
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
-__all__ = ["CAPABILITIES", "LOG_PREFIX", "HealthCheckTrainer", "TorchTitanControls", "TrainerWatch"]
+__all__ = ["CAPABILITIES", "LOG_PREFIX", "HealthCheckTrainer", "TorchTitanControls", "TrainerWatch", "attach"]
 
 LOG_PREFIX = "healthcheck/"
 
 
-class TrainerWatch(Results):
+class TrainerWatch(WatchedResults):
     """Watches one Trainer; ``trainer.health``."""
 
     def __init__(self, trainer: Any, session: Session | None = None, **options: Any) -> None:
@@ -89,6 +91,9 @@ class TrainerWatch(Results):
                 self._patches.replace(owner, name, make)
 
     def end(self, ending: Ending) -> None:
+        self._end(ending)
+
+    def _end(self, ending: Ending) -> None:
         self._patches.restore()
         self.watch.end(ending)
         self._model, self._begun = None, False
@@ -167,6 +172,8 @@ class TrainerWatch(Results):
         return {f"{prefix}{name}": value for name, value in metrics.items()}
 
     def _to_log(self) -> dict[str, float]:
+        if not self.watch.forwards:
+            return {}
         news = self._forwarded.news(self.session.alerts) if self.session is not None else {}
         return self.named({**self.watch.metrics_to_log(leave_out=("loss", "grad_norm")), **news})
 
@@ -199,7 +206,7 @@ class TrainerWatch(Results):
 class HealthCheckTrainer:
     """Watches a Trainer: ``class Mine(HealthCheckTrainer, Trainer)``.
 
-    Options as for :func:`healthcheck.watch` stand in the class attribute ``healthcheck``. Results are
+    Options as for :func:`healthcheck.watch` stand in the class attribute ``healthcheck``. WatchedResults are
     on ``trainer.health``.
     """
 
@@ -240,3 +247,12 @@ class HealthCheckTrainer:
             self.health.save_last()
             return False
         return goes_on
+
+
+def attach(trainer: Any, session: Session | None = None, **options: Any) -> TrainerWatch:
+    """Watch a Trainer that exists already, before its ``train()``; returns ``trainer.health``."""
+    if trainer.__dict__.get("_watch") is None and not isinstance(trainer, HealthCheckTrainer):
+        mix_in(HealthCheckTrainer, trainer)
+        trainer._watch = TrainerWatch(trainer, session, **options)
+    found: TrainerWatch = trainer.health
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 SCRIPT = """
 import sys, torch
 torch.manual_seed(0)
@@ -22,15 +24,18 @@ rules:
 """
 
 
-def test_an_accepted_alert_is_shown_and_does_not_fail_and_a_new_one_does(healthcheck_command, tmp_path):
+@pytest.mark.slow
+def test_an_accepted_alert_is_shown_and_does_not_fail_a_new_one_does_and_a_mended_one_is_named(
+    healthcheck_command, healthcheck_here, tmp_path
+):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "healthcheck.yaml").write_text(RULES)
     assert healthcheck_command("run", "train.py", 0.6).returncode == 1
 
-    done = healthcheck_command("accept", "latest", "--reason", "warm start, agreed on Monday")
+    done = healthcheck_here("accept", "latest", "--reason", "warm start, agreed on Monday")
     assert done.returncode == 0, done.stderr
     assert "accepted lr-high on lr in train.py" in done.stdout
-    again = healthcheck_command("accept", "--reason", "twice")
+    again = healthcheck_here("accept", "--reason", "twice")
     assert "nothing new" in again.stdout
 
     known = healthcheck_command("run", "train.py", 0.6)
@@ -40,23 +45,17 @@ def test_an_accepted_alert_is_shown_and_does_not_fail_and_a_new_one_does(healthc
     assert report["alerts"][0]["accepted"] == "warm start, agreed on Monday"
 
     assert healthcheck_command("run", "train.py", 60).returncode == 1  # loss-high is new
-
-
-def test_an_acceptance_that_nothing_needs_any_more_is_named(healthcheck_command, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "healthcheck.yaml").write_text(RULES)
-    healthcheck_command("run", "train.py", 0.6)
-    healthcheck_command("accept", "--reason", "for now")
     fixed = healthcheck_command("run", "train.py", 0.1)
     assert fixed.returncode == 0
     assert "accepted, but nothing needed it: lr-high" in fixed.stderr
 
 
-def test_an_alert_that_stopped_the_run_is_accepted_only_by_force(healthcheck_command, tmp_path):
+@pytest.mark.slow
+def test_an_alert_that_stopped_the_run_is_accepted_only_by_force(healthcheck_command, healthcheck_here, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "healthcheck.yaml").write_text(RULES.replace("severity: error}", "severity: error, then: [stop]}", 1))
     assert healthcheck_command("run", "train.py", 0.6).returncode == 1
-    refused = healthcheck_command("accept", "--reason", "x")
+    refused = healthcheck_here("accept", "--reason", "x")
     assert refused.returncode == 4
     assert "lr-high stopped this run" in refused.stderr
     assert not (tmp_path / "healthcheck-accepted.yaml").exists()

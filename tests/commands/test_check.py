@@ -81,6 +81,28 @@ def test_fix_rewrites_what_is_sure_and_leaves_the_rest_as_it_was(command, tmp_pa
     assert out.count("fixed healthcheck.yaml:4:") == 4
 
 
+def test_a_limit_without_its_unit_is_said_and_fixed_where_it_can_only_be_a_percentage(command, tmp_path) -> None:
+    rules = """\
+version: 1
+extends: [healthcheck:numerics]
+rules:
+  full: {metric: memory.fraction, when: {above: 92}}  # of the card
+  often: {metric: memory.fraction, when: {mean: {above: 90, window: 10}}}
+  large: {metric: memory.allocated, when: {above: 20}}
+  fine: {metric: memory.fraction, when: {above: 0.97}}
+"""
+    (tmp_path / "healthcheck.yaml").write_text(rules)
+    code, out, _ = command("check", "-q")
+    assert code == 0
+    assert "4:49: warning[missing-unit]" in out
+    assert 'memory.fraction is a part of 1, and 92 means 9200% (did you mean "92%"?)' in out
+    assert "memory.allocated counts bytes, and this is 20 of them (did you mean 20GiB or 20MiB?)" in out
+    assert "fine" not in out
+    command("check", "--fix")
+    mended = (tmp_path / "healthcheck.yaml").read_text()
+    assert mended == rules.replace("above: 92", "above: 92%").replace("above: 90", "above: 90%")
+
+
 def test_fix_never_touches_what_has_no_sure_answer(command, tmp_path) -> None:
     path = tmp_path / "healthcheck.yaml"
     text = "version: 1\nrules:\n  a: {metric: qqqqqq, when: {above: 5}}\n"

@@ -25,9 +25,9 @@ def test_a_healthy_environment_has_no_problems(healthcheck_command: Run) -> None
     assert "may stop a run: loss-not-finite, grads-not-finite" in done.stdout
 
 
-def test_a_local_file_of_our_name_is_noticed(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_a_local_file_of_our_name_is_noticed(healthcheck_here: Run, tmp_path: Path) -> None:
     (tmp_path / "healthcheck.py").write_text("print('container probe')")
-    done = healthcheck_command("doctor", "--format", "json")
+    done = healthcheck_here("doctor", "--format", "json")
     (note,) = [f for f in findings(done) if f["topic"] == "name"]
     assert note["level"] == "note"
     assert "healthcheck.py" in note["text"]
@@ -44,26 +44,26 @@ def test_the_foreign_distribution_is_found_by_its_metadata(tmp_path: Path, monke
     assert "pip uninstall healthcheck" in problem.advice
 
 
-def test_a_plugin_that_fails_is_a_problem(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_a_plugin_that_fails_is_a_problem(healthcheck_here: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1/0")
-    done = healthcheck_command("doctor", "-p", "broken.py", "--format", "json")
+    done = healthcheck_here("doctor", "-p", "broken.py", "--format", "json")
     assert done.returncode == 1
     assert any(f["level"] == "problem" and "ZeroDivisionError" in f["text"] for f in findings(done))
 
 
-def test_a_rule_file_with_a_mistake_is_a_problem_with_its_line(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_a_rule_file_with_a_mistake_is_a_problem_with_its_line(healthcheck_here: Run, tmp_path: Path) -> None:
     (tmp_path / "healthcheck.yaml").write_text(
         "version: 1\nextends: [healthcheck:recommended]\nrules:\n  los-spike: off\n"
     )
-    done = healthcheck_command("doctor", "--format", "json")
+    done = healthcheck_here("doctor", "--format", "json")
     assert done.returncode == 1
     (problem,) = [f for f in findings(done) if f["level"] == "problem"]
     assert "healthcheck.yaml:4" in problem["text"]
 
 
-def test_a_run_folder_that_cannot_be_written_is_a_problem(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_a_problem(healthcheck_here: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = healthcheck_command("doctor", "--format", "json", env={"HEALTHCHECK_RUNS": str(tmp_path / "file" / "runs")})
+    done = healthcheck_here("doctor", "--format", "json", env={"HEALTHCHECK_RUNS": str(tmp_path / "file" / "runs")})
     assert done.returncode == 1
     (problem,) = [f for f in findings(done) if f["level"] == "problem"]
     assert problem["topic"] == "records"

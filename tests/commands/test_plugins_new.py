@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,16 +13,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(name: str) -> ModuleType:
-    """A helper of tests/plugins, by path: under importmode=importlib test folders are no packages."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "plugins" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -74,9 +63,14 @@ def test_an_existing_folder_is_left_alone(healthcheck_command: Callable[..., Any
 
 
 @pytest.mark.slow
-def test_from_its_wheel_in_a_clean_environment_every_part_is_visible_and_usable(made: Path, tmp_path: Path) -> None:
+def test_from_its_wheel_in_a_clean_environment_every_part_is_visible_and_usable(
+    made: Path, tmp_path: Path, helper: Callable[[str], ModuleType]
+) -> None:
     """What somebody else gets who installs it."""
-    build, clean_venv = load("test_example_distribution").build, load("clean_venv")
+    build, clean_venv = (
+        helper("tests/plugins/test_example_distribution.py").build,
+        helper("tests/plugins/clean_venv.py"),
+    )
     out = tmp_path / "dist"
     out.mkdir()
     wheels = [build(source, out, tmp_path) for source in (ROOT, made)]

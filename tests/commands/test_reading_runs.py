@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -19,7 +18,6 @@ import pytest
 
 from healthcheck.commands import main
 
-HELPERS = Path(__file__).resolve().parents[1] / "unit" / "reports" / "sessions.py"
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
 NORM = [9.0 if i in (39, 40) else 1 + 0.01 * math.sin(i) for i in range(60)]
 SPIKES = [20.0 if i in (40, 41) else v for i, v in enumerate(HEALTHY)]
@@ -27,13 +25,8 @@ DIES = [*SPIKES[:50], math.nan]
 
 
 @pytest.fixture(scope="session")
-def sessions() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reports_sessions", HELPERS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def sessions(helper: Callable[[str], ModuleType]) -> ModuleType:
+    return helper("tests/unit/reports/sessions.py")
 
 
 @pytest.fixture
@@ -235,7 +228,7 @@ class TestMetrics:
         report = record(loss=HEALTHY)
         closest = report["rules"]["loss-spike"]["closest"]
         text = says("metrics", "latest")
-        assert re.search(rf"loss-spike +[\d.]+ +above 8 +{closest['step']} +ok", text)
+        assert re.search(rf"loss-spike +[\d.]+ +{closest['step']} +ok +above 8", text)
         assert re.search(r"not judged\n +other-missing +\S", text)
 
 
@@ -322,3 +315,22 @@ def test_reading_commands_import_no_torch(record: Record) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_check_says_how_many_steps_a_count_of_samples_is_where_a_run_tells(record: Record, says: Says) -> None:
+    rules = {
+        "version": 1,
+        "external": ["loss", "norm"],
+        "rules": {
+            "norm-high": {"metric": "norm", "when": {"above": 100}, "for": "3 of 5"},
+            "loss-high": {"metric": "loss", "when": {"above": 100}, "for": "3 of 5"},
+        },
+    }
+    Path("healthcheck.yaml").write_text(json.dumps(rules))
+    assert "logging rate" not in says("check")
+    record(loss=HEALTHY, norm=[1.0 if step % 20 == 0 else None for step in range(60)])
+    said = says("check")
+    assert "at the logging rate of runs/" in said
+    assert "norm-high: norm comes every 20 steps; `for` of 5 samples is about 100 steps" in said
+    assert "loss-high: loss comes" not in said
+    assert "logging rate" not in says("check", "-q")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SCRIPT = """
 import torch
 model = torch.nn.Linear(2, 1)
@@ -16,6 +18,7 @@ for i in range(3):
 """
 
 
+@pytest.mark.slow
 def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = [

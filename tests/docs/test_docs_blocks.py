@@ -4,7 +4,7 @@
 - ```` ```bash runnable ```` blocks too; `runnable exit=1` says how the last command must end;
 - ```` ```yaml ```` blocks with a line `version:` must be valid rule files;
 - relative links must lead to a file.
-- a block that says `slow` (it imports a trainer framework) is left out of the fast tests.
+- a block that says `slow` (it trains, or imports a trainer framework) is left out of the fast tests.
 
 A python block that cannot run says `no-run`; it must still be valid Python.
 """

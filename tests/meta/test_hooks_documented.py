@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,13 +18,8 @@ HOOKS = sorted(name for name in vars(hookspecs) if name.startswith(hookspecs.PRE
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "_generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator(helper: Callable[[str], ModuleType]) -> ModuleType:
+    return helper("docs/_generate.py")
 
 
 @pytest.fixture(scope="module")

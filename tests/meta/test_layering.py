@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
@@ -63,7 +61,8 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """Imported modules as (dotted name, line, only for type checking), those inside functions included."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     typing_only = {
@@ -73,52 +72,63 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
         for statement in node.body
         for child in ast.walk(statement)
     }
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno, node in typing_only
+            found += [(alias.name, node.lineno, node in typing_only) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             base = node.module or ""
             if base == "healthcheck":  # `from healthcheck import engine` names the module in the alias
-                for alias in node.names:
-                    yield f"{base}.{alias.name}", node.lineno, node in typing_only
+                found += [(f"{base}.{alias.name}", node.lineno, node in typing_only) for alias in node.names]
             else:
-                yield base, node.lineno, node in typing_only
+                found.append((base, node.lineno, node in typing_only))
+    return tuple(found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_a_module_imports_only_from_its_own_or_an_earlier_layer(path: Path) -> None:
-    part = part_of(path)
-    if part in ENTRANCES:
-        return
-    assert part in LAYER, f"{path} belongs to no layer; add it to LAYERS where the design has it"
-    for name, line, typing_only in imports(path):
-        pieces = name.split(".")
-        if pieces[0] != "healthcheck" or len(pieces) == 1 or typing_only:
-            continue
-        target = pieces[1]
-        if target not in LAYER:  # a lazy public name, such as `from healthcheck import hookimpl`
-            continue
-        if (path.relative_to(PACKAGE).as_posix(), target) in ALLOWED:
-            continue
-        assert LAYER[target] <= LAYER[part], f"{path}:{line}: {part} imports {name}, which is a later layer"
+def shown(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_only_entrances_import_the_composition_root(path: Path) -> None:
-    if part_of(path) in MAY_IMPORT_ASSEMBLY:
-        return
-    for name, line, typing_only in imports(path):
-        assert typing_only or not name.startswith("healthcheck.assembly"), f"{path}:{line}: imports {name}"
+def test_every_module_belongs_to_a_layer() -> None:
+    strangers = [shown(path) for path in MODULES if part_of(path) not in ENTRANCES and part_of(path) not in LAYER]
+    assert strangers == [], "add them to LAYERS where the design has them"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_the_vocabulary_the_rule_language_and_the_engine_never_import_torch(path: Path) -> None:
-    if part_of(path) not in NEVER_TORCH:
-        return
-    for name, line, _ in imports(path):
-        assert name.split(".")[0] != "torch", f"{path}:{line}: imports {name}"
+def test_a_module_imports_only_from_its_own_or_an_earlier_layer() -> None:
+    later = []
+    for path in MODULES:
+        part = part_of(path)
+        for name, line, typing_only in imports(path) if part in LAYER and part not in ENTRANCES else ():
+            pieces = name.split(".")
+            if pieces[0] != "healthcheck" or len(pieces) == 1 or typing_only:
+                continue
+            target = pieces[1]
+            if target not in LAYER or (shown(path), target) in ALLOWED:
+                continue  # a lazy public name, such as `from healthcheck import hookimpl`, or a known exception
+            if LAYER[target] > LAYER[part]:
+                later.append(f"{shown(path)}:{line}: {part} imports {name}, which is a later layer")
+    assert later == []
+
+
+def test_only_entrances_import_the_composition_root() -> None:
+    assert [
+        f"{shown(path)}:{line}: imports {name}"
+        for path in MODULES
+        if part_of(path) not in MAY_IMPORT_ASSEMBLY
+        for name, line, typing_only in imports(path)
+        if name.startswith("healthcheck.assembly") and not typing_only
+    ] == []
+
+
+def test_the_vocabulary_the_rule_language_and_the_engine_never_import_torch() -> None:
+    assert [
+        f"{shown(path)}:{line}: imports {name}"
+        for path in MODULES
+        if part_of(path) in NEVER_TORCH
+        for name, line, _ in imports(path)
+        if name.split(".")[0] == "torch"
+    ] == []
 
 
 def test_every_layer_of_the_list_that_exists_is_found() -> None:

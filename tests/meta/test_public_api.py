@@ -30,6 +30,7 @@ PUBLIC = [
     "current",
     "hookimpl",
     "log",
+    "metric",
     "open_session",
     "rank_zero_only",
     "watch",

@@ -91,6 +91,9 @@ def test_a_record_made_with_torch_is_explained_without_it(python: Path, tmp_path
     result = run(python, tmp_path, "why")
     assert result.returncode == 0, result.stderr
     assert "loss-not-finite" in result.stdout
+    for args in (("top",), ("metrics", "latest"), ("report",), ("report", "--format", "html"), ("runs",)):
+        result = run(python, tmp_path, *args)
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow

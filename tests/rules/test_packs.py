@@ -111,10 +111,12 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
 
     registry = plugin_host().registry
     dear = {key for key, metric in registry.metrics.items() if metric.cost in (Cost.HOST, Cost.DEVICE)}
-    # Two that every run needs, one that its probe looks at once per 50 steps, two that read what was drawn anyway,
+    # Two that every run needs, one that its probe looks at once per 50 steps, three that read what was drawn anyway,
     # and what a GradScaler knows: it costs something only where there is one.
-    allowed = {"loss", "grad_norm", "params.tied_lost", "batch.targets", "batch.hash_repeat"}
-    allowed |= {"amp.scale", "amp.skipped", "amp.skipped_streak"}
+    allowed = {"loss", "grad_norm", "params.tied_lost", "batch.targets", "batch.hash_repeat", "batch.one_label"}
+    allowed |= {"amp.scale", "amp.skipped", "amp.skipped_streak", "updates.skipped_streak"}
+    # Looked at once or twice in a run, or at evaluations.
+    allowed |= {"init.alike", "init.gain", "loss.misbuilt", "modules.train_in_eval"}
     each_step = {rule.selector.metric for rule in load("recommended").rules if rule.every < 5}
     assert not (each_step & dear) - allowed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from healthcheck.assembly import open_session
 from healthcheck.events import Event, EventKind
 from healthcheck.samples import Sample, series_name
 from healthcheck.session import Session
+from healthcheck.trainers import current
 from healthcheck.trainers.script import ScriptTrainer
 
 NOTHING = {"version": 1, "rules": {}}
@@ -58,6 +59,13 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No test leaves a session that watches the process."""
+    yield
+    assert current.current() is None, "a test left a session open"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 
 import healthcheck
-from healthcheck.trainers import current
 from healthcheck.trainers.automodel import (
     Callback,
     CallbackRecipe,
@@ -21,12 +19,15 @@ from healthcheck.trainers.automodel import (
     rank_zero_only,
 )
 
+pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
 
+import automodel_loop
+import torch
 from source_order import calls, real_files
+from told import Model, batches
 
-torch = pytest.importorskip("torch")
-automodel_loop: Any = pytest.importorskip("automodel_loop")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 Recipe = automodel_loop.TrainFinetuneRecipeForNextTokenPrediction
 FILES = real_files("nemo_automodel/recipes/llm/train_ft.py")
 WATCH = {
@@ -41,30 +42,8 @@ WATCH = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    yield
-    assert current.current() is None, "a test left a session open"
-
-
-class Model(torch.nn.Linear):
-    def __init__(self, bad: int = 0) -> None:
-        torch.manual_seed(0)
-        super().__init__(3, 1)
-        self.bad, self.seen = bad, 0
-
-    def forward(self, x: Any) -> Any:
-        self.seen += self.training
-        loss = super().forward(x).square().mean()
-        return {"loss": loss * float("nan") if self.training and self.seen == self.bad else loss}
-
-
 class Watched(HealthCheckRecipe, Recipe):  # type: ignore[misc, valid-type]
     healthcheck: ClassVar[dict[str, Any]] = {"rules": WATCH, "console": False, "record": False}
-
-
-def batches(n: int = 20) -> list[Any]:
-    return [{"x": torch.ones(2, 3) * (i + 1)} for i in range(n)]
 
 
 def run(recipe_class: Any = Watched, model: Any = None, callbacks: Any = (), options: Any = None, **given: Any) -> Any:

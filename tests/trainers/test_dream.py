@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,15 @@ from healthcheck.trainers import current
 from healthcheck.trainers.dream import HealthCheckCallback
 from healthcheck.trainers.dream_base import HOOKS
 
+pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
 
+import dream_loop
+import torch
 from source_order import calls, real_files
+from told import Model, batches
 
-torch = pytest.importorskip("torch")
-dream_loop: Any = pytest.importorskip("dream_loop")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 FILES = real_files("dream_trainer/trainer/base.py")
 WATCH = {
     "version": 1,
@@ -32,29 +34,10 @@ WATCH = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    yield
-    assert current.current() is None, "a test left a session open"
-
-
-class Model(torch.nn.Linear):
-    def __init__(self, bad: int = 0) -> None:
-        torch.manual_seed(0)
-        super().__init__(3, 1)
-        self.bad, self.seen = bad, 0
-
-    def forward(self, x: Any) -> Any:
-        self.seen += self.training
-        loss = super().forward(x).square().mean()
-        return {"loss": loss * float("nan") if self.training and self.seen == self.bad else loss}
-
-
 def fit(rules: Any = WATCH, model: Any = None, callbacks: Any = (), options: Any = None, **given: Any) -> Any:
     health = HealthCheckCallback(rules, console=False, record=False, **(options or {}))
-    batches = [{"x": torch.ones(2, 3) * (i + 1)} for i in range(given.pop("batches", 6))]
     collection = dream_loop.CallbackCollection([health, *callbacks])
-    trainer = dream_loop.Trainer(model or Model(), batches, collection, **given)
+    trainer = dream_loop.Trainer(model or Model(), batches(given.pop("batches", 6)), collection, **given)
     trainer.health = health
     trainer.fit()
     return trainer

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 RULES = """
 version: 1
 rules:
-  loss-high: {metric: loss, when: {above: 1000}, severity: error, then: [stop]}
+  loss-high: {metric: loss, when: {above: 1000}, severity: error, then: [{stop: {checkpoint: true}}]}
 """
 
 HUGGING_FACE = """
@@ -37,6 +37,8 @@ HUGGING_FACE = """
     health = HealthCheckCallback("rules.yaml")
     result = Trainer(Model(), arguments, train_dataset=data, callbacks=[health]).train()
     print(f"<{health.report['rank']} ended at {result.global_step} by {health.report['stop']['rule']}>", flush=True)
+    for alert in health.alerts:
+        print(alert.actions[0].text)
 """
 
 LIGHTNING = """
@@ -87,6 +89,8 @@ def test_transformers_ends_on_both_ranks_at_the_same_step(script: Callable[..., 
     path = script(HUGGING_FACE)
     result = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path))
     assert endings(result) == ["0 ended at 5 by loss-high", "1 ended at 5 by loss-high"], result.stderr
+    assert "no checkpoint: the Trainer saves on all ranks together, and a rule speaks for one" in result.stdout
+    assert list((tmp_path / "out").glob("checkpoint-*")) == []
 
 
 def test_lightning_ends_on_both_ranks_at_the_same_step(script: Callable[..., Path], tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_attach_is_for_trainers_that_exist(tmp_path: Path) -> None:
 def test_attach_to_something_else_says_what_is_known() -> None:
     session = healthcheck.open_session(target="test", rules=RULES, **QUIET)
     with pytest.raises(
-        healthcheck.UsageError, match=r"nothing here can attach to a list; trainers that are known: .*lightning"
+        healthcheck.UsageError, match=r"attach\(\) cannot watch a list; it takes an object: .*Lightning"
     ):
         session.attach([])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,12 +15,15 @@ import healthcheck
 from healthcheck.trainers import current
 from healthcheck.trainers.megatron_bridge import HealthCheckCallback
 
+pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
 
+import megatron_loop
+import told
+import torch
 from source_order import calls, real_files
 
-torch = pytest.importorskip("torch")
-megatron_loop: Any = pytest.importorskip("megatron_loop")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 CALLBACKS = real_files("megatron/bridge/training/callbacks.py")
 LOOPS = real_files("megatron/bridge/training/train.py")
@@ -51,24 +53,11 @@ APIS = [pytest.param(megatron_loop, id="driver")]
 APIS += [pytest.param(real(path), id=path.parents[3].name) for path in CALLBACKS]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    yield
-    assert current.current() is None, "a test left a session open"
-
-
-class Model(torch.nn.Linear):
-    """Returns a loss; NaN for the batch at ``bad`` (from 1)."""
-
-    def __init__(self, bad: int = 0) -> None:
-        torch.manual_seed(0)
-        super().__init__(3, 1)
-        self.bad, self.seen = bad, 0
+class Model(told.Model):
+    """Returns the loss itself."""
 
     def forward(self, x: Any) -> Any:
-        self.seen += self.training
-        loss = super().forward(x).square().mean()
-        return loss * float("nan") if self.training and self.seen == self.bad else loss
+        return super().forward(x)["loss"]
 
 
 def forward_step(batch: Any, model: list[Any]) -> Any:

@@ -66,6 +66,7 @@ def test_a_module_finds_the_world_that_python_m_gives_it(tmp_path: Path, script:
     assert package_watched.stdout == package_plain.stdout
 
 
+@pytest.mark.slow
 def test_an_uncaught_exception_prints_the_same_traceback(tmp_path: Path, script: Callable[..., Path]) -> None:
     """Not one frame of ours, even when it passed through a function that we watch."""
     script(

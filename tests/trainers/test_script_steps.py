@@ -82,6 +82,27 @@ def test_clipping_shows_the_norm_from_before_and_its_threshold(play: Callable) -
     assert played.kinds(1).index("backward_end") < played.kinds(1).index("before_update")
 
 
+@pytest.mark.parametrize(("unscale", "scaled"), [("scaler.unscale_(optimizer)", False), ("pass", True)])
+def test_clipping_says_whether_gradients_still_carry_the_loss_scale(play: Callable, unscale: str, scaled: bool) -> None:
+    played = play(
+        f"""
+        import torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for i in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(4, 2)).mean()).backward()
+            {unscale}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        """
+    )
+
+    assert [e.clipped_scaled for e in played.of("before_update")] == [scaled] * 3
+
+
 def test_an_infinity_norm_is_not_passed_off_as_a_euclidean_one(play: Callable) -> None:
     played = play(
         """
@@ -338,6 +359,24 @@ def test_an_evaluation_is_a_pause_between_two_steps(play: Callable, tmp_path: Pa
     assert played.steps("eval_end") == [4, 8]
 
 
+@pytest.mark.parametrize(("names", "told"), [("'module.' + k", 1), ("k", 0), ("k if k == 'bias' else 'x'", 0)])
+def test_a_state_of_which_no_name_fits_is_told_with_the_step_that_follows(
+    play: Callable, names: str, told: int
+) -> None:
+    played = play(
+        PLAIN
+        + f"""
+    state = {{{names}: v for k, v in model.state_dict().items()}}
+    model.load_state_dict(state, strict=False)
+    for i in range(2):
+        model(torch.ones(4, 2)).square().mean().backward()
+        optimizer.step()
+"""
+    )
+
+    assert [len(e.unmatched_loads) for e in played.of("step_end")] == [0, 0, 0, told, 0]
+
+
 def test_files_saved_together_are_one_checkpoint(play: Callable, tmp_path: Path) -> None:
     played = play(LOADER.format(folder=tmp_path))
 
@@ -408,6 +447,7 @@ def test_everything_is_given_back_afterwards(play: Callable) -> None:
     assert state() == before
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_seen_like_any_other(play: Callable) -> None:
     """Ordinary hooks would be traced away."""
     played = play(

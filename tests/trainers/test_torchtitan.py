@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,15 @@ import healthcheck
 from healthcheck.trainers import current
 from healthcheck.trainers.torchtitan import HealthCheckTrainer
 
+pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
 
+import titan_loop
+import torch
 from source_order import calls, real_files
+from told import Model, batches
 
-torch = pytest.importorskip("torch")
-titan_loop: Any = pytest.importorskip("titan_loop")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 FILES = real_files("torchtitan/trainer.py")
 WATCH = {
     "version": 1,
@@ -31,30 +33,11 @@ WATCH = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    yield
-    assert current.current() is None, "a test left a session open"
-
-
-class Model(torch.nn.Linear):
-    def __init__(self, bad: int = 0) -> None:
-        torch.manual_seed(0)
-        super().__init__(3, 1)
-        self.bad, self.seen = bad, 0
-
-    def forward(self, x: Any) -> Any:
-        self.seen += self.training
-        loss = super().forward(x).square().mean()
-        return {"loss": loss * float("nan") if self.training and self.seen == self.bad else loss}
-
-
 def train(rules: Any = WATCH, model: Any = None, **given: Any) -> Any:
     options = {"rules": rules, "console": False, "record": False, **given.pop("options", {})}
     watched: Any = type("Watched", (HealthCheckTrainer, titan_loop.Trainer), {"healthcheck": options})
-    batches = [{"x": torch.ones(2, 3) * (i + 1)} for i in range(20)]
     first = given.pop("first", 0)
-    trainer = watched(model or Model(), given.pop("batches", batches), **{"steps": 6, **given})
+    trainer = watched(model or Model(), given.pop("batches", None) or batches(), **{"steps": 6, **given})
     trainer.step = first
     trainer.train()
     return trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,26 +16,54 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.windows import MomentsWindow, SortedWindow
+from healthcheck.rulelang.conditions.windows import SortedWindow
 
 
 class WindowMean:
-    __slots__ = ("_min_samples", "_window", "normal")
+    """Mean of the window, in constant time.
+
+    The sum is kept relative to a shift near the data, and taken afresh once per window, so that
+    rounding errors neither cancel nor pile up.
+    """
+
+    __slots__ = ("_min_samples", "_shift", "_sum", "_until_fresh", "_values", "normal")
 
     def __init__(self, window: int, min_samples: int) -> None:
         self.normal: float | None = None
-        self._window = MomentsWindow(window)
+        self._values: deque[float] = deque(maxlen=window)
         self._min_samples = min_samples
+        self._shift = self._sum = 0.0
+        self._until_fresh = window
 
     def update(self, value: float, step: int) -> float | None:
-        self._window.push(value)
-        return self._window.mean() if len(self._window.values) >= self._min_samples else None
+        values = self._values
+        n = len(values)
+        if not n:
+            self._shift = value
+        shift = self._shift
+        total = self._sum + (value - shift)
+        if n == values.maxlen:
+            total -= values[0] - shift
+        else:
+            n += 1
+        values.append(value)
+        self._until_fresh -= 1
+        if self._until_fresh <= 0:
+            shift = self._shift = sum(values) / n
+            total = sum([v - shift for v in values])
+            self._until_fresh = values.maxlen or 1
+        self._sum = total
+        return shift + total / n if n >= self._min_samples else None
 
     def state(self) -> Any:
-        return self._window.state()
+        """The sum as well as the values: a restored window must round like the old one."""
+        return [list(self._values), self._shift, self._sum, self._until_fresh]
 
     def restore(self, state: Any) -> None:
-        self._window.restore(state)
+        values, shift, total, until_fresh = state
+        self._values.clear()
+        self._values.extend(float(v) for v in values)
+        self._shift, self._sum, self._until_fresh = float(shift), float(total), int(until_fresh)
 
 
 class WindowQuantile:

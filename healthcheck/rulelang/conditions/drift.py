@@ -55,8 +55,9 @@ class Drift:
         score: float | None = None
         n = len(window)
         if n >= self._min_samples:
-            center = self.normal = window.median()
-            scale = max(MAD_TO_SIGMA * window.mad(center), FLOOR * abs(center)) * widening_mad(n)
+            center, mad = window.center_and_mad()
+            self.normal = center
+            scale = max(MAD_TO_SIGMA * mad, FLOOR * abs(center)) * widening_mad(n)
             away = self._sign * (value - center)
             z = max(-CLIP, min(CLIP, away / scale)) if scale > 0.0 else (CLIP if away > 0.0 else -CLIP if away else 0.0)
             # Capped, so that a rule can clear in bounded time after the level is normal again.

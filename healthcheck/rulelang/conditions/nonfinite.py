@@ -17,6 +17,9 @@ class NonFinite:
 
     __slots__ = ("normal",)
 
+    is_finiteness = True
+    """Lets the engine leave out the call of ``update``."""
+
     def __init__(self) -> None:
         self.normal: float | None = None
 

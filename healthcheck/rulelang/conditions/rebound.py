@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import log, pi, sqrt
+from math import exp, log, pi, sqrt
 from typing import Any
 
 from healthcheck.protocols import Condition, ConditionType
@@ -52,6 +52,8 @@ NOISE_FLOOR = 0.002
 """Noise is at least this share of the level."""
 LAG = 2
 """Newest differences that are no part of the noise yet."""
+LOOK_AHEAD = 16
+"""Samples for which one sorting of the differences bounds the noise."""
 MANY = 32
 """Differences from which on their median is taken."""
 DIFFERENCE_TO_SIGMA = MAD_TO_SIGMA / sqrt(2.0)
@@ -73,9 +75,10 @@ class Rebound:
         "_last",
         "_min_samples",
         "_negative",
-        "_newest",
         "_recent",
         "_sigmas",
+        "_small",
+        "_small_until",
         "_smooth",
         "normal",
     )
@@ -85,8 +88,10 @@ class Rebound:
         self._min_samples = min_samples
         self._smooth, self._sigmas, self._fell, self._behind = smooth, sigmas, fell, behind
         self._recent = SortedWindow(1)
-        self._differences = SortedWindow(NOISE_WINDOW)
-        self._newest: deque[float] = deque()
+        self._differences: deque[float] = deque(maxlen=NOISE_WINDOW + LAG)
+        """Of the logarithms of neighbours; the noise is taken from all but the newest."""
+        self._small, self._small_until = 1.0, 0
+        """Ratios up to the first are within the noise, as long as there are no more samples than the second."""
         self._count = 0
         self._last = self._first = self._best = 0.0
         self._best_at = 0
@@ -98,26 +103,28 @@ class Rebound:
             return None
         if self._negative:
             return None
-        self._count += 1
-        # An eighth of the samples grows by one every eighth sample: the window never has to forget two at once.
-        self._recent.size = max(1, min(self._smooth, self._count // SHARE))
-        self._recent.push(value)
-        if self._sigmas and self._count > 1:
-            self._newest.append(abs(log(value / self._last)))
-            if len(self._newest) > LAG:
-                self._differences.push(self._newest.popleft())
+        count = self._count = self._count + 1
+        recent = self._recent
+        if recent.size < self._smooth:
+            # An eighth of the samples grows by one every eighth sample: the window never has to forget two at once.
+            recent.size = max(1, min(self._smooth, count // SHARE))
+        recent.push(value)
+        if count > 1 and self._sigmas:
+            self._differences.append(abs(log(value / self._last)))
         self._last = value
-        level = self._recent.median()
-        if self._count == 1:
-            self._first = level
+        level = recent.median()
         best = self._best
-        if self._count == 1 or level < best:
-            self._best = self.normal = level
-            self._best_at = self._count
-            best = level
-        if self._count < self._min_samples:
+        if level < best or count == 1:
+            if count == 1:
+                self._first = level
+            best = self._best = self.normal = level
+            self._best_at = count
+        if count < self._min_samples:
             return None
-        return level / best if self._turned(level / best) else 1.0
+        ratio = level / best
+        if ratio <= self._small and (count <= self._small_until or ratio == 1.0):
+            return 1.0
+        return ratio if self._turned(ratio) else 1.0
 
     def _turned(self, ratio: float) -> bool:
         if self._best > self._first * (1.0 - self._fell):
@@ -126,22 +133,33 @@ class Rebound:
             return False
         if not self._sigmas:
             return True
-        if not len(self._differences):
+        if len(self._differences) <= LAG:
             return False
-        asked = self._sigmas * (1.0 + 1.0 / sqrt(len(self._recent)))
-        return log(ratio) > asked * max(NOISE_FLOOR, self._noise())
+        asked = self._sigmas * (1.0 + 1.0 / sqrt(len(self._recent.ordered)))
+        return log(ratio) > asked * max(NOISE_FLOOR, self._noise(asked))
 
-    def _noise(self) -> float:
-        differences = self._differences
-        n = len(differences)
+    def _noise(self, asked: float) -> float:
+        """The usual difference of neighbours, as an estimate of the standard deviation of one of them.
+
+        One new difference moves each order statistic by one rank at most: that bounds what the noise can
+        fall to in the next samples, and with it the ratios that need not be looked at.
+        """
+        n = len(self._differences) - LAG
+        settled = list(self._differences)[:n]
         if n < MANY:
-            return MEAN_DIFFERENCE_TO_SIGMA * sum(differences.values) / n
-        return DIFFERENCE_TO_SIGMA * differences.median()
+            return MEAN_DIFFERENCE_TO_SIGMA * sum(settled) / n
+        settled.sort()
+        half = n >> 1
+        if n == NOISE_WINDOW and len(self._recent.ordered) == self._smooth:
+            least = max(NOISE_FLOOR, DIFFERENCE_TO_SIGMA * settled[half - 1 - LOOK_AHEAD])
+            self._small = exp(asked * least) * (1.0 - 1e-9)
+            self._small_until = self._count + LOOK_AHEAD
+        return DIFFERENCE_TO_SIGMA * (settled[half] if n & 1 else 0.5 * (settled[half - 1] + settled[half]))
 
     def state(self) -> Any:
         return {
             "recent": list(self._recent.values),
-            "differences": [list(self._differences.values), list(self._newest)],
+            "differences": list(self._differences),
             "numbers": [self._count, self._last, self._first, self._best, self._best_at, self._negative],
         }
 
@@ -150,9 +168,9 @@ class Rebound:
         self.normal = self._best if self._count else None
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
-        old, newest = state["differences"]
-        self._differences.fill(old)
-        self._newest = deque(newest)
+        self._differences.clear()
+        self._differences.extend(float(d) for d in state["differences"])
+        self._small, self._small_until = 1.0, 0
 
 
 def compile_rebound(options: Any, rule: Mapping[str, Any]) -> Condition:

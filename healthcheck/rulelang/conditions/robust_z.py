@@ -12,7 +12,6 @@ from math import copysign, exp, inf, log
 from typing import Any
 
 from healthcheck.protocols import Condition, ConditionType, Scorer
-from healthcheck.rulelang.comparators import Bound
 from healthcheck.rulelang.conditions.base import (
     Compiled,
     flag_schema,
@@ -34,57 +33,86 @@ MEAN_DEVIATION_TO_SIGMA = 1.2533
 
 
 class RobustZ:
-    """(x - median) / (1.4826 MAD) over the samples before x."""
+    """(x - median) / (1.4826 MAD) over the samples before x.
 
-    __slots__ = ("_factor", "_factor_n", "_learning", "_min_samples", "_streak", "_window", "normal")
+    With a ``min_ratio`` a value that is less than so many times away from the median cannot breach: its
+    score is then its share of that distance (in logarithms), as a share of the limit, so that it stays on the
+    healthy side and the closest approach still tells how near it came. Where the median or the value is not
+    positive a ratio means nothing, and the score stands.
+    """
 
-    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+    __slots__ = (
+        "_breaches",
+        "_factor",
+        "_factor_n",
+        "_high",
+        "_learning",
+        "_log_ratio",
+        "_low",
+        "_min_samples",
+        "_streak",
+        "_window",
+        "normal",
+    )
+
+    def __init__(self, window: int, min_samples: int, learning: Learning, min_ratio: float = 1.0) -> None:
         self.normal: float | None = None
         self._window = SortedWindow(window)
         self._min_samples = min_samples
         self._learning = learning
         self._streak: list[float] = []
         self._factor_n, self._factor = 0, 1.0
+        self._breaches = learning.breaches
+        self._low, self._high = learning.breaches.quiet
+        self._log_ratio = log(min_ratio)
 
     def update(self, value: float, step: int) -> float | None:
         window = self._window
-        score = self._score(value) if len(window.ordered) >= self._min_samples else None
+        score: float | None = None
+        if len(window.ordered) >= self._min_samples:
+            center, mad = window.center_and_mad()
+            self.normal = center
+            scale = MAD_TO_SIGMA * mad
+            floor = FLOOR * (center if center > 0.0 else -center)
+            if scale > floor and len(window.ordered) == self._factor_n:  # the usual case
+                score = (value - center) / (scale * self._factor)
+            else:
+                score = self._score(window, value, center, mad, floor)
         if self._learning.plain:
             window.push(value)
         else:
             self._learn(value, score)
+        if self._log_ratio and score is not None and not self._low < score < self._high:
+            return self._far_enough(score, value)
         return score
 
-    def _score(self, value: float) -> float:
-        # median and _scale, written out: this runs for every sample of every rule that looks for spikes
-        window = self._window
-        ordered = window.ordered
-        n = len(ordered)
-        half = n >> 1
-        center = self.normal = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
-        if n != self._factor_n:
-            self._factor_n, self._factor = n, widening_mad(n)
-        scale = MAD_TO_SIGMA * window.mad(center)
-        floor = FLOOR * (center if center > 0.0 else -center)
-        if scale > floor:
-            return (value - center) / (scale * self._factor)
-        scale = self._scale(window, center, floor)
+    def _score(self, window: SortedWindow, value: float, center: float, mad: float, floor: float) -> float:
+        scale = self._scale(window, center, mad, floor)
         away = value - center
         return away / scale if scale > 0.0 else (copysign(inf, away) if away else 0.0)
 
-    def _scale(self, window: SortedWindow, center: float, floor: float) -> float:
+    def _scale(self, window: SortedWindow, center: float, mad: float, floor: float) -> float:
         n = len(window.ordered)
         if n != self._factor_n:
             self._factor_n, self._factor = n, widening_mad(n)
-        scale = MAD_TO_SIGMA * window.mad(center)
-        if scale < floor:
-            scale = floor
+        scale = max(MAD_TO_SIGMA * mad, floor)
         if scale == 0.0:
             scale = MEAN_DEVIATION_TO_SIGMA * sum(abs(v - center) for v in window.ordered) / n
         return scale * self._factor
 
+    def _far_enough(self, score: float, value: float) -> float:
+        """The score of a value that breaches, unless its ratio to the median is too small for that."""
+        normal = self.normal
+        if not self._breaches(score) or normal is None or normal <= 0.0 or value <= 0.0:
+            return score
+        share = abs(log(value / normal)) / self._log_ratio
+        if share >= 1.0:
+            return score
+        limit = self._breaches.high if score > 0.0 else self._breaches.low
+        return share * limit if limit is not None else 0.0
+
     def _learn(self, value: float, score: float | None) -> None:
-        learnt, level = self._learning.admit(value, score, self._streak, self.value_at)
+        learnt, level = self._learning.admit(value, score, self._streak, self._value_scored)
         if level is not None:
             self._fill(level)
         elif learnt is not None:
@@ -96,10 +124,17 @@ class RobustZ:
     def _fill(self, values: list[float]) -> None:
         self._window.fill(values)
 
+    def _value_scored(self, score: float) -> float:
+        """The value that would have this score now, but for ``min_ratio``."""
+        center, mad = self._window.center_and_mad()
+        return center + score * self._scale(self._window, center, mad, FLOOR * abs(center))
+
     def value_at(self, score: float) -> float:
-        """The value that would have this score now."""
-        center = self._window.median()
-        return center + score * self._scale(self._window, center, FLOOR * abs(center))
+        """The value from which on this score counts as a breach."""
+        value, normal = self._value_scored(score), self.normal
+        if not self._log_ratio or normal is None or normal <= 0.0 or value <= 0.0:
+            return value
+        return max(value, normal * exp(self._log_ratio)) if score > 0.0 else min(value, normal * exp(-self._log_ratio))
 
     def state(self) -> Any:
         return {"window": list(self._window.values), "streak": self._streak[:]}
@@ -118,29 +153,36 @@ class RobustZOfLog(RobustZ):
 
     __slots__ = ("_values",)
 
-    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
-        super().__init__(window, min_samples, learning)
+    def __init__(self, window: int, min_samples: int, learning: Learning, min_ratio: float = 1.0) -> None:
+        super().__init__(window, min_samples, learning, min_ratio)
         self._values: deque[float] = deque(maxlen=window)
 
     def update(self, value: float, step: int) -> float | None:
-        score = self._score(value) if len(self._values) >= self._min_samples else None
+        logs = self._window
+        logarithm = log(value) if value > 0.0 else -inf
+        score: float | None = None
+        if len(logs.ordered) >= self._min_samples:
+            if value > 0.0 and logs.ordered[0] > -inf:
+                center, mad = logs.center_and_mad()
+                self.normal = exp(center)
+                scale = MAD_TO_SIGMA * mad
+                if scale > FLOOR and len(logs.ordered) == self._factor_n:  # the usual case
+                    score = (logarithm - center) / (scale * self._factor)
+                else:
+                    score = self._score(logs, logarithm, center, mad, FLOOR)
+            else:
+                plain = self._plain()
+                center, mad = plain.center_and_mad()
+                self.normal = center
+                score = self._score(plain, value, center, mad, FLOOR * abs(center))
         if self._learning.plain:
-            self._push(value)
+            self._values.append(value)
+            logs.push(logarithm)
         else:
             self._learn(value, score)
+        if self._log_ratio and score is not None and not self._low < score < self._high:
+            return self._far_enough(score, value)
         return score
-
-    def _score(self, value: float) -> float:
-        logs = self._window
-        if value > 0.0 and logs.ordered[0] > -inf:
-            center = logs.median()
-            self.normal = exp(center)
-            return (log(value) - center) / self._scale(logs, center, FLOOR)
-        plain = self._plain()
-        center = self.normal = plain.median()
-        scale = self._scale(plain, center, FLOOR * abs(center))
-        away = value - center
-        return away / scale if scale > 0.0 else (copysign(inf, away) if away else 0.0)
 
     def _plain(self) -> SortedWindow:
         window = SortedWindow(self._window.size)
@@ -156,64 +198,20 @@ class RobustZOfLog(RobustZ):
         self._values.extend(values)
         self._window.fill(log(v) if v > 0.0 else -inf for v in self._values)
 
-    def value_at(self, score: float) -> float:
+    def _value_scored(self, score: float) -> float:
         logs = self._window
         if logs.ordered[0] > -inf:
-            center = logs.median()
+            center, mad = logs.center_and_mad()
             try:
-                return exp(center + score * self._scale(logs, center, FLOOR))
+                return exp(center + score * self._scale(logs, center, mad, FLOOR))
             except OverflowError:
                 return inf
         plain = self._plain()
-        center = plain.median()
-        return center + score * self._scale(plain, center, FLOOR * abs(center))
+        center, mad = plain.center_and_mad()
+        return center + score * self._scale(plain, center, mad, FLOOR * abs(center))
 
     def state(self) -> Any:
         return {"window": list(self._values), "streak": self._streak[:]}
-
-
-class RatioFloor:
-    """Holds a breach back while the value is within ``min_ratio`` times the median.
-
-    However quiet a window is, a change of a few percent is no spike. The score of such a value is
-    cut to the share of the way to ``min_ratio``, so that it stays below the threshold and the
-    closest approach stays meaningful. Only while value and median are positive: otherwise a ratio
-    means nothing, and the score stands.
-    """
-
-    __slots__ = ("_breaches", "_inner", "_log_ratio", "normal")
-
-    def __init__(self, inner: RobustZ, breaches: Bound, min_ratio: float) -> None:
-        self._inner = inner
-        self._breaches = breaches
-        self._log_ratio = log(min_ratio)
-        self.normal: float | None = None
-
-    def update(self, value: float, step: int) -> float | None:
-        score = self._inner.update(value, step)
-        normal = self.normal = self._inner.normal
-        if score is None or not self._breaches(score):
-            return score
-        if normal is None or normal <= 0.0 or value <= 0.0:
-            return score
-        share = abs(log(value / normal)) / self._log_ratio
-        if share >= 1.0:
-            return score
-        limit = self._breaches.high if score > 0.0 else self._breaches.low
-        return share * limit if limit is not None else 0.0
-
-    def value_at(self, score: float) -> float:
-        """The value from which on this score counts as a breach."""
-        value, normal = self._inner.value_at(score), self._inner.normal
-        if normal is None or normal <= 0.0 or value <= 0.0:
-            return value
-        return max(value, normal * exp(self._log_ratio)) if score > 0.0 else min(value, normal * exp(-self._log_ratio))
-
-    def state(self) -> Any:
-        return self._inner.state()
-
-    def restore(self, state: Any) -> None:
-        self._inner.restore(state)
 
 
 def compile_robust_z(options: Any, rule: Mapping[str, Any]) -> Condition:
@@ -224,8 +222,7 @@ def compile_robust_z(options: Any, rule: Mapping[str, Any]) -> Condition:
     use_log, min_ratio = bool(options.get("log", False)), float(options.get("min_ratio", 1.0))
 
     def make() -> Scorer:
-        inner = (RobustZOfLog if use_log else RobustZ)(window, min_samples, learning)
-        return RatioFloor(inner, breaches, min_ratio) if min_ratio > 1.0 else inner
+        return (RobustZOfLog if use_log else RobustZ)(window, min_samples, learning, min_ratio)
 
     return Compiled(
         "robust_z",

@@ -2,23 +2,19 @@
 
 Without ``confidence`` the score is the least-squares slope. With it, the score is the end of the
 slope's confidence interval that is nearer to doubt, so that ``above: 0`` with ``confidence: 0.95``
-reads "rising, with 95 % confidence": the Theil-Sen slope with Sen's interval (Theil 1950; Sen,
-"Estimates of the regression coefficient based on Kendall's tau", 1968; variance with ties: Mann
-1945, Kendall 1975).
+reads "rising, with 95 % confidence": the Theil-Sen slope with Sen's interval, see ``theilsen.py``.
 
 Loss curves are noisy and neighbours resemble each other, which makes every trend test too sure of
-itself. So the window is first cut into at most ``BLOCKS`` blocks of equal length and each block
-is represented by its median: that takes out most of the autocorrelation, single spikes, and the
-quadratic cost. The score is renewed when a block is complete and stands in between.
+itself. So the window is first cut into at most ``BLOCKS`` blocks of equal length. The score is
+renewed when a block is complete and stands in between.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
-from math import isfinite, sqrt
-from statistics import NormalDist, median
+from collections.abc import Mapping
+from math import isfinite
+from statistics import NormalDist
 from typing import Any
 
 from healthcheck.protocols import Condition, ConditionType, Scorer
@@ -33,6 +29,7 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
+from healthcheck.rulelang.conditions.theilsen import BlockSlopes
 
 BLOCKS = 32
 
@@ -59,18 +56,26 @@ class Slope:
 
     def update(self, value: float, step: int) -> float | None:
         points = self._points
-        self._count += 1
-        old = points[0] if len(points) == points.maxlen else None
-        new = (step if self._steps else self._count, value)
-        points.append(new)
-        if self._count % (points.maxlen or 1) == 0 or len(points) == 1:
-            self._refresh()
-        else:
-            self._slide(new, old)
+        count = self._count = self._count + 1
+        place = step if self._steps else count
+        full = len(points) == points.maxlen
+        old = points[0] if full else (0, 0.0)
+        points.append((place, value))
         n = len(points)
+        if n == 1 or count % (points.maxlen or 1) == 0:
+            self._refresh()
+            sum_x, sum_y, sum_xx, sum_xy = self._sums
+        else:
+            at, level = self._origin
+            sum_x, sum_y, sum_xx, sum_xy = self._sums
+            x, y = place - at, value - level
+            sum_x, sum_y, sum_xx, sum_xy = sum_x + x, sum_y + y, sum_xx + x * x, sum_xy + x * y
+            if full:
+                x, y = old[0] - at, old[1] - level
+                sum_x, sum_y, sum_xx, sum_xy = sum_x - x, sum_y - y, sum_xx - x * x, sum_xy - x * y
+            self._sums = (sum_x, sum_y, sum_xx, sum_xy)
         if n < self._min_samples:
             return None
-        sum_x, sum_y, sum_xx, sum_xy = self._sums
         spread = sum_xx - sum_x * sum_x / n
         if spread <= 0.0:
             return None
@@ -78,26 +83,16 @@ class Slope:
         slope = (sum_xy - sum_x * sum_y / n) / spread
         return _relative_to(slope, self._origin[1] + sum_y / n) if self._relative else slope
 
-    def _slide(self, new: tuple[int, float], old: tuple[int, float] | None) -> None:
-        at, level = self._origin
-        x, y = new[0] - at, new[1] - level
-        sum_x, sum_y, sum_xx, sum_xy = self._sums
-        sum_x, sum_y, sum_xx, sum_xy = sum_x + x, sum_y + y, sum_xx + x * x, sum_xy + x * y
-        if old is not None:
-            x, y = old[0] - at, old[1] - level
-            sum_x, sum_y, sum_xx, sum_xy = sum_x - x, sum_y - y, sum_xx - x * x, sum_xy - x * y
-        self._sums = (sum_x, sum_y, sum_xx, sum_xy)
-
     def _refresh(self) -> None:
         points = self._points
-        at, level = points[-1][0], sum(v for _, v in points) / len(points)
+        at, level = points[-1][0], sum([v for _, v in points]) / len(points)
         self._origin = (at, level)
         xs, ys = [x - at for x, _ in points], [v - level for _, v in points]
         self._sums = (
             float(sum(xs)),
             sum(ys),
-            float(sum(x * x for x in xs)),
-            sum(x * y for x, y in zip(xs, ys, strict=True)),
+            float(sum([x * x for x in xs])),
+            sum([x * y for x, y in zip(xs, ys, strict=True)]),
         )
 
     def state(self) -> Any:
@@ -114,80 +109,53 @@ class Slope:
 class SureSlope:
     """The cautious end of the Theil-Sen interval over block medians.
 
-    The slopes of all pairs of blocks are kept sorted: a new block adds one slope for each block in
-    the window and the oldest takes its own away, so that a judgement costs no new sorting of all.
-    ``learn`` takes a value without judging it: its block waits until the next judgement.
+    ``learn`` takes a value without judging it. The score is renewed when a block is complete.
     """
 
     __slots__ = (
-        "_block", "_blocks", "_count", "_min_blocks", "_most_blocks", "_open", "_places", "_relative", "_score", "_sides", "_slopes",
-        "_steps", "_waiting", "_z", "normal",
+        "_judged", "_learns", "_memory", "_min_blocks", "_relative", "_score", "_shape", "_sides", "_z", "normal",
     )  # fmt: skip
 
     def __init__(
         self, over: int, min_samples: int, *, confidence: float, sides: str, relative: bool, steps: bool
     ) -> None:
         self.normal: float | None = None
-        self._block = max(1, over // BLOCKS)
-        self._blocks: deque[tuple[float, float]] = deque()
-        self._places: deque[float] = deque()
-        """Where each block stands on the axis that the slope is taken over: steps, or samples."""
-        self._count = 0
-        self._slopes: list[float] = []
-        self._open: list[tuple[int, float]] = []
-        self._min_blocks = max(4, -(-min_samples // self._block))
-        self._most_blocks = over // self._block
+        block = max(1, over // BLOCKS)
+        self._shape = (over, steps)
+        self._memory = BlockSlopes(block, over // block, steps=steps)
+        self._learns = True
+        """Whether this scorer feeds the memory; one that has joined another leaves it to that."""
+        self._min_blocks = max(4, -(-min_samples // block))
         self._z = NormalDist().inv_cdf(confidence)
         self._sides = sides
         self._relative = relative
-        self._steps = steps
+        self._judged = 0
         self._score: float | None = None
-        self._waiting: deque[tuple[float, float]] = deque(maxlen=self._most_blocks)
-        """Blocks that were learnt and are not in the window yet."""
+
+    def join(self, other: Any) -> SureSlope | None:
+        """Several slopes over one window, such as ``above`` and ``below``, share their blocks."""
+        if not isinstance(other, SureSlope) or other._shape != self._shape:
+            return None
+        self._memory, self._learns = other._memory, False
+        return self
 
     def update(self, value: float, step: int) -> float | None:
-        if self.learn(value, step) and self._waiting:
-            self._catch_up()
+        if self.learn(value, step) and self._memory.count != self._judged:
+            self._judged = self._memory.count
             self._score = self._judge()
         return self._score
 
     def learn(self, value: float, step: int) -> bool:
         """Take a value; returns whether there are enough of them to judge."""
-        self._open.append((step, value))
-        if len(self._open) == self._block:
-            at = sum(s for s, _ in self._open) / self._block
-            self._waiting.append((at, median(v for _, v in self._open) if self._block > 1 else value))
-            self._open = []
-            self._count += 1
-        return self._count >= self._min_blocks
-
-    def _catch_up(self) -> None:
-        first = self._count - len(self._waiting)
-        if len(self._waiting) == self._most_blocks:  # nothing of the window is left
-            self._blocks.clear()
-            self._places.clear()
-            self._slopes.clear()
-        for number, (at, level) in enumerate(self._waiting, first):
-            self._add(number, at, level)
-        self._waiting.clear()
-
-    def _add(self, number: int, at: float, level: float) -> None:
-        blocks, places, slopes = self._blocks, self._places, self._slopes
-        if len(blocks) == self._most_blocks:
-            x, (_, y) = places.popleft(), blocks.popleft()
-            for after, (_, later) in zip(places, blocks, strict=True):
-                if after != x:
-                    del slopes[bisect_left(slopes, (later - y) / (after - x))]
-        place = at if self._steps else float(number * self._block)
-        slopes += [(level - y) / (place - x) for x, (_, y) in zip(places, blocks, strict=True) if place != x]
-        slopes.sort()  # two sorted runs and a few stragglers: far from a full sort
-        blocks.append((at, level))
-        places.append(place)
+        if self._learns:
+            self._memory.take(value, step)
+        return self._memory.count >= self._min_blocks
 
     def _judge(self) -> float | None:
-        ys = [y for _, y in self._blocks]
-        self.normal = ys[0]
-        bounds = theil_sen_interval(self._slopes, ys, self._z)
+        memory = self._memory
+        bounds = memory.interval(self._z)
+        levels = memory.levels()
+        self.normal = levels[0]
         if bounds is None:
             return None
         low, high = bounds
@@ -199,45 +167,16 @@ class SureSlope:
             slope = low if low > 0.0 else (high if high < 0.0 else 0.0)
         if not isfinite(slope):
             return None  # too few blocks for this confidence
-        return _relative_to(slope, sum(ys) / len(ys)) if self._relative else slope
+        return _relative_to(slope, sum(levels) / len(levels)) if self._relative else slope
 
     def state(self) -> Any:
-        blocks = [*self._blocks, *self._waiting][-self._most_blocks :]
-        return [[list(b) for b in blocks], [list(p) for p in self._open], self._score, self._count, len(self._waiting)]
+        return self._memory.state() if self._learns else None
 
     def restore(self, state: Any) -> None:
-        self._blocks.clear()
-        self._places.clear()
-        self._slopes.clear()
-        blocks, pending, self._score, self._count, waiting = state
-        first, known = self._count - len(blocks), max(0, len(blocks) - waiting)
-        for number, (at, level) in enumerate(blocks[:known], first):
-            self._add(number, float(at), float(level))
-        self._waiting.clear()
-        self._waiting.extend((float(at), float(level)) for at, level in blocks[known:])
-        self._open = [(int(s), float(v)) for s, v in pending]
-
-
-def theil_sen_interval(slopes: Sequence[float], ys: Sequence[float], z: float) -> tuple[float, float] | None:
-    """One-sided bounds of the Theil-Sen slope, each at the confidence that ``z`` stands for.
-
-    None when no two points differ in x. Ties in y reduce the variance of Kendall's S.
-
-    :param slopes: of all pairs of points that differ in x, sorted.
-    """
-    if not slopes:
-        return None
-    n = len(ys)
-    ties: dict[float, int] = {}
-    if len(set(ys)) < n:
-        for y in ys:
-            ties[y] = ties.get(y, 0) + 1
-    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties.values())) / 18
-    half = z * sqrt(max(variance, 0.0))
-    count = len(slopes)
-    low = int((count - half) / 2)
-    high = int((count + half) / 2 + 1)
-    return (slopes[max(low - 1, 0)] if low > 0 else float("-inf"), slopes[high - 1] if high <= count else float("inf"))
+        self._judged = 0  # judged again at the next value: from the same blocks the same score
+        self._score = None
+        if self._learns:
+            self._memory.restore(state)
 
 
 def _relative_to(slope: float, level: float) -> float | None:

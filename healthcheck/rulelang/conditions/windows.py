@@ -52,11 +52,12 @@ class SortedWindow:
         half = n >> 1
         return ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
 
-    def mad(self, center: float) -> float:
-        """Median absolute deviation from ``center``, which must be the median."""
+    def center_and_mad(self) -> tuple[float, float]:
+        """Median and median absolute deviation."""
         ordered = self.ordered
         n = len(ordered)
         k = (n + 1) >> 1
+        center = ordered[k - 1] if n & 1 else 0.5 * (ordered[k - 1] + ordered[k])
         last = n - k
         low = self._nearest
         if low > last:
@@ -70,15 +71,15 @@ class SortedWindow:
         left, right = center - ordered[low], ordered[low + k - 1] - center
         nearest = left if left > right else right
         if n & 1:
-            return nearest
+            return center, nearest
         # Even: the mean of this distance and the next one, on whichever side that is nearer.
         if low:
             left = center - ordered[low - 1]
             if low < last:
                 right = ordered[low + k] - center
-                return 0.5 * (nearest + (left if left < right else right))
-            return 0.5 * (nearest + left)
-        return 0.5 * (nearest + ordered[k] - center) if last else nearest
+                return center, 0.5 * (nearest + (left if left < right else right))
+            return center, 0.5 * (nearest + left)
+        return center, (0.5 * (nearest + ordered[k] - center) if last else nearest)
 
     def quantile(self, fraction: float) -> float:
         """Linear interpolation between the two nearest values (Hyndman and Fan's type 7)."""

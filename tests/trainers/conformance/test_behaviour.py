@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,8 +94,16 @@ def test_a_resume_neither_loses_nor_repeats_an_alert(trainer: str, tmp_path: Pat
     whole = drive(trainer, Order(fault, tmp_path, save_every=10))
     (step,) = [step for rule, step in whole.fired if rule == fault.rule]
     assert 20 < step < 30
-    before = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 20)))
+    said: list[str] = []
+
+    def listen(session: Any) -> None:
+        session.reports.append(SimpleNamespace(name="listener", note=said.append))
+
+    before = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 20), prepare=listen))
     assert [s for rule, s in before.fired if rule == fault.rule] == [step]
+    (check,) = [text for text in said if "resume check after 20 steps" in text]
+    assert ", lr 0." in check
+    assert "(same), optimizer state present" in check
     after = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 30)))
     assert [s for rule, s in after.fired if rule == fault.rule] == []
     assert after.session.report["resumed_from"] == 30
@@ -123,6 +132,18 @@ def test_a_monitor_error_never_ends_training(trainer: str, tmp_path: Path) -> No
     assert errors["step_end"]["step"] == 1
     assert "cleanup" in errors["step_end"]  # it looks like memory, so that memory was cleaned up, once
     assert "cleanup" not in errors["before_update"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_plugin_s_error_reaches_the_training_of_a_user_who_wants_it_so(trainer: str, tmp_path: Path) -> None:
+    rules = {**yaml.safe_load(RULES.read_text(encoding="utf-8")), "settings": {"on_plugin_error": "raise"}}
+    order = Order(HEALTHY, tmp_path, rules=rules, callbacks=(Faulty(),))
+    if trainer == "script":
+        report = drive(trainer, order).session.report
+        assert (report["exit_reason"], report["steps"]) == ("script_error", 1)
+        return
+    with pytest.raises(ValueError, match="no such thing"):
+        drive(trainer, order)
 
 
 @pytest.fixture

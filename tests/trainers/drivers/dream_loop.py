@@ -61,7 +61,14 @@ class CallbackCollection(dict[str, Any]):
             for name in HOOKS
         }
 
+    def append(self, callback: Any) -> None:
+        self[type(callback).__name__] = callback
+        self.refresh()
+        if hasattr(self, "trainer"):
+            self.initialize(self.trainer)
+
     def initialize(self, trainer: Any) -> None:
+        self.trainer = trainer
         for callback in self.values():
             assert isinstance(trainer, callback._dependency)
             callback.trainer = trainer

@@ -255,7 +255,9 @@ class Loop:
         return bool(interval) and step % interval == 0
 
     def save_checkpoint_and_time(self) -> None:
-        folder = Path(self.state.cfg.checkpoint.save or ".") / f"iter_{self.state.train_state.step:07d}"
+        if self.state.cfg.checkpoint.save is None:  # the rerun state machine asks without looking
+            return
+        folder = Path(self.state.cfg.checkpoint.save) / f"iter_{self.state.train_state.step:07d}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"model": [chunk.state_dict() for chunk in self.model]}, folder / "model.pt")
         if self.version != "0.3.1":

@@ -151,6 +151,7 @@ def test_a_run_gets_five_bundles_at_most(alert: Alert, context: Context) -> None
     assert outcomes[-1].text == "this run has 5 bundles already"
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_size_cap_is_left_out_and_named(
     alert: Alert, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,27 +202,35 @@ def told(engine: Engine, rules: RuleSet, number: int, now: float, at: Step, sile
     phases=(Phase.explicit, Phase.generate),  # shrinking takes minutes; the rules in the message are small already
     suppress_health_check=list(HealthCheck),
 )
-@given(text=rule_file(), seed=st.integers(0, 10**6), cuts=st.sets(st.integers(1, STEPS - 1), min_size=1, max_size=3))
+@given(
+    text=rule_file(),
+    seed=st.integers(0, 10**6),
+    cuts=st.sets(st.integers(1, STEPS - 1), min_size=1, max_size=3),
+    restarts=st.booleans(),
+)
 def test_a_run_that_was_resumed_tells_the_same_as_an_unbroken_one(
-    text: dict[str, Any], seed: int, cuts: set[int]
+    text: dict[str, Any], seed: int, cuts: set[int], restarts: bool
 ) -> None:
+    """Whether the clock goes on, as in a rule test, or begins again at zero, as in a live run."""
+
     def fresh(start: int = 0) -> tuple[Engine, RuleSet]:
         rules = load_rules([text], registry=registry())
         return Engine(rules, watch_transitions=True, start_step=start), rules
 
     whole, its_rules = fresh()
     broken, rules = fresh()
-    now = 0.0
+    now = began = 0.0
     for number, at in enumerate(random_series(seed, STEPS), 1):
         now += at.pause
         expected = told(whole, its_rules, number, now, at, at.pause)
-        assert told(broken, rules, number, now, at, at.pause) == expected, (
+        assert told(broken, rules, number, now - began, at, at.pause) == expected, (
             f"step {number}, resumed after {sorted(cuts)}"
         )
         if number in cuts:
             saved = json.loads(json.dumps(broken.state_dict(), allow_nan=False))
             broken, rules = fresh(number)
-            assert broken.load_state_dict(saved) == []
+            began = now if restarts else began
+            assert broken.load_state_dict(saved, now=now - began) == []
 
 
 def test_every_condition_that_is_built_in_takes_part() -> None:

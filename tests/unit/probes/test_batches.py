@@ -86,3 +86,30 @@ def test_a_batch_that_is_shown_only_with_its_losses_counts_once_a_step() -> None
             watched.emit(EventKind.LOSS, step, batch=batch)
         watched.emit(EventKind.STEP_END, step)
     assert watched.values("batch.hash_repeat") == [0.0, 1.0]
+
+
+def test_batches_of_one_label_each_are_noticed_once_the_label_changes() -> None:
+    rows = torch.randn(8, 2)
+    of = [[(rows, torch.full((8,), label))] for label in (0, 0, 1, 1)]
+    mixed = [(rows, torch.arange(8) % 3)]
+    assert feed(*of, mixed, of[0]).values("batch.one_label") == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_labels_that_never_change_and_batches_of_few_rows_are_no_order() -> None:
+    rows = torch.randn(8, 2)
+    always = [[(rows, torch.zeros(8, dtype=torch.bool))]] * 3
+    assert set(feed(*always).values("batch.one_label")) == {0.0}
+    few = [[(rows[:4], torch.full((4,), n))] for n in range(3)]
+    sequences = [[(rows, torch.full((8, 4), n))] for n in range(3)]
+    assert feed(*few, *sequences).values("batch.one_label") == []
+
+
+def test_a_batch_that_is_the_whole_data_set_is_no_repetition() -> None:
+    x = torch.randn(8, 4)
+    for size, repeats in ((8, [0.0, 0.0, 0.0]), (64, [0.0, 1.0, 2.0]), (None, [0.0, 1.0, 2.0])):
+        watched = Watched([BatchProbe()])
+        for step in (1, 2, 3):
+            watched.emit(EventKind.BATCH_READY, step, n_samples=8, dataset_size=size)
+            watched.emit(EventKind.LOSS, step, batch=[x.clone()])
+            watched.emit(EventKind.STEP_END, step)
+        assert watched.values("batch.hash_repeat") == repeats

@@ -7,6 +7,7 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
+import healthcheck
 from healthcheck.events import EventKind
 from healthcheck.probes.leftover import LeftoverProbe
 
@@ -95,3 +96,26 @@ def test_looking_now_and_then_judges_at_the_steps_that_are_due() -> None:
     loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01), zero=False)
     loop.run(12, lambda: model(torch.randn(8, 4)).pow(2).mean())
     assert watched.of("grads.leftover") == [(5, 1.0), (10, 1.0)]
+
+
+@pytest.mark.parametrize("clear", ["first", "after the step", "in place", "never"])
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_loop_that_tells_its_loss_after_the_update_is_judged_by_version_counters(clear: str, clip: bool) -> None:
+    torch.manual_seed(0)
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rules = {"version": 1, "rules": {"pile": {"metric": "grads.leftover", "when": {"at_least": 0.5}}}}
+    with healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) as health:
+        for _ in range(6):
+            if clear in ("first", "in place"):
+                optimizer.zero_grad(set_to_none=clear == "first")
+            loss = model(torch.randn(3, 4)).pow(2).mean()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if clear == "after the step":
+                optimizer.zero_grad()
+            health.step(loss=loss)
+    shares = [share for _, share in health.history("grads.leftover")]
+    assert shares == [1.0 if clear == "never" else 0.0] * 5

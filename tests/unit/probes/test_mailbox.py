@@ -40,6 +40,17 @@ def test_nan_is_delivered() -> None:
     assert sample.value != sample.value
 
 
+def test_where_every_read_is_a_wait_values_are_read_in_one_step_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healthcheck.probes.mailbox.on_host", lambda value: not isinstance(value, torch.Tensor))
+    mailbox = StepMailbox()
+    for step in range(1, 26):
+        mailbox.post(step, [Sample("loss", step, torch.tensor(float(step))), Sample("lr", step, 0.1)])
+    arrived = mailbox.ready()
+    assert [s.step for s in arrived if s.metric == "loss"] == [10, 20]
+    assert [s.step for s in arrived if s.metric == "lr"] == list(range(1, 26))
+    assert [(s.step, s.value) for s in mailbox.drain()] == [(25, 25.0)]
+
+
 @pytest.mark.gpu
 @needs_cuda
 def test_device_values_come_late_complete_and_without_a_wait() -> None:

@@ -76,6 +76,16 @@ def test_a_tensor_without_gradient_does_not_move_either() -> None:
     assert watched.last("params.unmoved") == 2
 
 
+def test_heads_that_take_turns_between_two_looks_stand_still_for_nobody() -> None:
+    body, one, two = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+    model = nn.ModuleList([body, one, two])
+    loop, watched = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), every=4)
+    for n in range(40):  # looked at in every fourth step: each time it is the same head's turn
+        loop.one(lambda n=n: (one if n % 4 else two)(body(torch.randn(4, 4))).pow(2).mean())
+    assert watched.values("params.unmoved")
+    assert set(watched.values("params.unmoved")) == {0.0}
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_frozen_parts_and_a_rate_of_zero_are_silent(rate: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))

@@ -275,6 +275,24 @@ def test_event_files_are_read(tmp_path: Path, points: Points) -> None:
     assert [time for _, time, _ in run.batches()] == [0.0, 1.0]
 
 
+def test_event_files_in_the_validation_folder_of_keras_are_of_the_evaluation(tmp_path: Path, points: Points) -> None:
+    tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    writer = tensorboard.EventFileWriter(str(tmp_path / "logs" / "validation"))
+    for step, tag, value in ((0, "epoch_loss", 2.5), (40, "evaluation_loss_vs_iterations", 2.5), (1, "epoch_loss", 1.5)):
+        writer.add_event(
+            Event(wall_time=100.0, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
+        )
+    writer.close()
+
+    run = read_run(tmp_path / "logs" / "validation")
+
+    assert points(run, "eval.loss") == [(0, 2.5), (1, 1.5)]
+    assert set(run.series()) == {"eval.loss"}
+
+
 def test_event_files_without_the_extra_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
     path = tmp_path / "events.out.tfevents.0.host"

@@ -66,6 +66,67 @@ SHAPES = [
         {"loss": [(49, 0.5), (99, 0.4)], "eval.loss": [(99, 0.6)], "train_loss_epoch": [(99, 0.45)]},
     ),
     Shape(
+        "build-nanogpt",
+        "log.txt",
+        "0 val 10.75\n0 hella 0.25\n0 train 10.5\n1 train 10.25\n2 train 10.0\n2 val 9.5\n",
+        "csv",
+        {"loss": [(0, 10.5), (1, 10.25), (2, 10.0)], "eval.loss": [(0, 10.75), (2, 9.5)]},
+    ),
+    Shape(
+        "Stable-Baselines3 on the console",
+        "train.out",
+        "Using cpu device\n"
+        "------------------------------------\n| rollout/             |           |\n|    ep_rew_mean       | 20.5      |\n"
+        "| time/                |           |\n|    total_timesteps   | 2048      |\n------------------------------------\n"
+        "------------------------------------\n| rollout/             |           |\n|    ep_rew_mean       | 25.5      |\n"
+        "| time/                |           |\n|    total_timesteps   | 4096      |\n"
+        "| train/               |           |\n|    loss              | 6.25      |\n|    value_loss        | 50.5      |\n"
+        "------------------------------------\n",
+        "boxes",
+        {"reward": [(2048, 20.5), (4096, 25.5)], "loss": [(4096, 6.25)], "loss[part=value]": [(4096, 50.5)]},
+    ),
+    Shape(
+        "OpenAI Baselines on the console",
+        "log.txt",
+        "Logging to /tmp/x\n"
+        + "".join(
+            "----------------------------------\n| % time spent exploring  | 99       |\n"
+            f"| episodes                | {n}00      |\n| mean 100 episode reward | {n}.5      |\n"
+            f"| steps                   | {n}000     |\n----------------------------------\n"
+            for n in (1, 2)
+        ),
+        "boxes",
+        {"reward": [(1000, 1.5), (2000, 2.5)]},
+    ),
+    Shape(
+        "OpenAI Baselines, whose first column is called %",
+        "progress.csv",
+        "% time spent exploring,episodes,mean 100 episode reward,steps\n99,100,1.5,1000\n98,200,2.5,2000\n",
+        "csv",
+        {"reward": [(1000, 1.5), (2000, 2.5)]},
+    ),
+    Shape(
+        "two tables in one file",
+        "progress.csv",
+        "Timesteps,AverageReturn,Entropy\n100,1.5,4.5\nMeanDist,MaxDist\n0.25,0.5\n200,2.5,4.25\n0.5,0.75\n",
+        "csv",
+        {"reward": [(100, 1.5), (200, 2.5)], "entropy": [(100, 4.5), (200, 4.25)]},
+    ),
+    Shape(
+        "steps of each episode beside its number",
+        "training_log.csv",
+        "episode,reward,steps\n1,-10.5,640\n2,-10.25,763\n3,20.5,130\n4,20.75,640\n5,21.0,90\n",
+        "csv",
+        {"reward": [(1, -10.5), (2, -10.25), (3, 20.5), (4, 20.75), (5, 21.0)]},
+    ),
+    Shape(
+        "Ultralytics with two heads (YOLOv10)",
+        "results.csv",
+        "epoch,train/box_om,train/cls_om,train/dfl_om,val/box_om,val/cls_om,val/dfl_om\n1,1.0,2.0,1.5,1.0,2.5,1.5\n2,0.5,1.0,1.0,0.5,1.5,1.0\n",
+        "csv",
+        {"loss": [(1, 4.5), (2, 2.5)], "eval.loss": [(1, 5.0), (2, 3.0)]},
+    ),
+    Shape(
         "Ultralytics",
         "results.csv",
         "  epoch,  time,  train/box_loss,  train/cls_loss,  val/box_loss,  val/cls_loss,  metrics/mAP50(B),  lr/pg0,  lr/pg1\n"

@@ -81,6 +81,34 @@ LOGS = {
         "[batch=2/625]:\n\t Train time/batch: 1\n\t Train loss/train/total: 9.5\n",
         {"loss": [(0, 10.5), (1, 9.5)]},
     ),
+    "pix2pix and CycleGAN": (
+        "================ Training Loss (Thu Jun 10 10:26:25 2021) ================\n"
+        "(epoch: 1, iters: 100, time: 0.5, data: 0.25) D_A: 0.5 G_A: 0.75 cycle_A: 1.5 idt_A: 0.5 D_B: 0.25 \n"
+        "(epoch: 1, iters: 200, time: 0.5, data: 0.25) D_A: 0.25 G_A: 0.5 cycle_A: 1.0 idt_A: 0.25 D_B: 0.5 \n",
+        {
+            "loss[optimizer=discriminator]": [(100, 0.5), (200, 0.25)],
+            "loss[optimizer=generator]": [(100, 0.75), (200, 0.5)],
+            "loss[part=d_b]": [(100, 0.25), (200, 0.5)],
+        },
+    ),
+    "OLMo": (
+        "2025-01-01 10:00:00.123\tnode-03:0\tolmo.train:990\tINFO\t[step=10/1000,epoch=0]\n"
+        "    optim/total_grad_norm=2.5\n    train/CrossEntropyLoss=9.5\n    throughput/total_tokens=20,971,520\n"
+        "2025-01-01 10:00:09.123\tnode-03:0\tolmo.train:990\tINFO\t[step=20/1000,epoch=0]\n"
+        "    optim/total_grad_norm=1.5\n    train/CrossEntropyLoss=8.5\n    throughput/total_tokens=41,943,040\n",
+        {"loss": [(10, 9.5), (20, 8.5)], "grad_norm": [(10, 2.5), (20, 1.5)]},
+    ),
+    "a log that was cut while its program wrote on": (
+        "\x00" * 5000 + "step 10 | loss 2.5 | lr 0.5\nstep 20 | loss 2.25 | lr 0.5\nstep 30 | loss 2.0 | lr 0.5\n",
+        {"loss": [(10, 2.5), (20, 2.25), (30, 2.0)]},
+    ),
+    "a script under W&B in a Markdown page": (
+        "<style>\nc { color: blue; }\n</style>\n# Output\n"
+        "Epoch [1/3], Train Loss: 0.5\nEpoch [1/3], Validation Loss: 0.75, Smoothed Validation Loss: 2.0\n"
+        "Epoch [2/3], Train Loss: 0.25\nEpoch [2/3], Validation Loss: 0.5, Smoothed Validation Loss: 1.0\n"
+        "wandb: Run summary:\nwandb: train_loss 0.25\nwandb:   val_loss 0.5\n",
+        {"loss": [(1, 0.5), (2, 0.25)], "eval.loss": [(1, 0.75), (2, 0.5)]},
+    ),
     "a home-made script": (
         "Using device cuda:0\n2025-05-09 19:17:05,018 - Epoch [1/20] | Train Loss: 0.5 Acc: 0.75 | Test Loss: 0.25 Acc: 0.875\n"
         "2025-05-09 19:17:26,469 - Epoch [2/20] | Train Loss: 0.25 Acc: 0.875 | Test Loss: 0.5 Acc: 0.75\n",
@@ -101,6 +129,14 @@ def test_a_text_log_is_read_without_options(tool: str, read: Read, points: Point
 
     assert run.reader.name == "text"
     assert {series: points(run, series) for series in expect} == expect
+
+
+def test_a_log_is_known_by_its_middle_if_much_is_said_before_training(read: Read, points: Points) -> None:
+    talk = "2025-01-01 10:00:00,123 - httpx - INFO - HTTP Request: HEAD https://example.org/a 200 OK\n" * 800
+    run = read("train.log", talk + "".join(f"step {i} loss {10 - i / 200:.3f}\n" for i in range(1, 2001)) + talk)
+
+    assert run.reader.name == "text"
+    assert points(run, "loss")[:2] == [(1, 9.995), (2, 9.99)]  # type: ignore[index]
 
 
 def test_a_pattern_reads_what_nobody_recognises(read: Read, points: Points) -> None:

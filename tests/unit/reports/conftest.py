@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,14 +16,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def sessions() -> ModuleType:
+def sessions(helper: Callable[[str], ModuleType]) -> ModuleType:
     """The helpers of ``sessions.py``."""
-    spec = importlib.util.spec_from_file_location("reports_sessions", HERE / "sessions.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return helper("tests/unit/reports/sessions.py")
 
 
 @pytest.fixture

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from healthcheck.commands import main
 
 Watched = Callable[..., Any]
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
@@ -22,9 +27,31 @@ def test_a_healthy_run_prints_five_lines_on_stderr_and_none_on_stdout(watched: W
     assert lines[0].startswith("healthcheck 0.1.0: watching train.py, 4 rules of ")
     assert lines[1].startswith("  may stop the run: loss-not-finite, norm-not-finite; everything else only warns")
     assert re.fullmatch(r"healthcheck: OK, 60 steps in [\d.]+ s(, cost [\d.]+ % of the time)? +exit 0", lines[2])
-    assert lines[3] == "  ok 3, not judged 1 (no sample of other: 1)" or lines[3].startswith("  ok 3, not judged 1 (")
+    assert lines[3] == "  ok 3, not judged 1 (metric not seen: 1)"
     assert "healthcheck metrics latest" in lines[4]
     assert "record: runs/latest" in lines[4]
+
+
+def test_a_run_that_is_asked_to_be_short_says_before_it_starts_what_it_cannot_judge(watched: Watched) -> None:
+    result = watched(series={"loss": HEALTHY, "norm": HEALTHY}, settings={"max_steps": 10})
+    assert result.stderr.splitlines()[2] == "  10 steps are too few for 1 rule (healthcheck plan --max-steps 10)"
+
+
+def test_rules_that_an_upgrade_brought_are_said_once(
+    watched: Watched, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    packs = {"rules": "healthcheck:numerics", "series": {"loss": [1.0]}}
+    first = watched(**packs)
+    assert "new since" not in first.stderr
+    path = runs / "latest" / "report.json"
+    report = json.loads(path.read_text())
+    del report["rules"]["params-not-finite"]  # as an older version of the pack had left it
+    path.write_text(json.dumps(report))
+    capfd.readouterr()
+    assert main(["plan", "--rules", "healthcheck:numerics", "--new"]) == 0
+    assert capfd.readouterr().out.startswith("1 rule of healthcheck:numerics\n")
+    assert "  1 rule is new since your last run here (healthcheck plan --new)" in watched(**packs).stderr
+    assert "new since" not in watched(**packs).stderr
 
 
 def test_an_alert_says_what_where_what_is_normal_what_we_did_and_what_to_try(watched: Watched) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -12,19 +11,15 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.junit import junit_xml, place
+from healthcheck.reports.alerttext import place
+from healthcheck.reports.junit import junit_xml
 
 NAN = math.nan
 
 
 @pytest.fixture(scope="module")
-def xunit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("xunit", Path(__file__).with_name("xunit.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def xunit(helper: Callable[[str], ModuleType]) -> ModuleType:
+    return helper("tests/unit/reports/xunit.py")
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_user_state_is_one_dict_for_the_whole_run(watched):
     run.session.on("loss", lambda event: event.user_state.__setitem__("n", event.user_state.get("n", 0) + 1))
     run.step(1)
     run.step(2)
-    assert run.session.user_state == {"n": 2}
+    assert run.session.user_state["n"] == 2
 
 
 def test_an_unknown_event_is_refused_with_a_suggestion(watched):

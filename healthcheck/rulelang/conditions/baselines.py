@@ -1,0 +1,264 @@
+"""The scorers of ``ratio``: one class per kind of baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthcheck.rulelang.conditions.learning import Learning
+from healthcheck.rulelang.conditions.windows import MomentsWindow, SortedWindow
+
+
+class Ratio:
+    """x / baseline. No score while the baseline is not positive: a ratio to it means nothing."""
+
+    __slots__ = ("_learning", "_min_samples", "_streak", "normal", "score", "window")
+
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+        self.normal: float | None = None
+        self.score: float | None = None
+        """Of the last value."""
+        self.window = window
+        self._min_samples = min_samples
+        self._learning = learning
+        self._streak: list[float] = []
+
+    def update(self, value: float, step: int) -> float | None:
+        baseline = self._baseline()
+        score: float | None = None
+        if baseline is not None and baseline > 0.0:
+            self.normal = baseline
+            score = value / baseline
+        self.score = score
+        if self._learning.plain:
+            self._push(value)
+        else:
+            learnt, level = self._learning.admit(value, score, self._streak, self.value_at)
+            if level is not None:
+                self._fill(level)
+            elif learnt is not None:
+                self._push(learnt)
+        return score
+
+    def join(self, other: Any) -> Echo | None:
+        """Two ratios to the same baseline, as in ``above: 0.97`` and ``below: 1.03``, are computed once."""
+        alike = type(other) is type(self) and other.window == self.window and other._min_samples == self._min_samples
+        return Echo(other) if alike and self._learning.plain and other._learning.plain else None
+
+    def value_at(self, score: float) -> float:
+        """The value that would have this score now."""
+        return score * (self._baseline() or 0.0)
+
+    def _baseline(self) -> float | None:
+        raise NotImplementedError
+
+    def _push(self, value: float) -> None:
+        raise NotImplementedError
+
+    def _fill(self, values: list[float]) -> None:
+        raise NotImplementedError
+
+    def _memory(self) -> Any:
+        raise NotImplementedError
+
+    def _remember(self, memory: Any) -> None:
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        return {"memory": self._memory(), "streak": self._streak[:]}
+
+    def restore(self, state: Any) -> None:
+        self._remember(state["memory"])
+        self._streak = list(state["streak"])
+
+
+class Echo:
+    """The score that another ratio has just computed for the same value."""
+
+    __slots__ = ("_other", "normal")
+
+    def __init__(self, other: Ratio) -> None:
+        self.normal: float | None = None
+        self._other = other
+
+    def update(self, value: float, step: int) -> float | None:
+        return self._other.score
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        return None
+
+
+class RatioToMedian(Ratio):
+    __slots__ = ("_window",)
+
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+        super().__init__(window, min_samples, learning)
+        self._window = SortedWindow(window)
+
+    def update(self, value: float, step: int) -> float | None:
+        if not self._learning.plain:
+            return super().update(value, step)
+        window = self._window
+        score: float | None = None
+        if len(window.ordered) >= self._min_samples:
+            baseline = window.median()
+            if baseline > 0.0:
+                self.normal = baseline
+                score = value / baseline
+        self.score = score
+        window.push(value)
+        return score
+
+    def _baseline(self) -> float | None:
+        return self._window.median() if len(self._window.ordered) >= self._min_samples else None
+
+    def _push(self, value: float) -> None:
+        self._window.push(value)
+
+    def _fill(self, values: list[float]) -> None:
+        self._window.fill(values)
+
+    def _memory(self) -> Any:
+        return list(self._window.values)
+
+    def _remember(self, memory: Any) -> None:
+        self._window.fill(memory)
+
+
+class RatioToMean(Ratio):
+    __slots__ = ("_window",)
+
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+        super().__init__(window, min_samples, learning)
+        self._window = MomentsWindow(window)
+
+    def _baseline(self) -> float | None:
+        return self._window.mean() if len(self._window) >= self._min_samples else None
+
+    def _push(self, value: float) -> None:
+        self._window.push(value)
+
+    def _fill(self, values: list[float]) -> None:
+        self._window.fill(values)
+
+    def _memory(self) -> Any:
+        return self._window.state()
+
+    def _remember(self, memory: Any) -> None:
+        self._window.restore(memory)
+
+
+class RatioToEwma(Ratio):
+    """Exponential mean with weight 2 / (window + 1), started at the plain mean of the first samples."""
+
+    __slots__ = ("_count", "_mean", "_weight")
+
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+        super().__init__(window, min_samples, learning)
+        self._weight = 2.0 / (window + 1.0)
+        self._mean, self._count = 0.0, 0
+
+    def _baseline(self) -> float | None:
+        return self._mean if self._count >= self._min_samples else None
+
+    def _push(self, value: float) -> None:
+        self._count += 1
+        self._mean += max(self._weight, 1.0 / self._count) * (value - self._mean)
+
+    def _fill(self, values: list[float]) -> None:
+        self._mean, self._count = 0.0, 0
+        for value in values:
+            self._push(value)
+
+    def _memory(self) -> Any:
+        return [self._mean, self._count]
+
+    def _remember(self, memory: Any) -> None:
+        self._mean, self._count = float(memory[0]), int(memory[1])
+
+
+class RatioToBest(Ratio):
+    """Best of all samples so far, or of the last ``window`` where one is given."""
+
+    __slots__ = ("_best", "_count", "_largest", "_window")
+
+    def __init__(self, window: int, min_samples: int, learning: Learning, *, largest: bool) -> None:
+        super().__init__(window, min_samples, learning)
+        self._largest = largest
+        self._window = SortedWindow(window) if window else None
+        self._best, self._count = 0.0, 0
+
+    def join(self, other: Any) -> Echo | None:
+        return super().join(other) if getattr(other, "_largest", None) == self._largest else None
+
+    def _baseline(self) -> float | None:
+        if self._window is not None:
+            if len(self._window) < self._min_samples:
+                return None
+            return self._window.ordered[-1 if self._largest else 0]
+        return self._best if self._count >= self._min_samples else None
+
+    def _push(self, value: float) -> None:
+        if self._window is not None:
+            self._window.push(value)
+        elif not self._count or (value > self._best) == self._largest:
+            self._best = value
+        self._count += 1
+
+    def _fill(self, values: list[float]) -> None:
+        self._count = 0
+        if self._window is not None:
+            self._window.fill(())
+        for value in values:
+            self._push(value)
+
+    def _memory(self) -> Any:
+        return [self._best, self._count, list(self._window.values) if self._window is not None else None]
+
+    def _remember(self, memory: Any) -> None:
+        self._best, self._count = float(memory[0]), int(memory[1])
+        if self._window is not None:
+            self._window.fill(memory[2] or ())
+
+
+class RatioToFirst(Ratio):
+    """Median of the first ``min_samples`` samples; it never changes afterwards."""
+
+    __slots__ = ("_first", "_level")
+
+    def __init__(self, window: int, min_samples: int, learning: Learning) -> None:
+        super().__init__(window, min_samples, learning)
+        self._first = SortedWindow(min_samples)
+        self._level: float | None = None
+        """The median, once there is one that a ratio can be taken to, and nothing is left to learn."""
+
+    def update(self, value: float, step: int) -> float | None:
+        level = self._level
+        if level is None:
+            return super().update(value, step)
+        score = self.score = value / level
+        return score
+
+    def _baseline(self) -> float | None:
+        if len(self._first.ordered) < self._min_samples:
+            return None
+        median = self._first.median()
+        if self._learning.plain and median > 0.0:
+            self._level = median
+        return median
+
+    def _push(self, value: float) -> None:
+        if len(self._first) < self._min_samples:
+            self._first.push(value)
+
+    def _fill(self, values: list[float]) -> None:
+        self._first.fill(values)
+
+    def _memory(self) -> Any:
+        return list(self._first.values)
+
+    def _remember(self, memory: Any) -> None:
+        self._first.fill(memory)
+        self._level = None

@@ -4,6 +4,7 @@
     python benchmarks/detection.py --rules my.yaml --set loss-spike.when.robust_z.above=12
     python benchmarks/detection.py --only-wrong                      # misses and false alarms only
     python benchmarks/detection.py --faults --seeds 0,1,2            # the toy faults too, run live (needs torch)
+    python benchmarks/detection.py --leave-one-out                   # every tuned number, without each source in turn
     python benchmarks/detection.py --json
     python benchmarks/detection.py --markdown docs/explanation/detection-quality.md
 
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--only-wrong", action="store_true", help="print misses and false alarms only")
     parser.add_argument("--faults", action="store_true", help="run the toy faults live, too")
     parser.add_argument("--seeds", default="0", help="seeds of the toy faults, such as 0,1,2")
+    parser.add_argument("--leave-one-out", action="store_true", help="what the tuned numbers owe to single sources")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="rewrite the generated part of this page")
     args = parser.parse_args()
@@ -61,13 +63,20 @@ def main() -> int:
     )
     scored = run_corpus(given, args.corpus, args.run)
     faults = _faults(args) if args.faults else []
+    varied = _varied(given, args.corpus, scored) if args.leave_one_out else []
     if args.json:
         print(json.dumps(as_json(scored, faults), indent=1))
     elif args.markdown:
-        write_markdown(args.markdown, scored, faults, given)
+        write_markdown(args.markdown, scored, faults, given, varied)
         print(f"wrote {args.markdown}: {headline(scored)}")
     else:
         print_text(scored, faults, given, only_wrong=args.only_wrong)
+        if varied:
+            from leave_one_out import HEADER as LEFT_HEADER
+
+            from healthcheck.reports.text import columns
+
+            print("\n" + "\n".join(columns([LEFT_HEADER, *varied], align="lllll")))
     return 0
 
 
@@ -99,6 +108,12 @@ def _faults(args: argparse.Namespace) -> list[Any]:
     from toyfaults import run_faults
 
     return run_faults(args.rules or ["healthcheck:recommended"], [int(s) for s in args.seeds.split(",")])
+
+
+def _varied(given: Given, corpus: Path, scored: Sequence[Scored]) -> list[list[str]]:
+    from leave_one_out import rows, vary
+
+    return rows(vary(given, corpus, {s.entry["id"]: s for s in scored}))
 
 
 # --------------------------------------------------------------------------- summary
@@ -255,7 +270,9 @@ def _md(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def markdown(scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> str:
+def markdown(
+    scored: Sequence[Scored], faults: Sequence[Any], given: Given, varied: Sequence[Sequence[str]] = ()
+) -> str:
     bad, _ = _split(scored)
     loaded = given.load()
     lines = [
@@ -289,6 +306,10 @@ def markdown(scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> s
     lines += [f"- {_sentence(s)}" for s in misses] or ["None."]
     lines += ["", "### False alarms", ""]
     lines += [f"- {_false_sentence(s)}" for s in scored if s.false] or ["None."]
+    if varied:
+        from leave_one_out import HEADER as LEFT_HEADER
+
+        lines += ["", "### Each tuned number, without one source at a time", "", *_md(LEFT_HEADER, varied)]
     if faults:
         from toyfaults import markdown as faults_markdown
 
@@ -314,14 +335,16 @@ def _false_sentence(s: Scored) -> str:
     return f"`{s.entry['id']}` ({what}): {said}. Label: {s.entry.get('note', '')}."
 
 
-def write_markdown(path: Path, scored: Sequence[Scored], faults: Sequence[Any], given: Given) -> None:
+def write_markdown(
+    path: Path, scored: Sequence[Scored], faults: Sequence[Any], given: Given, varied: Sequence[Sequence[str]] = ()
+) -> None:
     """Rewrite what stands between the two marks; the rest of the page is written by hand."""
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Detection quality\n\n{BEGIN}{END}"
     before, mark, rest = text.partition(BEGIN)
     if not mark:
         before, rest = text.rstrip() + "\n\n", END
     after = rest.partition(END)[2]
-    path.write_text(f"{before}{BEGIN}\n{markdown(scored, faults, given)}\n{END}{after}", encoding="utf-8")
+    path.write_text(f"{before}{BEGIN}\n{markdown(scored, faults, given, varied)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -167,19 +167,25 @@ def measure(
 
 def facts(device: str) -> dict[str, str]:
     """Card, versions, commit, command and date of this run."""
-    here = Path(__file__).resolve().parent
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
-    )
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()}), {_threads()}",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "healthcheck": healthcheck.__version__,
-        "commit": done.stdout.strip(),
+        "commit": _commit(),
         "command": " ".join(["python", *("'" + a + "'" if " " in a else a for a in sys.argv)]),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _commit() -> str:
+    """``e02f060-dirty``; empty where this is no checkout, or git is not there."""
+    ask = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(ask, cwd=Path(__file__).resolve().parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _threads() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ class LatchingControls:
         """False while a rule acts that other ranks may not see: an update skipped here alone would set ranks apart."""
         self.order: Mapping[str, tuple[int, int]] = {}
         """Rule id -> (severity, place in the file): which of several proposals is the cause."""
+        self.unanimous: Collection[str] = ()
+        """Rules with ``ranks: all``: what they ask for is done only if every rank asks for it."""
 
     def take_over(self, controls: Controls) -> None:
         """Another trainer's controls from now on; a stop that was asked for already holds for it too."""
@@ -75,9 +77,15 @@ class LatchingControls:
         if rule and self.agreement is not None:
             severity, place = self.order.get(rule, (0, 0))
             request = {"rule": rule, "step": step, "reason": reason, "mode": mode, "exit_code": exit_code}
-            self.agreement.propose({**request, "severity": severity, "order": place})
+            unanimous = rule in self.unanimous
+            self.agreement.propose({**request, "severity": severity, "order": place, "unanimous": unanimous})
             return
         self.agreed(StopRequest(rule, step, reason, mode, exit_code))
+
+    def cleared(self, rule: str) -> None:
+        """An episode is over: ranks that have to be of one mind no longer are."""
+        if self.agreement is not None and rule in self.unanimous:
+            self.agreement.withdraw(rule)
 
     def agreed(self, request: StopRequest) -> None:
         """Latch a stop and ask the trainer for it."""
@@ -175,6 +183,8 @@ class Actor:
         if action.stage == "stop" and (agreement is None or not agreement.ready):
             why = agreement.broken if agreement is not None else "no process group was seen"
             return f"{self.world_size} ranks cannot agree: {why}"
+        if item.rule.ranks == "all" and action.stage != "stop":
+            return f"{self.world_size} ranks: with `ranks: all` only a stop waits for all of them"
         if action.name in _PER_UPDATE and not item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS):
             return f"{self.world_size} ranks: only a rule on gradients, which are the same everywhere, may do this"
         return ""

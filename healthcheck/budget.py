@@ -61,6 +61,7 @@ class OverheadBudget:
         self._stretch(costs, spent / passed)
 
     def _stretch(self, costs: dict[str, int], share: float) -> None:
+        """Have the costliest probe look half as often. One at a time: what is looked at less is found later."""
         demand = self._session.demand
         kept = self._kept()
         for name in sorted(costs, key=costs.__getitem__, reverse=True):

@@ -313,8 +313,8 @@ def healthcheck_samples(session: Session, step: int, samples: Sequence[Sample]) 
     """Samples of this step as numbers on the host, before they are judged. Every rank.
 
     Usually once per step; a trainer that can skip an update hands out those that exist before
-    the update first and the rest at the end of the step. On a GPU they may belong to an earlier
-    step: see ``sample.step``.
+    the update first and the rest at the end of the step. On a GPU they belong to
+    earlier steps, usually to two at once every second step: see ``sample.step``.
     """
 
 

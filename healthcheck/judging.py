@@ -131,6 +131,8 @@ class Judge:
             session.tell("acted", alert)
             session.dispatch.call("alert", session.step, session, alert)
         for alert in result.cleared:
+            if session.controls is not None:
+                session.controls.cleared(alert.rule)
             session.tell("cleared", alert)
 
     def _exchange(self, step: int) -> None:

@@ -104,7 +104,10 @@ class Agreement(Protocol):
         """Why the ranks cannot agree; empty while they can."""
 
     def propose(self, request: Mapping[str, Any]) -> None:
-        """Ask all ranks for something at the next sync point."""
+        """Ask all ranks for something at the next sync point; with ``unanimous``, if all of them ask for it."""
+
+    def withdraw(self, rule: str) -> None:
+        """Ask no longer for what this rule wanted."""
 
     def exchange(self, step: int) -> Mapping[str, Any] | None:
         """At the end of every step on every rank: what all ranks do now, or None."""
@@ -168,7 +171,11 @@ class Scorer(Protocol):
     ``update`` scores ``value`` against what came before it, then learns it. ``None`` means:
     cannot judge yet. Values are finite unless the condition sets ``judges_nonfinite``.
     ``normal`` is what the last value was compared with (median, mean, best, ...).
-    ``state``/``restore`` round-trip through JSON.
+    ``state``/``restore`` round-trip through JSON; a ``restore`` that raises costs only its rule.
+
+    A costly scorer may also have ``learn(value, step) -> bool``, which takes a value without scoring it and says
+    whether there are enough to judge (parts of an ``all`` that has failed already), and ``join(other) -> Scorer | None``,
+    which gives a scorer that reads what another part remembers of the same values, where that is the same.
     """
 
     normal: float | None

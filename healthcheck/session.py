@@ -173,6 +173,7 @@ class Session:
         if self.controls is not None:
             self.controls.agreement = agreement
             self.controls.order = {r.id: (int(r.severity), i) for i, r in enumerate(self.rules.rules)}
+            self.controls.unanimous = {r.id for r in self.rules.rules if r.ranks == "all"}
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None, phase: str | None = None) -> None:
         """Feed metrics of your own. Device scalars are taken as they are, without a wait."""

@@ -91,8 +91,7 @@ class Locate:
             calls.look()
 
         def step_ends(event: Event) -> None:
-            modules = event.model.named_modules() if event.model is not None else ()
-            calls.step_ends(event.step, (module for _, module in modules))
+            calls.step_ends(event.step)
 
         def over(event: Event) -> None:
             calls.close()

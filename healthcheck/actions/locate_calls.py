@@ -8,6 +8,7 @@ number generators and of autocast; nothing else is copied. Compiled regions are 
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -87,7 +88,7 @@ class Calls:
 
     # -- what the session tells -------------------------------------------------------
 
-    def look(self) -> None:
+    def look(self, *, again: bool = False) -> None:
         """Find the modules that are called outermost, from the next call until the end of a step with some."""
         if not self._looking or self._finder is not None or self._open or "torch" not in sys.modules:
             return
@@ -95,13 +96,12 @@ class Calls:
 
         # Torch warns of global hooks when a compiled module is called. This one is gone before it compiles.
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        if not again:
+            self._watch_compiled(_compiled_in_place())
         self._finder = register_module_forward_pre_hook(self._found)
 
-    def step_ends(self, step: int, modules: Iterable[Any] = ()) -> None:
-        """The calls so far belong to this step (told before its update); those of older steps are let go.
-
-        :param modules: those being trained, outermost first: where no call was seen.
-        """
+    def step_ends(self, step: int) -> None:
+        """The calls so far belong to this step (told before its update); those of older steps are let go."""
         self._open.clear()  # a forward pass that was interrupted never ended
         fresh = [call for call in self.kept if not call.step]
         for call in fresh:
@@ -109,8 +109,6 @@ class Calls:
         if fresh:
             self._looking = False
             self._stop_looking()
-        elif self._looking and not self.kept:
-            self._watch_compiled(modules)
         late = LATE_STEPS if any(call.on_device for call in self.kept) else 1
         self.kept = [call for call in self.kept if call.step > step - late]
 
@@ -154,6 +152,8 @@ class Calls:
 
     def _watch_compiled(self, modules: Iterable[Any]) -> None:
         """Calls of what ``module.compile()`` compiled in place pass its hooks by: stand before the compiled code."""
+        import torch
+
         for module in modules:
             compiled = vars(module).get("_compiled_call_impl")
             if compiled is None or module in self._known:
@@ -161,6 +161,8 @@ class Calls:
             self._known.add(module)
 
             def call(*given: Any, module: Any = module, compiled: Any = compiled, **named: Any) -> Any:
+                if not torch.compiler.is_compiling():
+                    self._stop_looking()
                 self._began(module, given, named)
                 output = None
                 try:
@@ -197,7 +199,7 @@ class Calls:
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
         if self._looking:
-            self.look()
+            self.look(again=True)
 
     def _await_gradients(self, call: Call, output: Any) -> None:
         for number, (_, tensor) in enumerate(tensors(output)):
@@ -213,6 +215,21 @@ class Calls:
             call.left_out += size
         else:
             call.gradients[number] = gradient.detach()
+
+
+def _compiled_in_place() -> list[Any]:
+    """All living modules on which ``compile()`` was called. Asks the class of an object, never a proxy itself."""
+    import torch
+
+    kinds: dict[type, bool] = {}
+    found = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in kinds:
+            kinds[kind] = torch.nn.Module in kind.__mro__
+        if kinds[kind] and vars(thing).get("_compiled_call_impl") is not None:
+            found.append(thing)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.commands.replay import _jobs, _latest, _progress, say_problems
 from healthcheck.commands.replaying import Given, Outcome
-from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.errors import HealthCheckError, RuleFileError, UsageError
 from healthcheck.outcome import OK, USAGE
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def sweep(args: argparse.Namespace, given: Given, paths: Sequence[str], problems
     base = given.load()
     rule = _rule(base, rule_id)
     for value in values:  # every mistake in a value before the first run is read
-        _only(given.load(more=[f"{rule_id}.{key}={value}"]), rule_id)
+        try:
+            _only(given.load(more=[f"{rule_id}.{key}={value}"]), rule_id)
+        except RuleFileError as error:
+            raise UsageError(str(error).replace("--set ", "--sweep ")) from error
     bad = _bad(args.bad, given)
     prepare = functools.partial(_judge, given, rule_id, key, tuple(values), frozenset(bad))
     results: list[Swept] = list(_progress(judge_all(paths, prepare, jobs=_jobs(args.jobs)), len(paths)))

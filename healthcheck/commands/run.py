@@ -63,7 +63,9 @@ def main(args: argparse.Namespace) -> int:
             "or `healthcheck plan` (show what would be judged, run nothing)?"
         )
     target, argv = _target(args)
-    if os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no"):
+    from healthcheck.trainers.opening import switched_off
+
+    if switched_off():
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults

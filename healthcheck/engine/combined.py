@@ -16,13 +16,16 @@ Learn = Callable[[float, int], bool]
 class Side:
     """One part that watches another metric; shared by all series of its rule."""
 
-    __slots__ = ("breach", "condition", "scorer", "selector")
+    __slots__ = ("_is_value", "_quiet", "_test", "breach", "condition", "scorer", "selector")
 
     def __init__(self, selector: Selector, condition: Condition) -> None:
         self.selector = selector
         self.condition = condition
         self.scorer = condition.start()
         self.breach: bool | None = None
+        self._is_value = bool(getattr(self.scorer, "is_identity", False))
+        self._test = condition.breaches
+        self._quiet = _quiet(condition.breaches)
 
     def feed(self, sample: Sample) -> None:
         """Take a sample that the selector matches."""
@@ -30,9 +33,10 @@ class Side:
         if value - value != 0.0 and not self.condition.judges_nonfinite:
             self.breach = True  # non-finite breaches every numeric condition
             return
-        score = self.scorer.update(value, sample.step)
+        score = value if self._is_value else self.scorer.update(value, sample.step)
         if score is not None:
-            self.breach = self.condition.breaches(score)
+            low, high = self._quiet
+            self.breach = not low < score < high and self._test(score)
 
     def state(self) -> Any:
         return {"breach": self.breach, "scorer": self.scorer.state()}

@@ -168,7 +168,7 @@ class Engine:
         self._forget_plans()
         series = state.state_of(sample.labels)
         if series is not None:
-            result = series.feed_when_due(sample.value, sample.step, now)
+            result = series.take(sample.value, sample.step, now)
             if result:
                 state.mark(result, series, sample, transitions)
 

@@ -41,7 +41,7 @@ def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> tuple[
             continue
         series = state.state_of(labels)
         if series is not None:
-            judges.append((state, series, series.feed if series.every == 1 else series.feed_when_due))
+            judges.append((state, series, series.take))
     return tuple(judges)
 
 

@@ -113,7 +113,7 @@ class RuleState:
         """Feed one sample; what changed is kept in ``fresh``, ``cleared`` and ``again``."""
         series = self.series.get(sample.labels) or self.state_of(sample.labels)
         if series is not None:
-            result = series.feed(value, sample.step, now)
+            result = series.take(value, sample.step, now)
             if result:
                 self.mark(result, series, sample, transitions)
 

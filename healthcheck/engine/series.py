@@ -7,6 +7,7 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf, nextafter
 
 from healthcheck.protocols import Scorer
@@ -146,6 +147,11 @@ class SeriesState:
             result = self._breach(now)
         self._calm_down()
         return result
+
+    @property
+    def take(self) -> Callable[[float, int, float], int]:
+        """What a sample is given to: ``feed``, at its turn."""
+        return self.feed if self.every == 1 else self.feed_when_due
 
     def feed_when_due(self, x: float, step: int, now: float) -> int:
         """``feed`` for rules with ``every``: a value that comes late belongs to a bucket that was judged."""

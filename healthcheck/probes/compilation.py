@@ -18,6 +18,11 @@ class CompilationProbe:
     only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
+        Metric(
+            "compile.limit_hits",
+            "Functions that Dynamo gave up on because they were compiled anew too often, since the start.",
+            needs=("compile",),
+        ),
         Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
     )
 
@@ -30,6 +35,10 @@ class CompilationProbe:
         utilities = sys.modules.get("torch._dynamo.utils")
         counters = getattr(utilities, "counters", None)
         if counters is not None:
+            gave_up = [
+                n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()
+            ]
+            samples.append(Sample("compile.limit_hits", event.step, float(sum(gave_up))))
             breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
             samples.append(Sample("compile.graph_breaks", event.step, float(breaks)))
         return samples

@@ -72,6 +72,8 @@ def plain_values(tensor: Any) -> tuple[Any, Any]:
     import torch
 
     sharded = None
+    if type(tensor) is torch.Tensor and tensor.dtype is torch.float32 and tensor.layout is torch.strided:
+        return tensor.detach(), None  # nearly all are, and each question costs something
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         sharded, tensor = tensor, tensor.to_local()

@@ -239,7 +239,7 @@ def _kernel(gradient: Any) -> Any:
     global _all_at
     try:
         _all_at = _find_address_check()
-        return importlib.import_module("healthcheck.probes.gradkernel")
+        return importlib.import_module("healthcheck.probes.gradtable")
     except Exception as error:  # no Triton, or one that does not fit this torch
         _broken.append(repr(error))
         return None

@@ -47,6 +47,8 @@ class WeightGrowthProbe:
             return ()
         start = self._starts.get(event.optimizer_index)
         if start is None or start.optimizer() is not event.optimizer:
+            # An optimizer that is gone takes its parameters along: they must not live on because we looked at them.
+            self._starts = {index: known for index, known in self._starts.items() if known.optimizer() is not None}
             sampler = ElementSampler(looked_at(event.optimizer))
             if sampler.groups:
                 self._starts[event.optimizer_index] = _Start(weak(event.optimizer), sampler, _size(sampler))

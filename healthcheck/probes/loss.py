@@ -134,7 +134,8 @@ class LossProbe:
                     yield Sample("loss.resumed", step, statistics.median(self._recent) / before, labels)
         if demand.due("loss.chance", step):
             chance = self._chance_level(event)
-            if chance is not None:
+            lost = on_host(value) and not math.isfinite(value)  # the rule on the loss itself says so
+            if chance is not None and not lost:
                 yield Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels)
 
     def _better(self, index: int, value: Any) -> Any:

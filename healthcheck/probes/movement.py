@@ -137,8 +137,8 @@ class MovementProbe:
         labels, step = optimizer_labels(event.optimizer_index), event.step
         vectors = seen.sampler.compare(before, seen.gradients)
         if vectors is not None:
-            moved = Moved([LateTable(vector) for vector in vectors], seen.sampler.groups)
-            yield from self._late_samples(demand, seen, moved, labels, step)
+            tables = Moved([LateTable(vector) for vector in vectors], seen.sampler.groups)
+            yield from self._late_samples(demand, seen, tables, labels, step)
             return
         after = seen.sampler.weights("after")
         moved = [(new.indices, new.values - old.values, old.values) for new, old in zip(after, before, strict=True)]

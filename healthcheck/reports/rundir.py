@@ -170,7 +170,7 @@ def write_atomically(path: Path, value: Any) -> None:
     """Write strict JSON so that a reader sees the old file or the new one, never a half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=_for_the_owner) as file:
             json.dump(value, file, indent=1, allow_nan=False)
             file.write("\n")
         os.replace(temporary, path)
@@ -178,3 +178,8 @@ def write_atomically(path: Path, value: Any) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    """An ``opener`` for files that nobody else may read, wherever the folder is moved to."""
+    return os.open(path, flags, 0o600)

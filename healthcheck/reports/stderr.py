@@ -1,6 +1,6 @@
 """Writing whole lines to stderr beside other people's progress bars; never an error of ours.
 
-Only stderr, only ASCII, no cursor tricks. A stream that is closed, broken or full is given up
+Only stderr (in a notebook the cell's output), only ASCII, no cursor tricks. A stream that is closed, broken or full is given up
 after one try of the interpreter's original stderr: training goes on in silence.
 """
 
@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, TextIO
 
+from healthcheck.reports.notebook import show
 from healthcheck.reports.text import ascii_only
 
 _COLOURS = {"red": "31", "yellow": "33", "cyan": "36", "green": "32", "bold": "1"}
@@ -22,8 +23,8 @@ class Stderr:
         self.given_up = False
 
     def write(self, lines: list[str]) -> None:
-        """Write lines in one go, above any active bar."""
-        if self.given_up or not lines:
+        """Write lines in one go, above any active bar; in a notebook, as a block of its own."""
+        if self.given_up or not lines or show(lines):
             return
         text = ascii_only("\n".join(lines)) + "\n"
         for stream in dict.fromkeys((sys.stderr, sys.__stderr__)):

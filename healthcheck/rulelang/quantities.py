@@ -181,15 +181,3 @@ def number_text(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return f"{value:.6g}"
-
-
-def parse_ranks(value: Any) -> str:
-    """The rule key ``ranks``: ``each`` or ``zero``.
-
-    Raises ``QuantityError`` for ``all``, which needs the scores of the other ranks.
-    """
-    if value == "all":
-        raise QuantityError(
-            "`ranks: all` is not judged yet: ranks agree on stops, not on scores; write `each` or `zero`"
-        )
-    return str(value or "each")

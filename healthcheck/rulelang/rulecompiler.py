@@ -13,7 +13,7 @@ from healthcheck.rulelang.conditions.base import OptionError
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
-from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_ranks, parse_span, shorten
+from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
 from healthcheck.rulelang.rule import ActionSpec, Guard, Hold, Rule, Selector, Span
 from healthcheck.rulelang.selectors import SelectorError, parse_selector
 from healthcheck.rulelang.templates import Template, TemplateError, default_message
@@ -42,7 +42,6 @@ class RuleCompiler:
         warmup = self._read("warmup", Span(0), parse_span)
         every = self._steps("every", 1, least=1)
         cooldown = self._steps("cooldown", None, least=0)
-        ranks = self._read("ranks", "each", parse_ranks)
         severity = Severity.parse(draft.value("severity", "warning"))
         recover = self._recover()
         guards = self._guards()
@@ -65,7 +64,7 @@ class RuleCompiler:
             cooldown=cooldown,
             only_if=guards,
             phase=draft.value("phase", "any"),
-            ranks=ranks,
+            ranks=draft.value("ranks", "each"),
             severity=severity,
             actions=actions,
             message=message,

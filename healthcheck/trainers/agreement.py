@@ -15,6 +15,7 @@ import contextlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,7 +58,8 @@ class StoreAgreement:
         self._decided = False
         self._start: int | None = None
         self._polls = 0
-        self._proposal: Mapping[str, Any] | None = None
+        self._proposals: dict[str, Mapping[str, Any]] = {}
+        """By rule: what this rank asks for, until all have decided or the rule takes it back."""
         self._asked: int | None = None
         """Sync point whose answers are read at the next one."""
 
@@ -67,9 +69,15 @@ class StoreAgreement:
         return not self.broken
 
     def propose(self, request: Mapping[str, Any]) -> None:
-        """Ask all ranks for something at the next sync point; the first proposal stands."""
-        if self._proposal is None:
-            self._proposal = dict(request)
+        """Ask all ranks for something at the next sync point; a rule's first proposal stands.
+
+        With ``unanimous`` in the request it is decided only once every rank has asked for the same rule.
+        """
+        self._proposals.setdefault(request["rule"], dict(request))
+
+    def withdraw(self, rule: str) -> None:
+        """Ask no longer for what this rule wanted."""
+        self._proposals.pop(rule, None)
 
     def exchange(self, step: int) -> Mapping[str, Any] | None:
         """Call at the end of every step on every rank. Returns what all ranks do now, or None."""
@@ -128,10 +136,9 @@ class StoreAgreement:
         """Read the answers of the sync point before, then give our own for this one."""
         decided = self._read(self._asked) if self._asked is not None else None
         key = f"{PREFIX}/{step}"
-        if self._proposal is not None and decided is None:
-            self.store.set(
-                f"{key}/why/{self.store.add(f'{key}/stop', 1)}", json.dumps({**self._proposal, "rank": self.rank})
-            )
+        for proposal in self._proposals.values() if decided is None else ():
+            number = self.store.add(f"{key}/stop", 1)
+            self.store.set(f"{key}/why/{number}", json.dumps({**proposal, "rank": self.rank}))
         self.store.add(f"{key}/n", 1)
         if self.rank == 0 and self._asked is not None:
             self._forget(self._asked - self.sync_every)
@@ -149,7 +156,12 @@ class StoreAgreement:
         count = self.store.add(f"{key}/stop", 0)
         if not count:
             return None
-        asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, 64) + 1)]
+        most = max(64, 2 * self.world_size)
+        asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, most) + 1)]
+        ranks_of = Counter(p["rule"] for p in asked_for)
+        asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[p["rule"]] == self.world_size]
+        if not asked_for:
+            return None
         self._decided = True
         first = min(asked_for, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
         return {**first, "ranks": sorted(int(p["rank"]) for p in asked_for if p["rule"] == first["rule"])}
@@ -162,7 +174,7 @@ class StoreAgreement:
 
     def _give_up(self, why: str) -> None:
         self.broken = why
-        if self.rank == 0 or self._proposal is not None:
+        if self.rank == 0 or self._proposals:
             self.note(f"ranks do not agree on stops: {why}; each rank only reports")
 
 

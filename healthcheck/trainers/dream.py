@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
-from healthcheck.names import canonical_metric
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.dream_base import callback_class
+from healthcheck.trainers.dream_facts import named, planned_steps, scalars
 from healthcheck.trainers.dream_step import WatchedStep
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
@@ -33,7 +33,7 @@ from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.results import WatchedResults
-from healthcheck.trainers.toldwatch import ToldWatch, joined
+from healthcheck.trainers.toldwatch import ToldWatch
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -202,7 +202,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         trainer, self._begun = self.trainer, True
         if trainer is None:
             raise UsageError("the callback has no trainer; give it to the trainer's CallbackCollection")
-        self._models = _named(trainer.named_models())
+        self._models = named(trainer.named_models())
         state, self._saved_state = self._saved_state, None
         begun = self.watch.begin(
             lambda base: DreamControls(base, self),
@@ -210,7 +210,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
             optimizers=list(trainer.named_optimizers().values()),
             step=int(trainer.global_step),
             epoch=float(trainer.current_epoch),
-            max_steps=_planned_steps(trainer),
+            max_steps=planned_steps(trainer),
             state=state,
         )
         if begun:
@@ -251,7 +251,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         told.ends(
             int(self.trainer.global_step) + 1,
             loss=values.get("loss"),
-            metrics=_scalars(values, leave_out=("loss", "grad_norm", "lr")),
+            metrics=scalars(values, leave_out=("loss", "grad_norm", "lr")),
         )
         if self.session is not None:
             news = self._forwarded.news(self.session.alerts)
@@ -261,7 +261,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     def _validated(self, result: Any) -> None:
         values = result if isinstance(result, Mapping) else {}
-        self.watch.evaluation_ends(metrics=_scalars(values))
+        self.watch.evaluation_ends(metrics=scalars(values))
         self._heed(self._batch_index + 1)
 
     def _heed(self, batches: int) -> None:
@@ -286,27 +286,3 @@ def attach(target: Any, session: Session | None = None, **options: Any) -> Healt
     callback = HealthCheckCallback(session=session, **options)
     collection.append(callback)
     return callback
-
-
-def _named(models: Mapping[str, Any]) -> Any:
-    """The trainer's models under its own names; a single one without."""
-    import torch
-
-    return torch.nn.ModuleDict(models) if len(models) > 1 else joined(models.values(), "model")
-
-
-def _scalars(values: Mapping[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any] | None:
-    """Scalars of a result under canonical names; a device scalar stays where it is."""
-    found = {}
-    for name, value in values.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if name not in leave_out and (number or getattr(value, "ndim", None) == 0):
-            found[canonical_metric(name)] = value
-    return found or None
-
-
-def _planned_steps(trainer: Any) -> int | None:
-    epochs = getattr(getattr(trainer, "training_parameters", None), "n_epochs", None)
-    batches = int(getattr(trainer, "_num_train_batches", 0) or 0)
-    parts = int(getattr(trainer, "num_gradient_accumulation_steps", 1) or 1)
-    return int(epochs) * (batches // parts) if epochs and batches else None

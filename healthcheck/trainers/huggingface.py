@@ -288,3 +288,12 @@ def attach(trainer: Any, session: Session | None = None, **options: Any) -> Heal
     trainer.add_callback(callback)
     callback.adopt(trainer)
     return callback
+
+
+def __getattr__(name: str) -> Any:
+    """``MemoryMonitoringCallback`` is found here, too; it is in a module of its own."""
+    if name == "MemoryMonitoringCallback":
+        from healthcheck.trainers.huggingface_memory import MemoryMonitoringCallback
+
+        return MemoryMonitoringCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -279,3 +279,13 @@ def attach(trainer: Any, session: Session | None = None, **options: Any) -> Heal
     trainer.callbacks.insert(0, callback)
     callback.adopt(trainer)
     return callback
+
+
+def __getattr__(name: str) -> Any:
+    """The callbacks for single concerns are found here, too; they are in a module of their own."""
+    if name.endswith("Callback"):
+        from healthcheck.trainers import lightning_callbacks
+
+        if hasattr(lightning_callbacks, name):
+            return getattr(lightning_callbacks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

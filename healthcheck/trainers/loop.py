@@ -30,6 +30,7 @@ from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.loopsteps import LoopSteps, PatientStop
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.native import TorchSource
+from healthcheck.trainers.opening import program_name, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.stopping import caused_by_stop
@@ -81,7 +82,7 @@ def watch(
     Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
     """
     modules, optimizers = _listed(model), [_unwrapped(o) for o in _listed(optimizer)]
-    if os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no"):
+    if switched_off():
         return Loop(None)
     running = current.current()
     for loop in [ref() for ref in _open]:
@@ -99,7 +100,7 @@ def watch(
     import healthcheck  # the lazy package: trainers know nothing of the composition root
 
     session = healthcheck.open_session(
-        target=name or os.path.basename(sys.argv[0] or "") or "notebook",
+        target=name or program_name(),
         rules=rules,
         profile=profile,
         off=off,

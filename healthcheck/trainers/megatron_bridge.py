@@ -20,15 +20,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import UsageError
-from healthcheck.events import Event, EventKind
+from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
 from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
 from healthcheck.trainers.megatron_controls import CAPABILITIES, MegatronControls
-from healthcheck.trainers.megatron_grads import MainGradView
+from healthcheck.trainers.megatron_grads import MainGradView, show_gradients
 from healthcheck.trainers.megatron_state import (
     batch_size,
     checkpoint_folder,
+    clip_limit,
     last_evaluations,
     learning_rate,
     main_loss,
@@ -110,12 +111,6 @@ class HealthCheckCallback(WatchedResults):
         if self._trained and self.watch.active:
             self.close(Ending())
         return self.watch.session
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """Content of ``report.json``, once training has ended."""
-        session = self.session
-        return None if session is None else session.report
 
     def skip_iteration(self, number: int) -> None:
         """Leave out a coming iteration, counted from 1: its data is drawn, nothing is computed.
@@ -226,10 +221,9 @@ class HealthCheckCallback(WatchedResults):
         skipped = bool(context.skipped_iter)
         told.begins(step)
         norm = None if skipped else context.grad_norm
-        limit = part_of(context.state, "optimizer", "clip_grad")
-        limit = float(limit) if isinstance(limit, (int, float)) and limit > 0 else None
-        if not skipped:
-            self._show_gradients(step, norm, limit)
+        limit = clip_limit(context.state)
+        if not skipped and self._view is not None and self.watch.session is not None:
+            show_gradients(self.watch.session, self._view, step, norm, limit)
         samples, tokens = batch_size(context.state)
         told.ends(
             step,
@@ -243,13 +237,6 @@ class HealthCheckCallback(WatchedResults):
             skipped=skipped,
         )
         self._tell_loggers(context.state, step)
-
-    def _show_gradients(self, step: int, norm: Any, limit: float | None) -> None:
-        """Gradients are still in their buffers: one late look at them."""
-        session, view = self.watch.session, self._view
-        if session is None or view is None or not session.wants(EventKind.BACKWARD_END) or not view.has_gradients:
-            return
-        session.emit(Event(EventKind.BACKWARD_END, step, model=view, grad_norm=norm, max_norm=limit))
 
     def _tell_loggers(self, state: Any, step: int) -> None:
         if self.watch.session is None or self._controls is None or not self.watch.forwards:

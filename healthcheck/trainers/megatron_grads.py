@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from healthcheck.events import Event, EventKind
 from healthcheck.protocols import ModelView
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
 
 
 class _WithMainGrad:
@@ -49,3 +53,9 @@ class MainGradView:
     @property
     def has_gradients(self) -> bool:
         return any(p.requires_grad and p.grad is not None for _, p in self.named_parameters())
+
+
+def show_gradients(session: Session, view: MainGradView, step: int, norm: Any, limit: float | None) -> None:
+    """Gradients are still in their buffers after the update: one late look at them."""
+    if session.wants(EventKind.BACKWARD_END) and view.has_gradients:
+        session.emit(Event(EventKind.BACKWARD_END, step, model=view, grad_norm=norm, max_norm=limit))

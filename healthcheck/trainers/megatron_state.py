@@ -85,3 +85,9 @@ def rank_of_process() -> tuple[int, int] | None:
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def clip_limit(state: Any) -> float | None:
+    """The norm that gradients are clipped to; None where they are not."""
+    limit = part_of(state, "optimizer", "clip_grad")
+    return float(limit) if isinstance(limit, (int, float)) and limit > 0 else None

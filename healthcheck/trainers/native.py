@@ -82,7 +82,6 @@ class NativeWatch:
         """Told about faults of ours instead of the session."""
         self._patience = patience
         self.given = session
-        """The session that was open before us, where one was handed over."""
         self._source: TorchSource | None = None
         self._ours = False
         self._only: weakref.WeakSet[Any] | None = None
@@ -110,7 +109,6 @@ class NativeWatch:
         :param step: updates that were made before (a resume).
         :param state: what :meth:`state` gave when the checkpoint was written, if it is there.
         :param tells: the framework announces evaluations and checkpoints, so that none is guessed.
-
         :param ranks: ``(rank, world size)`` where the framework knows better than the environment did
             when the session was opened (it starts the other ranks itself).
 
@@ -242,8 +240,7 @@ class NativeWatch:
     def guard(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call one of ours from inside the framework's loop; our own faults must not end it.
 
-        Mistakes of the user (rules that cannot be read) and the deliberate stop pass, and whatever
-        :func:`~healthcheck.trainers.guarding.passes_on` lets pass.
+        Mistakes of the user, the deliberate stop, and what :func:`passes_on` says are raised.
         """
         try:
             return function(*given, **named)

@@ -45,6 +45,12 @@ def switched_off() -> bool:
     return os.environ.get("HEALTHCHECK", "").strip().lower() in ("off", "0", "false", "no")
 
 
+def program_name() -> str:
+    """What runs in this process, as people call it: the script's file name, or ``notebook``."""
+    name = os.path.basename(sys.argv[0] or "")
+    return "notebook" if name in ("", "ipykernel_launcher.py", "colab_kernel_launcher.py") else name
+
+
 def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
     """``(session, ours)``: the session that watches this process, else a new one that the caller must end.
 
@@ -74,7 +80,7 @@ def _open(options: SessionOptions, given: Mapping[str, Any]) -> Session:
     import healthcheck  # the lazy package: trainers know nothing of the composition root
 
     session: Session = healthcheck.open_session(
-        target=options.name or os.path.basename(sys.argv[0] or "") or "notebook",
+        target=options.name or program_name(),
         rules=options.rules,
         profile=options.profile,
         off=options.off,

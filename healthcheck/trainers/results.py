@@ -36,7 +36,8 @@ class WatchedResults:
     @property
     def report(self) -> dict[str, Any] | None:
         """Content of ``report.json``, once training has ended."""
-        return self.watch.report
+        session = self.session
+        return None if session is None else session.report
 
     @property
     def exit_code(self) -> int:

@@ -109,11 +109,12 @@ class StepCount:
 
     def finish(self) -> None:
         """The run is over: hand out what is still held back. Never raises a stop."""
-        before = self.session.step
+        session = self.session
+        judged = session.engine.step
         with contextlib.suppress(BaseException):
             self.phases.end()
-        # Results of an evaluation are told in step 1, also where nothing was trained.
-        self.session.step = max(self.last_attempt, self._first_step) if self.started else before
+        # Batches and results of an evaluation are told in step 1, also where nothing was trained.
+        session.step = max(self.last_attempt, self._first_step) if self.started else min(session.step, judged)
 
     # -- emitting ---------------------------------------------------------------------
 

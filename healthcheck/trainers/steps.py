@@ -249,9 +249,8 @@ class TrainingSteps(StepCount):
     def _end_backward(self, index: int = 0) -> None:
         if not self._backward_ended:
             self._backward_ended = True
-            if self.session.wants(EventKind.BACKWARD_END, self._begun):
-                with _no_grad():
-                    self._emit_update(EventKind.BACKWARD_END, None, index)
+            with _no_grad():
+                self._emit_update(EventKind.BACKWARD_END, None, index)
 
     def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
         expected = self._expected

@@ -71,6 +71,14 @@ def test_a_sweep_counts_good_and_bad_runs_for_each_value(says: Says, runs: list[
     ]
 
 
+def test_a_mistake_in_a_sweep_is_named_by_the_option_that_was_typed(says: Says, runs: list[Path]) -> None:
+    code, _, err = says("good*.csv", "--sweep", "loss-high.fro=2", "--bad", "bad.csv")
+
+    assert code == 4
+    assert "--sweep loss-high.fro=2" in err
+    assert "--set" not in err
+
+
 def test_a_sweep_names_the_closest_good_run_with_the_value_that_its_for_would_have_needed(
     says: Says, runs: list[Path]
 ) -> None:

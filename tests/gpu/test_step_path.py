@@ -140,6 +140,25 @@ def test_detail_is_of_the_step_that_was_bad_although_it_is_read_later(watch: Any
     assert alert.facts["tensors"] == "1 of 10 gradients not finite"
 
 
+@pytest.mark.parametrize("bad", [7, 8])
+def test_a_bad_gradient_is_seen_at_most_two_steps_later(watch: Any, bad: int) -> None:
+    model, x = model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    health = watch(model, optimizer, rules=RULES)
+
+    def poison(step: int) -> None:
+        model[4].bias._backward_hooks = None
+        if step == bad:
+            model[4].bias.register_hook(lambda g: g.fill_(math.inf))
+        torch.cuda.synchronize()  # the device is not behind
+
+    train(model, optimizer, x, health, 14, before=poison)
+    health.close()
+    alert = next(a for a in health.alerts if a.rule == "grads-not-finite")
+    assert alert.fired_step == bad
+    assert alert.detected_step - bad <= 2
+
+
 def test_a_stream_that_the_user_switched_gives_the_right_values(watch: Any) -> None:
     model, x = model_and_data()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

@@ -19,6 +19,7 @@ NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
         "healthcheck.trainers.lightning_callbacks",
         "healthcheck.trainers.lightning_monitor",
         "healthcheck.probes.gradkernel",  # Triton, which comes with torch's CUDA and ROCm builds
+        "healthcheck.probes.gradtable",
         "healthcheck.probes.samplekernel",
     }
 )

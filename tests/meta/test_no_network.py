@@ -38,7 +38,7 @@ def guarded(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
-    [("run", SCRIPT), ("run", SCRIPT, "--nan-at", "20"), ("plan",), ("metrics",), ("plugins",), ("doctor",)],
+    [("run", SCRIPT, "--nan-at", "20"), ("plan",), ("metrics",), ("plugins",), ("doctor",)],
     ids=lambda args: " ".join(str(a) for a in args if a is not SCRIPT),
 )
 def test_a_command_opens_no_connection(

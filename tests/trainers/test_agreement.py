@@ -45,3 +45,30 @@ def test_without_an_agreed_stop_nobody_waits_for_the_others(pair):
     leaving.start()
     leaving.join(10)
     assert not leaving.is_alive()
+
+
+def test_a_rule_for_all_ranks_stops_only_while_it_fires_on_every_rank(pair):
+    first, second = pair
+    everywhere = {"rule": "loss-flat", "severity": 3, "order": 0, "unanimous": True}
+    first.propose(everywhere)
+    assert _all_at(pair, 4) == _all_at(pair, 5) == [None, None]
+    first.withdraw("loss-flat")  # its episode is over before the other's begins
+    second.propose(everywhere)
+    assert _all_at(pair, 6) == _all_at(pair, 7) == [None, None]
+    first.propose(everywhere)
+    assert _all_at(pair, 8) == [None, None]
+    for decided in _all_at(pair, 9):
+        assert (decided["rule"], decided["ranks"]) == ("loss-flat", [0, 1])
+
+
+def test_a_rule_that_waits_for_all_ranks_does_not_hold_back_another_rules_stop(pair):
+    first = pair[0]
+    first.propose({"rule": "loss-flat", "severity": 3, "order": 0, "unanimous": True})
+    first.propose(STOP)
+    assert _all_at(pair, 4) == [None, None]
+    for decided in _all_at(pair, 5):
+        assert (decided["rule"], decided["ranks"]) == ("loss-not-finite", [0])
+
+
+def _all_at(ranks, step):
+    return [rank.exchange(step) for rank in ranks]

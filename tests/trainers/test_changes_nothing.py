@@ -45,8 +45,6 @@ TRAIN = """
 
 CASES = [
     ("sgd", "none", "1"),
-    ("sgd", "norm", "1"),
-    ("adamw", "none", "1"),
     ("adamw", "norm", "4"),
     ("adamw", "value", "2"),
 ]

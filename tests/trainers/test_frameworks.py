@@ -128,6 +128,7 @@ def test_a_healthy_run_ends_with_0_and_its_own_number_of_steps(
     assert "trained to the end" in result.stdout
 
 
+@pytest.mark.parametrize("framework", ["transformers"], indirect=True)
 def test_max_steps_ends_an_unmodified_trainer(
     healthcheck_command: Callable, script: Callable[..., Path], tmp_path: Path, framework: str
 ) -> None:

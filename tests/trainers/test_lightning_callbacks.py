@@ -185,3 +185,13 @@ def test_parameters_and_defaults_are_the_documented_ones(kind: Any, defaults: di
 @pytest.mark.parametrize(("seconds", "words"), [(9240, "2h 34m"), (312, "5m 12s"), (42, "42s"), (-1, "0s")])
 def test_the_time_left_is_written_as_documented(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_the_names_are_found_beside_the_adapter_too() -> None:
+    pytest.importorskip("transformers")
+    from healthcheck.trainers import huggingface, huggingface_memory, lightning
+
+    assert lightning.TrainingHealthCallback is TrainingHealthCallback
+    assert huggingface.MemoryMonitoringCallback is huggingface_memory.MemoryMonitoringCallback
+    with pytest.raises(AttributeError, match="NoSuchCallback"):
+        _ = lightning.NoSuchCallback

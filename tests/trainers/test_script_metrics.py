@@ -105,6 +105,20 @@ def test_capturing_can_be_narrowed_or_switched_off(
 
 
 @pytest.mark.slow
+def test_a_script_that_only_evaluates_has_made_no_step(play: Callable) -> None:
+    played = play(
+        """
+        import torch
+        model = torch.nn.Linear(2, 1)
+        for x in torch.utils.data.DataLoader([torch.ones(2)] * 8, batch_size=4):
+            model(x)
+        """,
+        rules={"version": 1, "rules": {"loss": {"metric": "loss", "when": "nonfinite"}}},
+    )
+    assert played.session.report["steps"] == 0
+    assert (played.code, played.session.report["exit_reason"]) == (5, "nothing_judged")
+
+
 def test_tensorboard_scalars_are_taken(play: Callable, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     played = play(

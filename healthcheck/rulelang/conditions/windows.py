@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 MAD_TO_SIGMA = 1.4826
@@ -63,23 +63,25 @@ class SortedWindow:
         if low > last:
             low = last
         # Of a window that is one too far left, the left end is farther from the median than the value after it.
-        while low and center - ordered[low - 1] <= ordered[low - 1 + k] - center:
-            low -= 1
-        while low < last and center - ordered[low] > ordered[low + k] - center:
-            low += 1
-        self._nearest = low
+        before = center - ordered[low - 1] if low else inf
+        after = ordered[low + k] - center if low < last else inf
         left, right = center - ordered[low], ordered[low + k - 1] - center
+        while before <= right:
+            low -= 1
+            after, left, right = right, before, ordered[low + k - 1] - center
+            before = center - ordered[low - 1] if low else inf
+        while left > after:
+            low += 1
+            before, left, right = left, center - ordered[low], after
+            after = ordered[low + k] - center if low < last else inf
+        self._nearest = low
         nearest = left if left > right else right
         if n & 1:
             return center, nearest
         # Even: the mean of this distance and the next one, on whichever side that is nearer.
-        if low:
-            left = center - ordered[low - 1]
-            if low < last:
-                right = ordered[low + k] - center
-                return center, 0.5 * (nearest + (left if left < right else right))
-            return center, 0.5 * (nearest + left)
-        return center, (0.5 * (nearest + ordered[k] - center) if last else nearest)
+        if not low:
+            return center, 0.5 * (nearest + ordered[k] - center)
+        return center, 0.5 * (nearest + (before if before < after else after))
 
     def quantile(self, fraction: float) -> float:
         """Linear interpolation between the two nearest values (Hyndman and Fan's type 7)."""

@@ -102,8 +102,7 @@ def test_a_resume_neither_loses_nor_repeats_an_alert(trainer: str, tmp_path: Pat
     before = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 20), prepare=listen))
     assert [s for rule, s in before.fired if rule == fault.rule] == [step]
     (check,) = [text for text in said if "resume check after 20 steps" in text]
-    assert ", lr 0." in check
-    assert "(same), optimizer state present" in check
+    assert "lr 0.001 (same): the loss is higher than it was" in check  # it diverges, and no optimizer state to compare
     after = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 30)))
     assert [s for rule, s in after.fired if rule == fault.rule] == []
     assert after.session.report["resumed_from"] == 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,60 @@ def test_a_compiled_model_is_replayed_as_its_original_and_not_compiled_again() -
     assert told(health).startswith("first non-finite output: `2` (Apply)")
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_a_model_compiled_in_place_is_seen_and_put_back() -> None:
+    from torch._dynamo.utils import counters
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.log, self.head = nn.Linear(4, 8), Apply(lambda x: x.relu().log()), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.log(self.fc(x)))  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = Plain()
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    health = train(model, "locate", "skip_update")
+    assert health.alerts[0].fired_step == 1
+    assert told(health).startswith("first non-finite output: `log` (Apply)")
+    assert counters["stats"]["unique_graphs"] == 1
+    assert model._compiled_call_impl is compiled
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process as rank 0 of two; the other does not exist, so that speaking to it would show."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.setenv("HEALTHCHECK_AGREE", "off")
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_under_ddp_the_module_inside_is_replayed() -> None:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        model = nn.parallel.DistributedDataParallel(Net(lambda x: torch.log(F.relu(x))))
+        assert told(train(model)).startswith("first non-finite output: `middle` (Apply)")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_forward_pass_that_speaks_to_other_ranks_is_not_replayed() -> None:
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        both = x.detach().clone()
+        torch.distributed.all_reduce(both)
+        return x + both * float("nan")
+
+    text = told(train(Net(summed)))
+    assert text.startswith("step 1 cannot be replayed: its forward pass speaks to other ranks (c10d.allreduce_")
 
 
 def test_activation_checkpointing_is_looked_into() -> None:

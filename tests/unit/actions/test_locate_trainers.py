@@ -105,7 +105,8 @@ def located(healthcheck_command: Any, folder: Path, script: str) -> dict[str, An
     done = healthcheck_command("run", "--report", "json=report.json", "train.py")
     assert (folder / "report.json").is_file(), done.stdout + done.stderr
     report = json.loads((folder / "report.json").read_text())
-    assert not report["plugin_errors"] and not report["action_errors"]
+    assert not report["plugin_errors"]
+    assert not report["action_errors"]
     (alert,) = report["alerts"]
     assert alert["fired_step"] == 4
     (outcome,) = (o for o in alert["actions"] if o["action"] == "locate")
@@ -125,5 +126,3 @@ def test_the_culprit_is_named_in_an_unmodified_script(
     outcome = located(healthcheck_command, tmp_path, script)
     assert outcome["text"].startswith(f"first non-finite output: `{module}` (Log), "), outcome["text"]
     assert Path(tmp_path, outcome["path"]).read_text().startswith("call,module,class,")
-
-

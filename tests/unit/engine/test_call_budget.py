@@ -62,7 +62,7 @@ def calls_per_step(ruleset: RuleSet, metrics: tuple[str, ...] = METRICS) -> dict
 def test_the_recommended_pack_keeps_to_its_budget() -> None:
     spent = calls_per_step(rules("extends: [healthcheck:recommended]"))
 
-    assert spent["python"] <= 100
+    assert spent["python"] <= 110
     assert spent["c"] <= 110
 
 

@@ -151,3 +151,12 @@ def test_no_data_and_warming_are_not_judged_and_say_why(bench):
     assert (warm.outcome, gone.outcome) == (Outcome.NOT_JUDGED, Outcome.NOT_JUDGED)
     assert "warming up" in warm.reason
     assert gone.reason == "nothing logged y"
+
+
+def test_a_guarded_rule_judges_its_first_sample_whatever_its_step(bench):
+    """Records begin at step 0, which is also where a run that was not resumed starts."""
+    b = bench(
+        "external: [a, g]\nrules: {r: {metric: a, when: {above: 1}, only_if: {g: 0}}}",
+    )
+    b.step(0, a=5.0, g=0.0)
+    assert b.fired("r") == [0]

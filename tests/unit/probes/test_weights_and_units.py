@@ -149,3 +149,18 @@ def test_recompiles_and_graph_breaks_are_those_that_dynamo_counts() -> None:
     assert third == second
     assert watched.last("compile.graph_breaks") >= 1
     torch._dynamo.reset()
+
+
+def test_a_function_that_dynamo_gave_up_on_is_counted() -> None:
+    pytest.importorskip("torch._dynamo.convert_frame")
+    torch._dynamo.reset()
+    sys.modules["torch._dynamo.utils"].counters.clear()
+    watched = Watched([CompilationProbe()])
+    compiled = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    limit = torch._dynamo.config.recompile_limit
+    for n in range(1, limit + 3):
+        compiled(torch.ones(n + 1))
+        watched.emit(EventKind.STEP_END, n)
+    assert dict(watched.of("compile.limit_hits"))[limit] == 0
+    assert watched.last("compile.limit_hits") == 1
+    torch._dynamo.reset()

@@ -281,7 +281,11 @@ def test_event_files_in_the_validation_folder_of_keras_are_of_the_evaluation(tmp
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     writer = tensorboard.EventFileWriter(str(tmp_path / "logs" / "validation"))
-    for step, tag, value in ((0, "epoch_loss", 2.5), (40, "evaluation_loss_vs_iterations", 2.5), (1, "epoch_loss", 1.5)):
+    for step, tag, value in (
+        (0, "epoch_loss", 2.5),
+        (40, "evaluation_loss_vs_iterations", 2.5),
+        (1, "epoch_loss", 1.5),
+    ):
         writer.add_event(
             Event(wall_time=100.0, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
         )

@@ -31,6 +31,15 @@ def test_the_record_of_a_run_has_these_files(watched: Watched) -> None:
     assert names == {".gitignore", "run.json", "rules.yaml", "samples.jsonl", "alerts.jsonl", "report.json"}
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes")
+def test_its_files_are_for_their_owner_alone(watched: Watched) -> None:
+    watched(series={"loss": SPIKES, "norm": HEALTHY})
+    open_to_others = [
+        p.name for p in find_run().folder.iterdir() if p.name != ".gitignore" and p.stat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+
+
 def test_every_line_is_strict_json(watched: Watched) -> None:
     watched(series={"loss": [*HEALTHY, math.nan, math.inf], "norm": HEALTHY})
 

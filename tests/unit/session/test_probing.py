@@ -1,0 +1,103 @@
+"""Which probes are called at which event of which step: only those with something to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.dispatch import Dispatch
+from healthcheck.engine.demand import RuleDemand
+from healthcheck.events import Event, EventKind
+from healthcheck.probing import TIMED_EVERY, TIMED_FIRST, ProbeBoard
+from healthcheck.samples import Metric, Sample
+
+STEP = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+
+
+class Listening:
+    """A probe that notes when it is called, and answers at the update."""
+
+    name = "listening"
+    listens_to = STEP
+    provides = (Metric("a", "A number."), Metric("b", "Another."))
+
+    def __init__(self, **declared: Any) -> None:
+        self.calls: list[tuple[int, str]] = []
+        for name, value in declared.items():
+            setattr(self, name, value)
+
+    def sample(self, event: Event, demand: Any) -> Any:
+        self.calls.append((event.step, event.kind.value))
+        return [Sample("a", event.step, 1.0)] if event.kind is EventKind.BEFORE_UPDATE else ()
+
+
+def board(probe: Listening, **every: int) -> ProbeBoard:
+    demand = RuleDemand()
+    demand.every.update(every)
+    return ProbeBoard({probe.name: probe}, demand, Dispatch(), lambda: 0.0)
+
+
+def run(board: ProbeBoard, steps: int, **facts: Any) -> None:
+    for step in range(1, steps + 1):
+        for kind in STEP:
+            board.sample(Event(kind, step, **facts), float(step))
+
+
+def called(probe: Listening, kind: EventKind) -> list[int]:
+    return [step for step, name in probe.calls if name == kind.value]
+
+
+def test_at_events_that_it_names_a_probe_is_called_only_in_steps_in_which_a_metric_is_due() -> None:
+    probe = Listening(only_when_due=(EventKind.LOSS,))
+    watching = board(probe, a=4, b=6)
+    run(watching, 12)
+    assert called(probe, EventKind.LOSS) == [4, 6, 8, 12]
+    assert called(probe, EventKind.STEP_END) == list(range(1, 13))
+    assert watching.looks_at(EventKind.LOSS, 16)
+    assert not watching.looks_at(EventKind.LOSS, 17)
+
+
+def test_a_step_ahead_counts_too_and_a_metric_of_every_step_is_always_due() -> None:
+    ahead, always = Listening(only_when_due=STEP, steps_ahead=1), Listening(only_when_due=STEP)
+    run(board(ahead, a=5), 11)
+    run(board(always, a=1, b=5), 3)
+    assert called(ahead, EventKind.LOSS) == [4, 5, 9, 10]
+    assert called(always, EventKind.LOSS) == [1, 2, 3]
+
+
+def test_a_stretched_metric_is_due_less_often_once_the_board_is_told() -> None:
+    probe = Listening(only_when_due=STEP)
+    watching = board(probe, a=2)
+    watching.demand.stretch["a"] = 3
+    watching.reschedule()
+    run(watching, 12)
+    assert called(probe, EventKind.LOSS) == [6, 12]
+
+
+def test_a_probe_that_has_answered_is_not_called_again_in_that_step_for_that_optimizer() -> None:
+    probe = Listening(answers_once=(EventKind.STEP_END,))
+    watching = board(probe, a=1)
+    run(watching, 2)
+    assert called(probe, EventKind.STEP_END) == []
+    watching.sample(Event(EventKind.STEP_END, 2, optimizer_index=1), 2.0)
+    assert called(probe, EventKind.STEP_END) == [2]
+
+
+def test_a_probe_of_one_fact_is_not_called_without_it() -> None:
+    probe = Listening(only_with="max_norm")
+    watching = board(probe, a=1)
+    run(watching, 2)
+    assert probe.calls == []
+    run(watching, 1, max_norm=1.0)
+    assert len(probe.calls) == 3
+
+
+def test_calls_and_time_of_a_probe_are_extrapolated_from_the_steps_that_are_timed() -> None:
+    probe = Listening()
+    watching = board(probe, a=1)
+    steps = TIMED_FIRST + 10 * TIMED_EVERY
+    run(watching, steps)
+    cost = watching.cost[probe.name]
+    assert cost.calls == pytest.approx(len(probe.calls), abs=len(STEP) * TIMED_EVERY)
+    assert cost.ns > 0

@@ -14,6 +14,7 @@ from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.clipping import ClippingProbe
 from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.dead_units import DeadUnitProbe
+from healthcheck.probes.duel import DuelProbe
 from healthcheck.probes.evalmode import EvaluationModeProbe
 from healthcheck.probes.forecast import MemoryForecastProbe
 from healthcheck.probes.forgotten import ForgottenParameterProbe
@@ -47,6 +48,7 @@ from healthcheck.protocols import Probe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,
+    DuelProbe,
     GradientProbe,
     LearningRateProbe,
     OptimizerCountProbe,

@@ -1,0 +1,93 @@
+"""Two optimizers against each other: one loss that goes to nothing while the other grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.late import Late
+from healthcheck.probes.values import on_host, scalar
+from healthcheck.protocols import Demand
+from healthcheck.samples import Metric, Sample
+
+FIRST = 5
+"""Losses whose mean is what a side began with."""
+KEEP = 0.8
+"""Part of the running mean that stays when a loss is added."""
+NOTHING = 0.05
+"""A side has won below this part of its first losses."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """The losses of one optimizer."""
+
+    count: int = 0
+    first: float = 0.0
+    level: float = 0.0
+
+    def add(self, loss: float) -> None:
+        self.count += 1
+        if self.count <= FIRST:
+            self.first += (loss - self.first) / self.count
+            self.level = self.first
+        else:
+            self.level = KEEP * self.level + (1 - KEEP) * loss
+
+    @property
+    def settled(self) -> bool:
+        return self.count > FIRST and self.first > 0 and self.level >= 0
+
+
+class DuelProbe:
+    """Follows the losses of optimizers that take turns, such as those of a GAN.
+
+    A discriminator that separates perfectly has a loss near zero and leaves the generator no gradient; the generator's
+    loss (non-saturating: Goodfellow et al., 2014) grows without bound. Losses that begin below zero are passed over:
+    they have no zero to go to.
+    """
+
+    name = "duel"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "loss.one_sided",
+            f"How many times its first size one optimizer's loss is while another's is below {NOTHING:.0%} of its own; else 0.",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._loss: Any = None
+        self._sides: dict[int, _Side] = {}
+        self._indices: set[int] = set()
+        """Optimizers that have made an update with a loss of their own."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.LOSS:
+            self._loss = scalar(event.loss)
+            return ()
+        loss, self._loss = self._loss, None
+        if loss is None:
+            return ()
+        index = event.optimizer_index
+        self._indices.add(index)
+        if len(self._indices) < 2:
+            return ()
+        if on_host(loss):
+            value: Any = self._judge(index, loss)
+        else:  # in the order of the steps, when the losses have arrived
+            value = Late(lambda number: self._judge(index, number), loss)
+        return (Sample("loss.one_sided", event.step, value),)
+
+    def _judge(self, index: int, loss: float) -> float:
+        if math.isfinite(loss):  # the rule on the loss itself names the others
+            self._sides.setdefault(index, _Side()).add(loss)
+        sides = [side for side in self._sides.values() if side.settled]
+        growth = 0.0
+        for winner in sides:
+            if winner.level < NOTHING * winner.first:
+                growth = max([growth, *(side.level / side.first for side in sides if side is not winner)])
+        return growth

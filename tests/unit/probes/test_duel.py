@@ -1,0 +1,61 @@
+"""Two optimizers with losses of their own: who has won."""
+
+from __future__ import annotations
+
+import torch
+from driver import Everything, Watched
+
+from healthcheck.events import EventKind
+from healthcheck.probes.duel import DuelProbe
+
+
+class Game:
+    """Feeds losses of two optimizers in turn; the values come from the test."""
+
+    def __init__(self) -> None:
+        self.watched = Watched([DuelProbe()], Everything())
+        self.sides = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
+        self.step = 0
+
+    def play(self, *losses: float) -> list[float]:
+        """One step; what the probe said of it."""
+        self.step += 1
+        before = len(self.watched.samples)
+        for index, loss in enumerate(losses):
+            self.watched.emit(EventKind.LOSS, self.step, loss=torch.tensor(loss))
+            self.watched.emit(EventKind.BEFORE_UPDATE, self.step, optimizer=self.sides[index], optimizer_index=index)
+        return [sample.value for sample in self.watched.samples[before:]]
+
+
+def test_a_loss_that_grows_while_the_other_is_gone_is_told_in_times_of_its_first_size() -> None:
+    game = Game()
+    for _ in range(20):
+        assert set(game.play(1.4, 0.7)) <= {0.0}
+    for _ in range(60):
+        said = game.play(0.001, 7.0)
+    assert abs(said[-1] - 10) < 0.1
+
+
+def test_two_losses_that_both_fall_are_no_game_that_is_lost() -> None:
+    game = Game()
+    said = [value for step in range(100) for value in game.play(1.4 * 0.95**step, 0.7 * 0.95**step)]
+    assert said
+    assert max(said) < 1
+
+
+def test_losses_that_begin_below_zero_are_passed_over() -> None:
+    game = Game()
+    said = [value for step in range(100) for value in game.play(-0.1 * step, 0.7 + step)]
+    assert set(said) == {0.0}
+
+
+def test_a_run_with_one_optimizer_is_not_told_of() -> None:
+    game = Game()
+    assert [game.play(1.0) for _ in range(30)] == [[]] * 30
+
+
+def test_a_loss_that_is_not_finite_is_left_to_the_rule_on_losses() -> None:
+    game = Game()
+    for _ in range(20):
+        game.play(1.4, 0.7)
+    assert set(game.play(float("nan"), float("inf"))) <= {0.0}

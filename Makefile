@@ -36,7 +36,7 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(FRAMEWORKS)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests plugins
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15 tests plugins
 
 # Every toy fault and look-alike with three seeds: ten minutes and more.
 faults: $(READY)

@@ -9,13 +9,13 @@ import json
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from healthcheck.commands.replay import _jobs, _progress, exit_code_of, say_problems
-from healthcheck.commands.replaying import Given, Outcome
-from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.commands.replaying import Given, Outcome, judge_of
+from healthcheck.errors import UsageError
 
 
 def against(args: argparse.Namespace, given: Given, paths: Sequence[str], problems: Sequence[Outcome]) -> int:
@@ -28,7 +28,7 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
         old = replace(given, choice={"rules": rules, "profile": given.choice.get("profile")})
         old.check()
         outcomes = list(
-            _progress(judge_all(paths, functools.partial(_judge, given, old), jobs=_jobs(args.jobs)), len(paths))
+            _progress(judge_all(paths, functools.partial(judge_of, given, old=old), jobs=_jobs(args.jobs)), len(paths))
         )
     found: list[Change] = []
     for outcome in outcomes:
@@ -45,27 +45,6 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
         print("\n".join(change_lines(found, sum(bool(o.report) for o in outcomes))))
     say_problems(outcomes)
     return exit_code_of(outcomes)
-
-
-def _judge(given: Given, old: Given) -> Callable[[str], Outcome]:
-    from healthcheck.replay.play import RuleCopies, play, replay_report
-    from healthcheck.replay.record import record_facts
-
-    both = [RuleCopies(given.load()), RuleCopies(old.load())]
-
-    def judge(path: str) -> Outcome:
-        try:
-            run = given.read(path)
-        except (HealthCheckError, OSError) as error:
-            return Outcome(path, problem=str(error))
-        facts = record_facts(run, given.host.registry)
-        plays, seen = play(run, [c.fresh() for c in both], start_step=facts.start_step, known=facts.known)
-        if seen.problem and not seen.batches:
-            return Outcome(path, problem=seen.problem)
-        new, was = (replay_report(p, run, seen, path=path, resumed_from=facts.resumed_from) for p in plays)
-        return Outcome(path, new, extra=was)
-
-    return judge
 
 
 def old_rules(text: str, folder: Path) -> str:

@@ -98,12 +98,15 @@ class Given:
         return read_run(found, mapping=self.mapping, pattern=list(self.pattern) or None, registry=registry)
 
 
-def judge_of(given: Given) -> Callable[[str], Outcome]:
-    """Compile once; the judge then takes one path after the other."""
+def judge_of(given: Given, old: Given | None = None) -> Callable[[str], Outcome]:
+    """Compile once; the judge then takes one path after the other.
+
+    :param old: other rules for the same runs; their report is the outcome's ``extra``.
+    """
     from healthcheck.replay.play import RuleCopies, play, replay_report
     from healthcheck.replay.record import record_facts
 
-    copies = RuleCopies(given.load())
+    versions = [RuleCopies(each.load()) for each in (given, old) if each is not None]
 
     def judge(path: str) -> Outcome:
         try:
@@ -111,10 +114,11 @@ def judge_of(given: Given) -> Callable[[str], Outcome]:
         except (HealthCheckError, OSError) as error:
             return Outcome(path, problem=str(error))
         facts = record_facts(run, given.host.registry)
-        plays, seen = play(run, [copies.fresh()], start_step=facts.start_step, known=facts.known)
+        plays, seen = play(run, [copies.fresh() for copies in versions], start_step=facts.start_step, known=facts.known)
         if seen.problem and not seen.batches:
             return Outcome(path, problem=seen.problem)
         run.notes.extend(facts.notes)
-        return Outcome(path, replay_report(plays[0], run, seen, path=path, resumed_from=facts.resumed_from))
+        reports = [replay_report(p, run, seen, path=path, resumed_from=facts.resumed_from) for p in plays]
+        return Outcome(path, reports[0], extra=None if old is None else reports[1])
 
     return judge

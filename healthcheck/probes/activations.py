@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.seen import SeenModules
+from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of
 from healthcheck.probes.values import scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -46,8 +46,7 @@ class ActivationProbe:
 
     def __init__(self) -> None:
         self._wanted: set[str] = set()
-        self._modules = SeenModules()
-        self._handles: list[Any] = []
+        self._hooks = ModuleHooks(self._choose)
         self._due: set[str] = set()
         self._seen: dict[str, dict[str, Any]] = {}
 
@@ -58,15 +57,11 @@ class ActivationProbe:
 
     def close(self) -> None:
         """Remove all hooks."""
-        while self._handles:
-            self._handles.pop().remove()
-        self._modules.forget()
+        self._hooks.close()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if self._wanted and event.model is not None:
-            modules = event.model.named_modules()
-            if self._modules.changed(modules):
-                self._install(modules)
+            self._hooks.follow(event.model.named_modules())
         if event.kind is not EventKind.STEP_END:
             return ()
         samples = [self._worst(key, values, event.step) for key, values in self._seen.items() if values]
@@ -76,33 +71,24 @@ class ActivationProbe:
         return samples
 
     def _worst(self, key: str, values: Mapping[str, Any], step: int) -> Sample:
-        import torch
-
-        home = next(iter(values.values())).device
-        worst = torch.stack([value.to(home) for value in values.values()]).max()
-
         def facts() -> Mapping[str, Any]:
             name = max(values, key=lambda n: float(values[n]))
             return {"which": f"{name}, {float(values[name]):.3g}"}
 
-        return Sample(key, step, scalar(worst), detail=facts)
+        return Sample(key, step, scalar(largest_of(values)), detail=facts)
 
-    def _install(self, modules: Any) -> None:
+    def _choose(self, modules: Sequence[tuple[str, Any]]) -> Iterable[tuple[Any, Hook]]:
         from torch import nn
         from torch.nn.modules.batchnorm import _NormBase
         from torch.nn.modules.conv import _ConvNd
 
-        while self._handles:
-            self._handles.pop().remove()
         spread = (nn.Linear, _ConvNd, _NormBase, nn.LayerNorm, nn.GroupNorm)
         for name, module in modules:
             limits = _LIMITS.get(type(module).__name__)
             if limits is not None and _SATURATED in self._wanted:
-                self._handles.append(module.register_forward_hook(self._hook(name, {_SATURATED: _share_at(limits)})))
+                yield module, self._hook(name, {_SATURATED: _share_at(limits)})
             elif isinstance(module, spread) and self._wanted & {_LARGEST, _KURTOSIS}:
-                self._handles.append(
-                    module.register_forward_hook(self._hook(name, {_LARGEST: _largest, _KURTOSIS: _kurtosis}))
-                )
+                yield module, self._hook(name, {_LARGEST: _largest, _KURTOSIS: _kurtosis})
 
     def _hook(self, name: str, measures: Mapping[str, Callable[[Any], Any]]) -> Any:
         import torch

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.seen import SeenModules
+from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of
 from healthcheck.probes.values import on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -47,8 +47,7 @@ class DeadUnitProbe:
 
     def __init__(self) -> None:
         self._wanted = False
-        self._modules = SeenModules()
-        self._handles: list[Any] = []
+        self._hooks = ModuleHooks(self._choose)
         self._alive: dict[str, Any] = {}
         self._passes: dict[str, int] = {}
 
@@ -59,16 +58,11 @@ class DeadUnitProbe:
 
     def close(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._modules.forget()
+        self._hooks.close()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if self._wanted and event.model is not None:
-            modules = event.model.named_modules()
-            if self._modules.changed(modules):
-                self._install(modules)
+            self._hooks.follow(event.model.named_modules())
         if event.kind is not EventKind.STEP_END:
             return ()
         full = [name for name, passes in self._passes.items() if passes >= BATCHES]
@@ -77,32 +71,25 @@ class DeadUnitProbe:
         return list(self._samples(event, demand, full))
 
     def _samples(self, event: Event, demand: Demand, full: list[str]) -> Iterable[Sample]:
-        import torch
-
         shares = {name: 1.0 - self._alive.pop(name).float().mean() for name in full}
         for name in full:
             del self._passes[name]
         if demand.wants("units.dead"):
-            home = next(iter(shares.values())).device
-            worst = torch.stack([share.to(home) for share in shares.values()]).max()
 
             def facts() -> Mapping[str, Any]:
                 name = max(shares, key=lambda n: float(shares[n]))
                 return {"which": f"{name}, {float(shares[name]):.0%} of its units"}
 
-            yield Sample("units.dead", event.step, scalar(worst), detail=facts)
+            yield Sample("units.dead", event.step, scalar(largest_of(shares)), detail=facts)
         if demand.wants("units.dead[]"):
             for name, share in shares.items():
                 value = float(share) if on_host(share) else share
                 yield Sample("units.dead", event.step, value, (("module", name),))
 
-    def _install(self, modules: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _choose(self, modules: Sequence[tuple[str, Any]]) -> Iterable[tuple[Any, Hook]]:
         for name, module in modules:
             if type(module).__name__ in _KINDS and getattr(module, "min_val", 0.0) >= 0.0:
-                self._handles.append(module.register_forward_hook(self._hook(name or "model")))
+                yield module, self._hook(name or "model")
 
     def _hook(self, name: str) -> Any:
         import torch

@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.sampling import ElementSampler
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
@@ -73,9 +73,7 @@ def looked_at(optimizer: Any) -> list[Any]:
     """At most :data:`TENSORS` trainable weights of an optimizer: matrices, where it has any."""
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.numel()]
     matrices = [p for p in params if p.dim() > 1] or params
-    if len(matrices) <= TENSORS:
-        return matrices
-    return [matrices[i * len(matrices) // TENSORS] for i in range(TENSORS)]
+    return list(spread(matrices, TENSORS))
 
 
 def _size(sampler: ElementSampler) -> Any:

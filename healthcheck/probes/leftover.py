@@ -9,7 +9,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.leftover_counts import GradientMarks
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
@@ -102,13 +102,13 @@ class LeftoverProbe:
 
         params = [p for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None]
         params = [p for p in params if p.grad.layout is torch.strided]
-        spread = params if len(params) <= TENSORS else [params[i * len(params) // TENSORS] for i in range(TENSORS)]
+        looked_at = list(spread(params, TENSORS))
         if self._loss_seen != event.step:  # the loss comes after the update: nothing is told before the next one
-            marks = GradientMarks.after(event, spread)
+            marks = GradientMarks.after(event, looked_at)
             if marks is not None:
                 self._marks[event.optimizer_index] = marks
             return
-        sampler = ElementSampler(spread)
+        sampler = ElementSampler(looked_at)
         fingerprint = sampler.gradients()
         # Rows without any finite non-zero element prove nothing.
         still = [(rows.values != 0).any(1) & rows.values.isfinite().all(1) for rows in fingerprint]

@@ -10,7 +10,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.learning_rate import group_rates, largest_rate
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
 
@@ -177,8 +177,7 @@ class ScheduleProbe:
 
 def _look(optimizer: Any) -> list[SampledRows]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    spread = params if len(params) <= TENSORS else [params[i * len(params) // TENSORS] for i in range(TENSORS)]
-    return ElementSampler(spread).weights()
+    return ElementSampler(list(spread(params, TENSORS))).weights()
 
 
 def _shapes(optimizer: Any) -> frozenset[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from healthcheck.probes.late import Element, Late
@@ -67,6 +67,11 @@ def weak(thing: Any) -> Callable[[], Any]:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
+
+
+def spread(things: Sequence[Any], most: int) -> Sequence[Any]:
+    """All, or ``most`` of them at even distances."""
+    return things if len(things) <= most else [things[i * len(things) // most] for i in range(most)]
 
 
 def optimizer_labels(index: int) -> Labels:

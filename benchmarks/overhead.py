@@ -73,7 +73,7 @@ def start(name: str, maker: Maker, case: Case, row: Row, device: str) -> Running
     torch.manual_seed(0)
     model = case.build().to(device)
     forward = torch.compile(model) if row.compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=row.fused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=row.fused or None)
     data = case.data(device)
     variant = maker(Setup(model, optimizer))
     steps_with = variant.optimizer

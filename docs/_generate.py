@@ -232,14 +232,16 @@ def commands_page() -> str:
             module.configure(parser)
             lines += ["", f"### healthcheck {entry.name}", "", _sentence(parser.description or ""), ""]
             if parser.epilog:
-                lines += [parser.epilog, ""]
+                several = "\n" in parser.epilog  # laid out as it stands
+                lines += ["```text", parser.epilog, "```", ""] if several else [parser.epilog, ""]
             lines += ["| Argument | Meaning |", "|---|---|"]
             lines += [_option(a) for a in parser._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
     return "\n".join(lines) + "\n"
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    end = "" if text.endswith(("?", ".")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 def _option(action: argparse.Action) -> str:

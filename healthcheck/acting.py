@@ -2,120 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from healthcheck.dispatch import from_signal_handler
 from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
+from healthcheck.latch import LatchingControls
 from healthcheck.probing import History
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.verdicts import ActionOutcome, Alert, Severity
-
-if TYPE_CHECKING:
-    from healthcheck.protocols import Capabilities, Device
 
 _STAGES = {"observe": 0, "mitigate": 1, "stop": 2}
 _PER_UPDATE = ("skip_update", "scale_lr")
 """Actions that make ranks differ if only some of them take them."""
 _SAME_ON_ALL_RANKS = ("grad", "amp.", "lr")
-
-
-@dataclass(slots=True)
-class StopRequest:
-    """The latch: the first stop wins, later ones only append their rules."""
-
-    rule: str
-    """Empty for a stop that the user asked for (``--max-steps``)."""
-    step: int
-    reason: str
-    mode: str = "graceful"
-    exit_code: int = 1
-    also: list[str] | None = None
-
-
-class LatchingControls:
-    """The trainer's controls, with the stop latch of the session in front.
-
-    With several ranks a rule's stop is only proposed here; :meth:`agreed` latches it once all
-    ranks have decided.
-    """
-
-    def __init__(self, controls: Controls) -> None:
-        self._controls = controls
-        self.stop: StopRequest | None = None
-        self.agreement: Agreement | None = None
-        self.may_skip = True
-        """False while a rule acts that other ranks may not see: an update skipped here alone would set ranks apart."""
-        self.order: Mapping[str, tuple[int, int]] = {}
-        """Rule id -> (severity, place in the file): which of several proposals is the cause."""
-        self.unanimous: Collection[str] = ()
-        """Rules with ``ranks: all``: what they ask for is done only if every rank asks for it."""
-
-    def take_over(self, controls: Controls) -> None:
-        """Another trainer's controls from now on; a stop that was asked for already holds for it too."""
-        self._controls = controls
-        if self.stop is not None:
-            self.agreed(self.stop)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._controls.capabilities
-
-    @property
-    def device(self) -> Device:
-        return self._controls.device
-
-    def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
-        if self.stop is not None and (self.stop.rule or not rule):
-            if rule and rule != self.stop.rule:
-                self.stop.also = [*(self.stop.also or []), rule]
-            return
-        if rule and self.agreement is not None:
-            severity, place = self.order.get(rule, (0, 0))
-            request = {"rule": rule, "step": step, "reason": reason, "mode": mode, "exit_code": exit_code}
-            unanimous = rule in self.unanimous
-            self.agreement.propose({**request, "severity": severity, "order": place, "unanimous": unanimous})
-            return
-        self.agreed(StopRequest(rule, step, reason, mode, exit_code))
-
-    def cleared(self, rule: str) -> None:
-        """An episode is over: ranks that have to be of one mind no longer are."""
-        if self.agreement is not None and rule in self.unanimous:
-            self.agreement.withdraw(rule)
-
-    def agreed(self, request: StopRequest) -> None:
-        """Latch a stop and ask the trainer for it."""
-        self.stop = request
-        rule, step, reason, mode, exit_code = (
-            request.rule,
-            request.step,
-            request.reason,
-            request.mode,
-            request.exit_code,
-        )
-        self._controls.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
-
-    def skip_update(self) -> bool:
-        return self.may_skip and self._controls.skip_update()
-
-    def gated(self, step: int) -> bool:
-        """Whether the device itself decided on the update of that step, before the host knew its values."""
-        controls = getattr(self._controls, "base", self._controls)
-        gated = getattr(controls, "gated", None)
-        return bool(gated is not None and gated(step))
-
-    def request_checkpoint(self, path: Path | None = None) -> str:
-        return self._controls.request_checkpoint(path)
-
-    def scale_lr(self, factor: float) -> list[float]:
-        return self._controls.scale_lr(factor)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._controls.log(metrics, step)
 
 
 class Actor:
@@ -180,7 +83,7 @@ class Actor:
             return "observe mode"
         if self.world_size < 2:
             return ""
-        if action.stage == "stop" and (agreement is None or not agreement.ready):
+        if action.name in ("stop", "checkpoint") and (agreement is None or not agreement.ready):
             why = agreement.broken if agreement is not None else "no process group was seen"
             return f"{self.world_size} ranks cannot agree: {why}"
         if item.rule.ranks == "all" and action.stage != "stop":

@@ -7,11 +7,13 @@ arrived is told to listeners and judged, alerts are told, their actions run, ran
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.acting import StopRequest
 from healthcheck.engine.evaluation import Evaluation, step_by_step
+from healthcheck.errors import UsageError
 from healthcheck.events import Event, EventKind
+from healthcheck.latch import CHECKPOINT, StopRequest
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -137,12 +139,28 @@ class Judge:
 
     def _exchange(self, step: int) -> None:
         """Sync point of several ranks: act on what they have all agreed on."""
-        session, controls = self.session, self.session.controls
+        controls = self.session.controls
         if controls is None or controls.agreement is None or controls.stop is not None:
             return
-        decided = controls.agreement.exchange(step)
-        if decided is None:
+        for decided in controls.agreement.exchange(step):
+            if decided["rule"] == CHECKPOINT:
+                self._save(decided, step)
+            else:
+                self._stop(decided, step)
+
+    def _save(self, decided: Mapping[str, Any], step: int) -> None:
+        controls = self.session.controls
+        assert controls is not None
+        try:
+            where = controls.agreed_checkpoint(decided, step)
+        except UsageError as error:
+            self.session.note(f"no checkpoint at step {step:,}: {error}")
             return
+        self.session.note(f"all ranks save at step {step:,}, as asked by rank {decided['rank']}: {where}")
+
+    def _stop(self, decided: Mapping[str, Any], step: int) -> None:
+        session, controls = self.session, self.session.controls
+        assert controls is not None
         first, ranks = int(decided["step"]), decided["ranks"]
         where = f"rank {ranks[0]} only" if len(ranks) == 1 else f"{len(ranks)} of {session.info.world_size} ranks"
         session.note(f"all ranks stop at step {step:,}: {decided['rule']} on {where}, first seen at step {first:,}")

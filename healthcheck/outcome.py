@@ -5,15 +5,16 @@ The report is a contract, described in docs/reference/report.md; every other out
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.acting import StopRequest
 from healthcheck.alertjson import alert_json as alert_json
 from healthcheck.alertjson import verdict_json as verdict_json
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
+from healthcheck.latch import StopRequest
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.verdicts import Alert, Outcome, Severity, Verdict
 
@@ -55,6 +56,8 @@ class Ending:
 
 def why_no_data(session: Session, rule: Any) -> str:
     """Why a rule's metric gave no sample in this run."""
+    if not session.step:
+        return "no training step was seen"
     key = rule.selector.key
     gaps = session.controls.capabilities.gaps if session.controls is not None else {}
     for name in (key, rule.selector.metric):
@@ -74,8 +77,11 @@ def why_no_data(session: Session, rule: Any) -> str:
         unseen = [k for k in probe.listens_to if k not in session.controls.capabilities.events]
         if len(unseen) == len(probe.listens_to):
             return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
-    if metric.needs:
-        return "; ".join(NEEDS.get(need, f"needs {need}") for need in metric.needs)
+    lacking = [need for need in metric.needs if need != "linux" or not sys.platform.startswith("linux")]
+    if lacking:
+        return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
+    if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
+        return gaps["before_update"]
     if session.step < rule.every:
         return f"first due at step {rule.every:,}"
     return f"no sample of {rule.selector} was seen"
@@ -213,7 +219,7 @@ def exit_code(session: Session, ending: Ending, judged: list[Verdict]) -> tuple[
     """
     stop = session.stop_request
     ruled = stop is not None and bool(stop.rule)
-    if ending.signal is not None:
+    if ending.signal is not None and not ruled:  # a launcher ends the ranks that are slower to stop than others
         return 128 + ending.signal, "interrupted", f"ended by signal {ending.signal}"
     if ending.interrupted:
         return INTERRUPTED, "interrupted", "interrupted from the keyboard"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from healthcheck.cadence import Cadence, Call
 from healthcheck.dispatch import Dispatch
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Probe
+from healthcheck.references import weak
 from healthcheck.samples import Sample, series_name
 
 HISTORY = 200
@@ -58,11 +60,11 @@ class ProbeBoard:
         self._steps = 0
         self._weight = 0
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
-        self._marks: list[tuple[int, int]] = []
-        self._schedules: dict[tuple[bool, ...], dict[EventKind, tuple[_Call, ...]]] = {}
-        self._now: dict[EventKind, tuple[_Call, ...]] = {}
+        self._cadence = Cadence(demand)
+        self._now: Mapping[EventKind, Sequence[Call]] = {}
         self._answered: set[tuple[str, int]] = set()
         """Probe and optimizer for which the present step was answered."""
+        self._optimizers: dict[int, Callable[[], Any]] = {}
         self.plan()
 
     def plan(self) -> None:
@@ -98,84 +100,79 @@ class ProbeBoard:
 
     def reschedule(self) -> None:
         """``every`` of some metric changed: which probes look at which step is worked out anew."""
-        wired = {id(p): p for listed in self.by_kind.values() for p in listed}.values()
-        self._marks = sorted({mark for probe in wired for mark in self._cadence(probe)})
-        self._schedules = {}
+        self._cadence.wire(self.by_kind)
         self._step = -1
-
-    def _cadence(self, probe: Probe) -> set[tuple[int, int]]:
-        """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
-        if not getattr(probe, "only_when_due", ()):
-            return set()
-        demand = self.demand
-        keys = [metric.key for metric in probe.provides if demand.wants(metric.key)]
-        everies = {demand.every[key] * demand.stretch.get(key, 1) for key in keys}
-        if 1 in everies:
-            return set()
-        return {(every, ahead) for every in everies for ahead in range(getattr(probe, "steps_ahead", 0) + 1)}
 
     def _begin_step(self, step: int) -> None:
         self._step = step
         self._steps += 1
-        self._answered.clear()
-        self.measures_device = self.device_time is not None and self.device_time.measures(self._steps)
+        if self._answered:
+            self._answered.clear()
+        if self.device_time is not None:
+            self.measures_device = self.device_time.measures(self._steps)
         if self._steps <= TIMED_FIRST:
             self._weight = 1
         else:
             self._weight = 0 if self._steps % TIMED_EVERY else TIMED_EVERY
-        key = tuple([(step + ahead) % every == 0 for every, ahead in self._marks])
-        schedule = self._schedules.get(key)
-        if schedule is None:
-            due = {mark for mark, hit in zip(self._marks, key, strict=True) if hit}
-            schedule = self._schedules[key] = {
-                kind: tuple(_call(p, kind) for p in listed if self._looks(p, kind, due))
-                for kind, listed in self.by_kind.items()
-            }
-        self._now = schedule
-
-    def _looks(self, probe: Probe, kind: EventKind, due: set[tuple[int, int]]) -> bool:
-        if kind not in getattr(probe, "only_when_due", ()):
-            return True
-        cadence = self._cadence(probe)
-        return not cadence or bool(cadence & due)
+        self._now = self._cadence.calls(step, rests=len(self._optimizers) < 2)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
         """Whether any probe has something to do at this event of this step."""
         if step != self._step:
             self._begin_step(step)
-        return bool(self._now.get(kind))
+        calls = self._now.get(kind)
+        if not calls:
+            return False
+        if kind is not EventKind.AFTER_UPDATE or len(self._optimizers) != 1:
+            return True
+        # Most that listen there have had their answer before the update.
+        answered = self._answered
+        return any(not call.once or (call.name, 0) not in answered for call in calls)
 
     def sample(self, event: Event, at: float) -> None:
         """Let every probe look that listens to this event; errors are kept with the probe's name.
 
         :param at: seconds of active training.
         """
-        if event.step != self._step:
-            self._begin_step(event.step)
+        step = event.step
+        if step != self._step:
+            self._begin_step(step)
+        if event.optimizer is not None:
+            self._meet(event.optimizer, event.optimizer_index, step)
+        calls = self._now.get(event.kind)
+        if not calls:
+            return
         demand, weight, answered = self.demand, self._weight, self._answered
-        for look, name, fact, once in self._now.get(event.kind, ()):
-            if fact and getattr(event, fact) is None:
+        for call in calls:
+            if call.fact and getattr(event, call.fact) is None:
                 continue
-            if once and (name, event.optimizer_index) in answered:
+            if call.once and (call.name, event.optimizer_index) in answered:
                 continue
             began = perf_counter_ns() if weight else 0
             try:
-                made = look(event, demand)
+                made = call.look(event, demand)
                 if made:
                     pending = self.pending
                     for sample in made:
                         sample.time = at
                         pending.append(sample)
-                    if once is not None:
-                        answered.add((name, event.optimizer_index))
+                    if call.once is not None:
+                        answered.add((call.name, event.optimizer_index))
             except (Exception, SystemExit) as error:
-                self.dispatch.failed(name, event.kind.value, event.step, error)
-                if self.dispatch.is_quarantined(name):
+                self.dispatch.failed(call.name, event.kind.value, event.step, error)
+                if self.dispatch.is_quarantined(call.name):
                     self.plan()
             if weight:
-                cost = self.cost[name]
+                cost = self.cost[call.name]
                 cost.calls += weight
                 cost.ns += (perf_counter_ns() - began) * weight
+
+    def _meet(self, optimizer: Any, index: int, step: int) -> None:
+        """A new optimizer ends every rest: what probes knew of the old one says nothing of it."""
+        known = self._optimizers.get(index)
+        if known is None or known() is not optimizer:
+            self._optimizers[index] = weak(optimizer)
+            self._now = self._cadence.calls(step, rests=False)
 
     def take(self) -> list[Sample]:
         """The samples since the last call."""
@@ -187,27 +184,26 @@ class ProbeBoard:
         wired = {p.name: p for listed in self.by_kind.values() for p in listed}
         return {name: p.state_dict() for name, p in wired.items() if hasattr(p, "state_dict")}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Returns one sentence for every probe whose state cannot be read: it begins as if nothing had been."""
+        told = []
         for name, state in saved.items():
             probe = self.probes.get(name)
-            if probe is not None and hasattr(probe, "load_state_dict"):
+            if probe is None or not hasattr(probe, "load_state_dict"):
+                continue
+            try:
                 probe.load_state_dict(state)
+            except Exception as error:  # whatever another version of a probe, or somebody's plugin, makes of it
+                told.append(
+                    f"the probe {name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
+                )
+        return told
 
     def close(self, guard: Callable[[Callable[[], Any]], None]) -> None:
         for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
             close = getattr(probe, "close", None)
             if close is not None:
                 guard(close)
-
-
-_Call = tuple[Callable[[Event, RuleDemand], Any], str, str, "bool | None"]
-"""How a probe is called at one kind of event: its function, its name, a fact without which it is not called,
-and whether it is not called again once it has answered (None: answers are not noted)."""
-
-
-def _call(probe: Probe, kind: EventKind) -> _Call:
-    once = getattr(probe, "answers_once", ())
-    return (probe.sample, probe.name, getattr(probe, "only_with", ""), kind in once if once else None)
 
 
 class History:

@@ -109,11 +109,14 @@ class Agreement(Protocol):
     def withdraw(self, rule: str) -> None:
         """Ask no longer for what this rule wanted."""
 
-    def exchange(self, step: int) -> Mapping[str, Any] | None:
-        """At the end of every step on every rank: what all ranks do now, or None."""
+    def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
+        """At the end of every step on every rank: what all ranks do now, in this order."""
 
     def close(self) -> None:
         """This rank is done; the others must not wait for it."""
+
+    def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
+        """This rank's process exits next; with ``failing`` only once the others have finished as well."""
 
 
 # --------------------------------------------------------------------------- probes
@@ -130,6 +133,9 @@ class Demand(Protocol):
 
     def due(self, key: str, step: int) -> bool:
         """``wants`` and some rule evaluates it at this step (rule key ``every``)."""
+
+    def next_due(self, keys: Iterable[str], step: int) -> int:
+        """The first step after ``step`` at which one of ``keys`` is due; far away if nobody wants them."""
 
 
 class Probe(Protocol):
@@ -148,6 +154,8 @@ class Probe(Protocol):
     is due to look at one of its metrics: it is not called then. ``steps_ahead = 1`` has it called in the
     step before such a step, too. ``answers_once`` names kinds of event at which it is not called once it has
     given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
+    A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
+    to be called again. A new optimizer ends every rest, and with several optimizers nobody rests.
     """
 
     @property
@@ -165,6 +173,11 @@ class Probe(Protocol):
 # --------------------------------------------------------------------------- conditions
 
 
+Promise = tuple[float, float, int]
+"""Nothing happens while values lie strictly between the first two, for so many of them."""
+Skim = Callable[[Sequence[float], Sequence[int], float, float], int]
+
+
 class Scorer(Protocol):
     """The memory of one condition for one series.
 
@@ -176,6 +189,13 @@ class Scorer(Protocol):
     A costly scorer may also have ``learn(value, step) -> bool``, which takes a value without scoring it and says
     whether there are enough to judge (parts of an ``all`` that has failed already), and ``join(other) -> Scorer | None``,
     which gives a scorer that reads what another part remembers of the same values, where that is the same.
+
+    One that knows for a while that nothing can come may have ``foresee(last, low, high) -> Promise | None``: the next
+    so many values will, as long as they are finite and lie strictly between the two of the promise, have no score that is
+    not strictly between ``low`` and ``high``; ``last`` is the value before them. They are then shown to ``update`` later,
+    all together. With ``skim(values, steps, low, high) -> int`` most are not scored at all: it learns foreseen values up
+    to the first whose score may not lie within ``low`` and ``high`` (minus to plus infinity: all of them), and says how
+    many these were. ``forgetful`` is true while the score depends on the value alone.
     """
 
     normal: float | None

@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="KIND=PATH",
-        help="one report of all watched tests: json=PATH, junit=PATH, html=PATH, github; repeatable",
+        help="one report of all watched tests: json=PATH, junit=PATH, sarif=PATH, html=PATH, github; repeatable",
     )
     group.addoption(
         "--healthcheck-update-reference",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from healthcheck.acting import Actor, LatchingControls, StopRequest
+from healthcheck.acting import Actor
 from healthcheck.budget import OWN_TIME, OverheadBudget
 from healthcheck.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.contained import ContainedErrors, NotingDispatch
@@ -22,6 +22,7 @@ from healthcheck.engine.engine import Engine
 from healthcheck.errors import StopTraining, UsageError
 from healthcheck.events import Event, EventKind
 from healthcheck.judging import JUDGED_AT, Judge
+from healthcheck.latch import LatchingControls, StopRequest
 from healthcheck.outcome import Ending, build_report, why_no_data
 from healthcheck.plugins import PluginHost, implementations_of
 from healthcheck.probing import History, ProbeBoard
@@ -216,7 +217,8 @@ class Session:
         Raises ``StateError`` for a state that this version cannot read.
         """
         fresh = self.engine.load_state_dict(saved["engine"], now=self.active())
-        self.probing.load_state_dict(saved.get("probes", {}))
+        for sentence in self.probing.load_state_dict(saved.get("probes", {})):
+            self.note(sentence)
         self.step = self.engine.step
         return fresh
 
@@ -230,7 +232,7 @@ class Session:
         if self.controls is not None:
             self.controls.take_over(controls)
             return
-        self.controls = LatchingControls(controls)
+        self.controls = LatchingControls(controls, self.info)
         if self.engine.needs_watchdog and isinstance(self.clock, LiveClock):
             self._watchdog = Watchdog(self).start()
 

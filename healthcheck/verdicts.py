@@ -43,8 +43,9 @@ class Outcome(str, Enum):
     FAILED = "failed"
     """An episode of severity error."""
     WARNED = "warned"
-    """An episode of severity warning or info."""
+    """An episode of severity warning."""
     OK = "ok"
+    """Judged, and nothing above info: a note does not take a pass away."""
     NOT_JUDGED = "not judged"
 
     def __str__(self) -> str:

@@ -26,10 +26,10 @@ class SkipUpdate:
         if reason:
             return ActionOutcome.nothing_done(self.name, reason)
         gated = getattr(context.controls, "gated", None)
-        if gated is not None and gated(alert.fired_step):
+        if gated is not None and gated(alert.fired_step, alert.rule):
             return ActionOutcome.of(
                 self.name,
-                f"the device held back the update of step {alert.fired_step:,}",
+                f"held back the update of step {alert.fired_step:,}",
                 skipped_step=alert.fired_step,
             )
         if not context.before_update or alert.fired_step != context.step:

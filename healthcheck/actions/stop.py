@@ -42,7 +42,7 @@ class Stop:
         data: dict[str, Any] = {"mode": context.options.get("mode", "graceful")}
         if context.before_update:
             data["update_skipped"] = not why_unable(context.controls, "skip_update") and context.controls.skip_update()
-            words.append("update skipped" if data["update_skipped"] else "the update could not be skipped")
+            words.append("update skipped" if data["update_skipped"] else _not_skipped(context))
         if context.options.get("checkpoint"):
             text, where = save(context)
             words.append(text if where is not None else f"no checkpoint: {text}")
@@ -59,3 +59,10 @@ class Stop:
             exit_code=int(context.options.get("exit_code", 1)),
         )
         return ActionOutcome.of(self.name, "; ".join(words), **data)
+
+
+def _not_skipped(context: ActionContext) -> str:
+    """Why: ranks that see different values must not skip one by one, but gradients are the same on all of them."""
+    if getattr(context.controls, "may_skip", True):
+        return "the update could not be skipped"
+    return "the rules on gradients, which all ranks share, decide on the update"

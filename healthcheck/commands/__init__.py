@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.errors import HealthCheckError, RuleFileError, UsageError
 
 GROUPS = ("Watch", "Understand", "Tune", "Write rules", "Extend")
 
@@ -31,10 +31,12 @@ TABLE: tuple[Entry, ...] = (
     Entry("top", "Watch", "watch a run that goes on in another terminal"),
     Entry("mute", "Watch", "silence a rule of a run that goes on"),
     Entry("why", "Understand", "why an alert fired, with its numbers"),
+    Entry("evidence", "Understand", "what was kept for an alert, and how to load it"),
     Entry("explain", "Understand", "what a rule checks and what to do about it"),
     Entry("metrics", "Understand", "metrics that exist, or what is normal for a run"),
     Entry("report", "Understand", "show the record of a run again"),
     Entry("runs", "Understand", "list recorded runs"),
+    Entry("prune", "Understand", "delete old records"),
     Entry("replay", "Tune", "judge recorded runs by rules"),
     Entry("plan", "Tune", "which rules will be judged here, and what they may do"),
     Entry("accept", "Tune", "take the alerts of a run as known; only new ones fail"),
@@ -44,6 +46,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("schema", "Write rules", "the schema of rule files, for editors"),
     Entry("plugins", "Extend", "plugins that are loaded and what they add"),
     Entry("doctor", "Extend", "is everything in order on this machine?"),
+    Entry("completion", "Extend", "completion for bash, zsh and fish"),
 )
 """Built-in sub-commands, by group, in the order of the help."""
 
@@ -53,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(given)
+    except RuleFileError as error:
+        from healthcheck.commands.usage import mistakes
+
+        _complain(mistakes(error))
+        return error.exit_code
     except UsageError as error:
         _complain(str(error))
         return error.exit_code
@@ -96,6 +104,8 @@ def _run_builtin(module: Any, rest: list[str]) -> int:
     answer = misplaced(module.NAME, rest)
     if answer:
         raise UsageError(answer)
+    if module.NAME != "run":  # there stdout belongs to the script
+        _never_choke_on_names()
     parser = Parser(prog=f"healthcheck {module.NAME}", description=module.HELP)
     module.configure(parser)
     return int(module.main(parser.parse_args(rest)))
@@ -106,7 +116,17 @@ def _run_plugin_command(name: str, rest: list[str]) -> int | None:
     from healthcheck.assembly import plugin_host
 
     found = plugin_host().registry.commands.get(name)
-    return None if found is None else int(found[1](rest))
+    if found is None:
+        return None
+    _never_choke_on_names()
+    return int(found[1](rest))
+
+
+def _never_choke_on_names() -> None:
+    """A path or message that the terminal's encoding lacks is written escaped, as stderr always does."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None and getattr(sys.stdout, "errors", "") == "strict":
+        reconfigure(errors="backslashreplace")
 
 
 def _complain(text: str) -> None:

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.commands.options import add_plugin_option
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
+from healthcheck.reports.asking import asks
 
 if TYPE_CHECKING:
+    from healthcheck.protocols import Action
+    from healthcheck.registry import Registry
     from healthcheck.rulelang.compile import Loaded
-    from healthcheck.rulelang.rule import Rule
 
 NAME = "explain"
-HELP = "the manual of a rule, a condition or a setting, and the rule as it stands here (for one alert: why)"
+HELP = "the manual of a rule, condition, action, metric or setting; a rule also as it stands here (for one alert: why)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rule", metavar="RULE", nargs="?", help="id of a rule, name of a condition, or of a setting")
+    parser.add_argument(
+        "rule", metavar="RULE", nargs="?", help="id of a rule; name of a condition, action, metric or setting"
+    )
     parser.add_argument(
         "--rules", action="append", metavar="FILE", help="rule file or pack (default: what `run` would use here)"
     )
@@ -56,6 +60,15 @@ def main(args: argparse.Namespace) -> int:
             else _condition_text(name, kind.help, kind.schema)
         )
         return 0
+    if name in registry.actions:
+        action = registry.actions[name]
+        print(json.dumps(dict(action.options_schema), indent=1) if args.format == "json" else _action_text(action))
+        return 0
+    metrics = [metric for metric in registry.metrics.values() if metric.name == name]
+    if metrics:
+        shaped_metrics = [_metric_facts(registry, metric.key) for metric in metrics]
+        print(json.dumps(shaped_metrics, indent=1) if args.format == "json" else _metric_text(shaped_metrics, loaded))
+        return 0
     if name in SETTINGS:
         setting = SETTINGS[name]
         print(f"settings: {name}\n  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}")
@@ -68,8 +81,9 @@ def main(args: argparse.Namespace) -> int:
         if name in other.merged.rules:
             print(_rule_text(other, name, f"{pack}, which is not in use here"))
             return 0
-    hint = suggest(name, [*rules, *registry.conditions, *SETTINGS]) or f"rules here: {', '.join(rules) or 'none'}"
-    raise UsageError(f'"{name}" is no rule, condition or setting; {hint}')
+    known = [*rules, *registry.conditions, *registry.actions, *(m.name for m in registry.metrics.values()), *SETTINGS]
+    hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
+    raise UsageError(f'"{name}" is no rule, condition, action, metric or setting; {hint}')
 
 
 def _list(loaded: Loaded, label: str) -> str:
@@ -79,33 +93,6 @@ def _list(loaded: Loaded, label: str) -> str:
     if loaded.ruleset.off:
         lines.append(f"  off: {', '.join(loaded.ruleset.off)}")
     return "\n".join(lines)
-
-
-def asks(rule: Rule) -> str:
-    """The rule in one line: ``robust_z(loss, window 200) above 8, in 2 samples, after 100 steps``."""
-    condition = rule.condition
-    from healthcheck.rulelang.comparators import COMPARATORS
-
-    window = getattr(condition, "window", 0)
-    if condition.name in (*COMPARATORS, "nonfinite", "no_improvement", "unchanged", "all", "any", "missing", "stale"):
-        text = f"{rule.selector} {condition.breaches.text}"
-        if condition.name in ("missing", "stale"):
-            text = f"no {rule.selector} for {condition.breaches.text}"
-    else:
-        text = f"{condition.name}({rule.selector}{f', window {window} samples' if window else ''}) {condition.breaches.text}"
-    if rule.hold.seconds or rule.hold.of > 1:
-        text += f", for {str(rule.hold).removeprefix('for ')}" + (
-            " running" if rule.hold.need == rule.hold.of and not rule.hold.seconds else ""
-        )
-    if rule.warmup.amount:
-        text += f", after {rule.warmup}"
-    if rule.every > 1:
-        text += f", every {rule.every} steps"
-    if rule.phase != "any":
-        text += f", in {rule.phase}"
-    for guard in rule.only_if:
-        text += f", while {guard.metric} {guard.test.text}"
-    return text
 
 
 def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
@@ -157,6 +144,65 @@ def _condition_text(name: str, help: str, schema: Any) -> str:
             + (f" ({', '.join(map(flow, value['enum']))})" if "enum" in value else "")
             for key, value in options.items()
         ]
+    return "\n".join(lines)
+
+
+def _action_text(action: Action) -> str:
+    lines = [f"action {action.name} ({action.stage})", *(f"  {line}".rstrip() for line in _docstring(action))]
+    options = action.options_schema.get("properties", {})
+    if options:
+        lines.append("  options:")
+        lines += [f"    {key:<12} {_option(value)}".rstrip() for key, value in options.items()]
+    lines.append(
+        f"  in a rule:   then: [{action.name}]   or   then: [{{{action.name}: {{...}}}}]"
+        if options
+        else f"  in a rule:   then: [{action.name}]"
+    )
+    return "\n".join(lines)
+
+
+def _option(schema: Any) -> str:
+    kinds = schema.get("enum") or [schema["type"]] if "type" in schema or "enum" in schema else []
+    text = str(schema.get("description", ""))
+    return text or ", ".join(map(str, kinds))
+
+
+def _docstring(thing: object) -> list[str]:
+    import inspect
+
+    return (inspect.getdoc(type(thing)) or "").splitlines()
+
+
+def _metric_facts(registry: Registry, key: str) -> dict[str, Any]:
+    metric, probe = registry.metrics[key], registry.metric_probe[key]
+    return {
+        "metric": f"{metric.name}[*]" if metric.labels else metric.name,
+        "help": metric.help,
+        "unit": metric.unit,
+        "cost": metric.cost.name.lower(),
+        "needs": list(metric.needs),
+        "labels": list(metric.labels),
+        "probe": probe.name,
+        "measured_at": [str(kind) for kind in probe.listens_to],
+    }
+
+
+def _metric_text(found: list[dict[str, Any]], loaded: Loaded) -> str:
+    lines = []
+    for facts in found:
+        lines += [f"metric {facts['metric']}", f"  {facts['help']}"]
+        rows = [
+            ("unit", facts["unit"] or "a plain number"),
+            ("cost", facts["cost"]),
+            ("needs", ", ".join(facts["needs"])),
+            ("labels", ", ".join(facts["labels"])),
+            ("probe", f"{facts['probe']}, at {', '.join(facts['measured_at'])}"),
+        ]
+        lines += [f"  {name:<7} {value}" for name, value in rows if value]
+    used = [
+        rule.id for rule in loaded.ruleset.rules if str(rule.selector.metric) == found[0]["metric"].removesuffix("[*]")
+    ]
+    lines.append(f"  rules here: {', '.join(used)}" if used else "  no rule here judges it by name")
     return "\n".join(lines)
 
 

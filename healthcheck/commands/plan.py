@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from healthcheck.assembly import load_rules_for
+    from healthcheck.rulelang.discover import discover
 
     if args.script is not None and not args.script.startswith("-") and not Path(args.script).exists():
         raise UsageError(f"no such script: {args.script}")
     host = loaded_host(args.plugins)
+    for note in discover(args.rules).notes:
+        print(f"healthcheck: {note}", file=sys.stderr)
     rules = load_rules_for(
         host=host,
         **rule_choice(args),

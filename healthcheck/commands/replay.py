@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="recorded runs: files, folders, globs")
+    add("--since", metavar="AGE", help="our own records that began within this time (14d, 36h), instead of RUN")
     add_rule_options(parser)
     add("--against", metavar="OLD", help="show only what changes from these rules: a file, a pack, or GIT_REV:path")
     add("--sweep", metavar="RULE.KEY=A,B,C", help="how often a rule would fire for each of these values")
@@ -46,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND=PATH",
-        help="write json=, junit=, html= or github; repeatable",
+        help="write json=, junit=, sarif=, html= or github; repeatable",
     )
     add("--timeline", action="store_true", help="timelines also for many runs")
     add("--jobs", metavar="N", default="1", help="judge in N processes (0: one per core)")
@@ -114,7 +115,7 @@ def _given(args: argparse.Namespace) -> Given:
 
 def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outcome]]:
     """Paths of all runs, and those that nobody can read."""
-    named = [*args.runs, *args.bad]
+    named = [*args.runs, *args.bad, *(_records_since(args) if args.since else ())]
     if not named:
         raise UsageError("healthcheck replay: no run given; for instance: healthcheck replay runs/ or replay latest")
     named = [_latest(name) for name in named]
@@ -138,6 +139,20 @@ def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outco
         if Path(problem.path).is_dir():
             problem.named = True
     return runs, problems
+
+
+def _records_since(args: argparse.Namespace) -> list[str]:
+    """The records of this project that are young enough; of a folder, if one is named instead of runs."""
+    from healthcheck.commands.runs import age, parse_since
+    from healthcheck.reports.runs import all_runs, reading_folder
+
+    if args.runs:
+        raise UsageError("healthcheck replay: --since stands instead of RUN: it takes the records of this project")
+    oldest = parse_since(args.since)
+    found = [str(run.folder) for run in all_runs() if age(run) <= oldest]
+    if not found:
+        raise UsageError(f"healthcheck replay: no runs in {reading_folder()} within {args.since}")
+    return found
 
 
 def _latest(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from healthcheck.commands.loading import loaded_host
@@ -36,10 +37,21 @@ def main(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(content, indent=1, allow_nan=False))
     elif args.format == "html":
-        print(_page(run, content), end="")
+        _write_utf8(_page(run, content))
     else:
         print("\n".join(_text(run, content)))
     return 0
+
+
+def _write_utf8(page: str) -> None:
+    """The page says that it is UTF-8, so it must be, whatever the terminal speaks."""
+    out = getattr(sys.stdout, "buffer", None)
+    if out is None:
+        sys.stdout.write(page)
+        return
+    sys.stdout.flush()
+    out.write(page.encode("utf-8", "replace"))
+    out.flush()
 
 
 def _page(run: Run, content: dict[str, Any]) -> str:

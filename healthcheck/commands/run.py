@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.commands import launchers
 from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
+from healthcheck.commands.usage import nearest_file
 from healthcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND=PATH",
-        help="a report besides the record: json=hc.json, junit=hc.xml, html=hc.html, github; repeatable",
+        help="a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github; repeatable",
     )
     add(
         "--inject",
@@ -63,6 +64,7 @@ def main(args: argparse.Namespace) -> int:
             "or `healthcheck plan` (show what would be judged, run nothing)?"
         )
     target, argv = _target(args)
+    _need_plugin_files(args.plugins)
     from healthcheck.trainers.opening import switched_off
 
     if switched_off():
@@ -125,6 +127,16 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
     return target, rest
 
 
+def _need_plugin_files(plugins: Sequence[str]) -> None:
+    """A plugin that is broken costs a line, not the run; a file that is not there is a slip of the pen."""
+    for name in plugins:
+        path = Path(name)
+        if path.exists() or not (path.suffix == ".py" or "/" in name or os.sep in name):
+            continue
+        hint = nearest_file(name, path.parent, "*.py") or f"working directory: {os.getcwd()}"
+        raise UsageError(f"healthcheck run: -p {name}: there is no such file ({hint})")
+
+
 def _need_module(name: str) -> None:
     """Say that a module does not exist before anything is opened; imports nothing."""
     if Path(name).is_file():
@@ -137,10 +149,7 @@ def _need_module(name: str) -> None:
 
 
 def _no_such_file(target: str, rest: Sequence[str]) -> str:
-    from healthcheck.dispatch import suggest
-
-    here = [str(path) for path in Path(target).parent.glob("*.py")] if Path(target).parent.is_dir() else []
-    hint = suggest(target, here)
+    hint = nearest_file(target, Path(target).parent, "*.py")
     if not hint and "." in target and "/" not in target and not target.endswith(".py"):
         hint = f"for a module: healthcheck run -m {shlex.join([target, *rest])}"
     if not hint and target.startswith("-"):

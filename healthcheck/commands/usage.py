@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from healthcheck.dispatch import suggest
-from healthcheck.errors import UsageError
+from healthcheck.errors import RuleFileError, UsageError
 
 if TYPE_CHECKING:
     from healthcheck.commands import Entry
@@ -29,9 +30,32 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             word = unknown.split()[0].split("=")[0]
-            hint = suggest(word, [option for action in self._actions for option in action.option_strings])
+            hint = _nearest_option(word, [option for action in self._actions for option in action.option_strings])
             message = f"there is no option {word}; {hint or 'see ' + self.prog + ' --help'}"
         raise UsageError(f"{self.prog}: {message}")
+
+
+def _nearest_option(word: str, options: Iterable[str]) -> str:
+    """A suggestion by the letters alone: dashes make any two options alike."""
+    names = {option.lstrip("-"): option for option in options if option.startswith("--")}
+    hint = suggest(word.lstrip("-"), names)
+    return hint.replace('"', '"--', 1) if hint else ""
+
+
+def nearest_file(name: str, folder: Path, pattern: str) -> str:
+    """A file of ``folder`` whose name is like this one's, by the part before its ending; or an empty string."""
+    here = {path.stem: path for path in sorted(folder.glob(pattern))} if folder.is_dir() else {}
+    close = difflib.get_close_matches(Path(name).stem, here, n=1)
+    return f'did you mean "{here[close[0]]}"?' if close else ""
+
+
+def mistakes(error: RuleFileError) -> str:
+    """Mistakes in rules as ``check`` shows them: the line, the place in it, what to write instead."""
+    from healthcheck.reports.text import plural
+    from healthcheck.rulelang.problems import ordered, render_text
+
+    found = ordered(error.problems)
+    return f"{render_text(found)}\n{plural(len(found), 'error')}; nothing was run"
 
 
 def overview(entries: Iterable[Entry]) -> str:

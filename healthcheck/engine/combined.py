@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.series import NOTHING_IS_QUIET
-from healthcheck.protocols import Comparator, Condition, Scorer
+from healthcheck.protocols import Comparator, Condition, Promise, Scorer, Skim
 from healthcheck.rulelang.rule import Selector
-from healthcheck.samples import Sample
+
+if TYPE_CHECKING:
+    from healthcheck.engine.backlog import Backlog
 
 Learn = Callable[[float, int], bool]
 
 
 class Side:
-    """One part that watches another metric; shared by all series of its rule."""
+    """One part that watches another metric; shared by all series of its rule.
 
-    __slots__ = ("_is_value", "_quiet", "_test", "breach", "condition", "scorer", "selector")
+    It is asked far less often than its metric has values, so it looks at them when it is.
+    """
+
+    __slots__ = (
+        "_breach", "_is_value", "_quiet", "_seen", "_test", "backlogs", "condition", "scorer", "selector",
+    )  # fmt: skip
 
     def __init__(self, selector: Selector, condition: Condition) -> None:
         self.selector = selector
         self.condition = condition
         self.scorer = condition.start()
-        self.breach: bool | None = None
+        self.backlogs: list[Backlog] = []
+        """Where values of the series that it watches are kept."""
+        self._seen = 0
+        """How many of them it has looked at."""
+        self._breach: bool | None = None
         self._is_value = bool(getattr(self.scorer, "is_identity", False))
         self._test = condition.breaches
         self._quiet = _quiet(condition.breaches)
 
-    def feed(self, sample: Sample) -> None:
-        """Take a sample that the selector matches."""
-        value = sample.value
+    @property
+    def breach(self) -> bool | None:
+        """Whether the newest value breaches; None before the first score."""
+        for backlog in self.backlogs:
+            if len(backlog.values) > self._seen:
+                self._look(backlog.values[self._seen :], backlog.steps[self._seen :])
+                self._seen = len(backlog.values)
+        return self._breach
+
+    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        """Look at all that were kept: they are handed out now."""
+        if len(values) > self._seen:
+            self._look(values[self._seen :], steps[self._seen :])
+        self._seen = 0
+
+    def _look(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        first = len(values) - 1 if getattr(self.scorer, "forgetful", False) else 0
+        for at in range(first, len(values)):
+            self.feed(values[at], steps[at])
+
+    def feed(self, value: float, step: int) -> None:
+        """Take a value of a series that the selector matches."""
         if value - value != 0.0 and not self.condition.judges_nonfinite:
-            self.breach = True  # non-finite breaches every numeric condition
+            self._breach = True  # non-finite breaches every numeric condition
             return
-        score = value if self._is_value else self.scorer.update(value, sample.step)
+        score = value if self._is_value else self.scorer.update(value, step)
         if score is not None:
             low, high = self._quiet
-            self.breach = not low < score < high and self._test(score)
+            self._breach = not low < score < high and self._test(score)
 
     def state(self) -> Any:
         return {"breach": self.breach, "scorer": self.scorer.state()}
 
     def restore(self, state: Any) -> None:
-        self.breach = state["breach"]
+        self._breach = state["breach"]
         self.scorer.restore(state["scorer"])
 
 
@@ -70,13 +101,48 @@ class CombinedScorer:
                 judging.append((scorer, part.breaches, getattr(scorer, "learn", None)))
         self._prompt = [(s.update, _quiet(test), test) for s, test, learn in judging if learn is None]
         self._lazy = [(s.update, test, learn) for s, test, learn in judging if learn is not None]
+        self._outlooks = [(getattr(s, "foresee", None), _quiet(test)) for s, test, learn in judging if learn is None]
+        self._skims: list[Skim | None] = [getattr(s, "skim", None) for s, _, _ in judging]
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        """As long as one part of an ``all``, or every part of an ``any``, cannot breach.
+
+        Parts on another metric make no promise: their values come from elsewhere.
+        """
+        if self._sides:
+            return None
+        promises = [
+            foresee(last, *quiet) if foresee is not None and quiet[0] < quiet[1] else None
+            for foresee, quiet in self._outlooks
+        ]
+        if self.need_all:
+            made = [p for p in promises if p is not None and p[0] < last < p[1]]
+            return max(made, key=_length, default=None)
+        if self._lazy or None in promises:
+            return None
+        known = [p for p in promises if p is not None]
+        return max(p[0] for p in known), min(p[1] for p in known), min(p[2] for p in known)
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        """Foreseen values: parts that are only learnt from, and that do not count, need no call for each of them.
+
+        Of an ``all`` at least one prompt part fails, and then lazy parts are not asked; of an ``any`` all do.
+        """
+        most = len(self._prompt) - 1 if self.need_all else 0
+        if most > high or None in self._skims:
+            return 0
+        for skim in self._skims:
+            if skim is not None:
+                skim(values, steps, -inf, inf)
+        return len(values)
 
     def update(self, value: float, step: int) -> float | None:
         breaches = unknown = 0
         for side in self._sides:
-            if side.breach is None:
+            breach = side.breach
+            if breach is None:
                 unknown += 1
-            elif side.breach:
+            elif breach:
                 breaches += 1
         for update, (low, high), test in self._prompt:
             score = update(value, step)
@@ -119,6 +185,10 @@ def _joined(scorer: Scorer, earlier: list[Scorer]) -> Scorer:
             if joined is not None:
                 return joined
     return scorer
+
+
+def _length(promise: Promise) -> int:
+    return promise[2]
 
 
 def _quiet(test: Comparator) -> tuple[float, float]:

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from healthcheck.rulelang.rule import Derived, Rule
 
+NEVER = 2**62
+"""A step that no run reaches."""
+
 
 class RuleDemand:
     """Implements :class:`healthcheck.protocols.Demand`: metric key -> smallest ``every``."""
@@ -44,3 +47,13 @@ class RuleDemand:
             return False
         every *= self.stretch.get(key, 1)
         return every == 1 or step % every == 0
+
+    def next_due(self, keys: Iterable[str], step: int) -> int:
+        """The first step after ``step`` at which one of ``keys`` is due; :data:`NEVER` if nobody wants them."""
+        found = NEVER
+        for key in keys:
+            every = self.every.get(key)
+            if every is not None:
+                every *= self.stretch.get(key, 1)
+                found = min(found, step - step % every + every)
+        return found

@@ -8,14 +8,13 @@ file or the time of day: the step and the clock come in as arguments.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from healthcheck.engine.alerts import cap, explain, message, mute
 from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.planning import plan_actions
-from healthcheck.engine.routes import Plan, Route, Series, judges_of
+from healthcheck.engine.routes import Look, Routes
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.saving import restore_engine, save_engine
 from healthcheck.engine.series import LOOK
@@ -23,10 +22,6 @@ from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.samples import Sample
 from healthcheck.verdicts import Alert, Transition
-
-_SERIES = attrgetter("metric", "labels", "phase")
-_MOST_PLANNED = 100_000
-"""Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""
 
 
 class Engine:
@@ -64,30 +59,37 @@ class Engine:
         self.now = 0.0
         """The clock at the last evaluation, in seconds of active training."""
         self._owner = owners(rules.rules, rules.derived)
-        self.states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
-        self.by_id = {state.rule.id: state for state in self.states}
-        self._order = {id(state): i for i, state in enumerate(self.states)}
-        self._by_metric: dict[str, list[RuleState]] = {}
-        self._routes: dict[Series, Route] = {}
-        self._plans: dict[tuple[Series, ...], Plan] = {}
-        self._planned = 0
-        self._absent_steps: list[RuleState] = []
-        self._absent_seconds: list[RuleState] = []
-        self._grouped = [state for state in self.states if state.across]
-        for state in self.states:
-            self._index(state)
-        self.lookups = Lookups(self.states, rules.derived)
+        states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
+        self._states = states
+        self._by_id = {state.rule.id: state for state in states}
+        self._order = {id(state): i for i, state in enumerate(states)}
+        self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
+        self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
+        self._grouped = [state for state in states if state.across]
+        self.lookups = Lookups(states, rules.derived)
+        self._routes = Routes(states, self.lookups)
 
     def _mine(self, rule: Rule) -> bool:
         return rule.ranks != "zero" or self.rank == 0
 
-    def _index(self, state: RuleState) -> None:
-        absence = state.rule.condition.absence
-        if absence == "seconds":
-            self._absent_seconds.append(state)
-        elif absence == "steps":
-            self._absent_steps.append(state)
-        self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
+    @property
+    def states(self) -> list[RuleState]:
+        """All rules, in file order, as they stand after the last evaluation."""
+        self._routes.settle()
+        return self._states
+
+    @property
+    def by_id(self) -> Mapping[str, RuleState]:
+        """The same by id."""
+        self._routes.settle()
+        return self._by_id
+
+    def attend(self, rule_id: str) -> RuleState:
+        """For those who look at one rule after each evaluation: the state, which is then never behind."""
+        self._routes.settle()
+        state = self._by_id[rule_id]
+        state.attended = True
+        return state
 
     # -- evaluating -------------------------------------------------------------------
 
@@ -102,18 +104,21 @@ class Engine:
         self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        plan = self._plans.get(tuple(map(_SERIES, samples))) or self._plan(samples)
+        plan = self._routes.plan(samples)
         parts = [(plan, samples)]
-        while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches)):
-            plan = self._plans.get(tuple(map(_SERIES, made))) or self._plan(made)
+        while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches, plan.derivations)):
+            plan = self._routes.plan(made)
             parts.append((plan, made))  # derived metrics may build on each other
+        due: list[Look] = []
         for plan, part in parts:
-            everyone = step >= plan.due
-            for index, state, series, feed in plan.everyone if everyone else plan.wakeful:
+            due += plan.take(part)
+            if step >= plan.due:
+                due += [(judges, part[index]) for index, judges in plan.resting]
+        for judges, sample in due:
+            for state, series, feed in judges:
                 if state.shut:
                     state.held += 1
                     continue
-                sample = part[index]
                 result = feed(sample.value, sample.step, now)
                 if result:
                     if result == LOOK:
@@ -122,7 +127,8 @@ class Engine:
                         state.mark(result, series, sample, transitions)
                     if state.touched:
                         touched.append(state)
-            if everyone:
+        for plan, _ in parts:
+            if step >= plan.due:
                 plan.rest()
         if self._grouped and len(parts) > 1:
             samples = [sample for _, part in parts for sample in part]
@@ -138,34 +144,12 @@ class Engine:
             return NOTHING
         return self._conclude(touched, step, now, transitions or [])
 
-    def _plan(self, samples: Sequence[Sample]) -> Plan:
-        """Work out what to do with samples of this shape."""
-        shape: tuple[Series, ...] = tuple(map(_SERIES, samples))
-        self._planned += len(shape)
-        if self._planned > _MOST_PLANNED:
-            self._plans.clear()
-            self._planned = len(shape)
-        plan = self._plans[shape] = Plan([self._routes.get(series) or self._route(series) for series in shape])
-        return plan
-
-    def _route(self, series: Series) -> Route:
-        metric, labels, phase = series
-        judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
-        route = self._routes[series] = Route(self.lookups.watch(metric, labels), judges)
-        return route
-
-    def _forget_plans(self) -> None:
-        """Series were made or restored since plans were made."""
-        self._routes.clear()
-        self._plans.clear()
-        self._planned = 0
-
     def _look(self, state: RuleState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
         """A rule that watches absence hears of the sample; one whose guards hold for the first time gets its series."""
         if state.rule.condition.absence:
             state.present(sample, now, transitions)
             return
-        self._forget_plans()
+        self._routes.forget()
         series = state.state_of(sample.labels)
         if series is not None:
             result = series.take(sample.value, sample.step, now)
@@ -200,7 +184,7 @@ class Engine:
         """
         for state in self.states:
             state.rewind(step)
-        self._forget_plans()
+        self._routes.forget()
         self.step = step
 
     def _judge_groups(
@@ -242,7 +226,7 @@ class Engine:
                 result.cleared.append(state.open)
                 state.open = None
             state.reset_marks()
-        explain(acting, self.states)
+        explain(acting, self._states)
         for state, alert in acting:
             mute(alert, self.mutes, self.mute_hits)
             alert.message = message(state.rule, alert)
@@ -274,5 +258,5 @@ class Engine:
         Raises ``StateError`` for a state of another format version.
         """
         told = restore_engine(self, saved, now)
-        self._forget_plans()
+        self._routes.forget()
         return told

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from healthcheck.engine.engine import Engine
+from healthcheck.engine.rulestate import RuleState
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import NO_LABELS, Labels, Sample
@@ -70,6 +71,11 @@ def why_not_gateable(rule: Rule) -> str:
     return f"`{kind}` draws no bound that the device could compare with"
 
 
+def _is_constant(rule: Rule) -> bool:
+    """Whether the bound does not depend on what has been seen."""
+    return rule.condition.name == "nonfinite" or rule.condition.name in COMPARATORS
+
+
 class GatingRules:
     """The rules of one engine that gate, and their bounds as things stand.
 
@@ -80,12 +86,13 @@ class GatingRules:
     def __init__(self, engine: Engine, *, alike: Collection[str] | None = None) -> None:
         self._engine = engine
         self._by_metric: dict[str, list[Rule]] = {}
-        self.rules: list[Rule] = []
+        self._states: dict[str, RuleState] = {}
         for state in engine.states:
             rule = state.rule
             if not why_not_gateable(rule) and (alike is None or rule.selector.metric in alike):
-                self.rules.append(rule)
+                self._states[rule.id] = state if _is_constant(rule) else engine.attend(rule.id)
                 self._by_metric.setdefault(rule.selector.metric, []).append(rule)
+        self.rules = [state.rule for state in self._states.values()]
         self.metrics = frozenset(self._by_metric)
 
     def __bool__(self) -> bool:
@@ -103,7 +110,7 @@ class GatingRules:
         return found
 
     def _acts(self, rule: Rule, step: int) -> bool:
-        if step - self._engine.by_id[rule.id].start_step <= rule.warmup.amount and rule.warmup.amount:
+        if step - self._states[rule.id].start_step <= rule.warmup.amount and rule.warmup.amount:
             return False
         if rule.every > 1 and step % rule.every:
             return False
@@ -118,7 +125,7 @@ class GatingRules:
         inclusive = getattr(breaches, "kind", "") in ("at_least", "at_most")
         if condition.name in COMPARATORS:
             return Bound(low=low, high=high, inclusive=inclusive)
-        series = self._engine.by_id[rule.id].series.get(labels or NO_LABELS)
+        series = self._states[rule.id].series.get(labels or NO_LABELS)
         if series is None or series.scorer.normal is None or high is None:
             return None  # it does not judge yet
         value_at = getattr(series.scorer, "value_at", None)

@@ -5,13 +5,18 @@ They differ from :class:`SeriesState` only in how they find that nothing happene
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
 from healthcheck.engine.series import NOTHING, SeriesState
-from healthcheck.protocols import Scorer
+from healthcheck.protocols import Promise, Scorer
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels
 from healthcheck.verdicts import State
 
 _OK = State.OK
+EVER = 1 << 30
+"""A promise without an end."""
 
 
 class ThresholdSeries(SeriesState):
@@ -27,6 +32,20 @@ class ThresholdSeries(SeriesState):
             return NOTHING
         return SeriesState.feed(self, x, step, now)
 
+    def foresee(self, last: float) -> Promise | None:
+        return (*self.quiet, EVER) if self.state is _OK else None
+
+    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        nearest = max(values) if self.upward else min(values)
+        away = nearest if self.upward else -nearest
+        if away > self.peak:
+            self.peak = away
+            self.peak_step = steps[values.index(nearest)]
+            self._calm_down()
+        self.n += len(values)
+        self.last_step = steps[-1]
+        self.value = self.score = values[-1]
+
 
 class FiniteSeries(SeriesState):
     """A series that breaches when it is not finite. Its closest approach is known once it was OK."""
@@ -41,6 +60,15 @@ class FiniteSeries(SeriesState):
         self.value = x
         self.score = 0.0
         return NOTHING
+
+    def foresee(self, last: float) -> Promise | None:
+        return (-inf, inf, EVER) if self.state is _OK else None
+
+    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        self.n += len(values)
+        self.last_step = steps[-1]
+        self.value = values[-1]
+        self.score = 0.0
 
 
 def series_for(rule: Rule, labels: Labels, scorer: Scorer, start_step: int, *, excused: bool = False) -> SeriesState:

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthcheck.engine.combined import Side
 from healthcheck.engine.rulestate import RuleState
+from healthcheck.protocols import Comparator
 from healthcheck.rulelang.rule import Derived, Guard
 from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
+
+
+class Question:
+    """What several rules ask of one metric with the same words in ``only_if``."""
+
+    __slots__ = ("answer", "states", "test")
+
+    def __init__(self, test: Comparator, states: Sequence[RuleState]) -> None:
+        self.test = test
+        self.states = states
+        self.answer: bool | None = None
+        """The last one."""
 
 
 class Watch(NamedTuple):
     """What hangs on one series."""
 
     metric: str
-    """Its name, if a guard or a formula looks it up; else empty."""
-    guards: tuple[tuple[Guard, RuleState], ...]
-    formulas: tuple[tuple[Derived, bool, bool], ...]
-    """(formula, whether it looks back at this metric, whether it may have a value when this has one)"""
-    sides: tuple[Side, ...]
+    questions: tuple[Question, ...]
+    feeds: tuple[Callable[[float], None], ...]
+    """Look-ups of its past in formulas."""
+    ready: tuple[Derived, ...]
+    """Formulas that may have a value when this has one."""
+    is_input: bool
+    """Whether some formula looks at it."""
+
+
+Derivation = tuple[Derived, int]
+"""A formula that may have a value, and the place of the sample that says when and where."""
+
+
+def derivations(watches: Iterable[tuple[int, Watch]]) -> tuple[Derivation, ...]:
+    """The formulas that samples of one shape may make, each with the last sample that it waits for."""
+    return tuple({formula: index for index, watch in watches for formula in watch.ready}.items())
 
 
 class Lookups:
@@ -33,50 +57,63 @@ class Lookups:
         """The steps of the last values that formulas ask for."""
         self._states = list(states)
 
-    def watch(self, metric: str, labels: Labels) -> Watch | None:
-        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
-        sides = [
+    def sides(self, metric: str, labels: Labels) -> list[Side]:
+        """Parts of rules on other metrics that look at this series."""
+        return [
             side
             for state in self._states
             for side in state.sides
             if side.selector.metric == metric and side.selector.matches(labels)
         ]
-        if labels:
-            return Watch("", (), (), tuple(sides)) if sides else None
-        guards = [(g, state) for state in self._states for g in state.rule.only_if if g.metric == metric]
-        formulas = [(f, metric in f.remembers, metric in f.triggers) for f in self.derived if metric in f.inputs]
-        if not (sides or guards or formulas):
-            return None
-        name = metric if guards or formulas else ""
-        return Watch(name, tuple(g for g in guards if _held_by_guards(g[1])), tuple(formulas), tuple(sides))
 
-    def take(self, samples: Sequence[Sample], watches: Iterable[tuple[int, Watch]]) -> list[Sample]:
+    def watch(self, metric: str, labels: Labels) -> Watch | None:
+        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
+        if labels:
+            return None
+        asking: dict[str, list[tuple[Guard, RuleState]]] = {}
+        for state in self._states:
+            for guard in state.rule.only_if:
+                if guard.metric == metric and _held_by_guards(state):
+                    asking.setdefault(guard.test.text, []).append((guard, state))
+        guards = any(g.metric == metric for state in self._states for g in state.rule.only_if)
+        formulas = [formula for formula in self.derived if metric in formula.inputs]
+        if not (guards or formulas):
+            return None
+        return Watch(
+            metric,
+            tuple(Question(who[0][0].test, [state for _, state in who]) for who in asking.values()),
+            tuple(feed for formula in formulas for feed in formula.feeds(metric)),
+            tuple(formula for formula in formulas if metric in formula.triggers),
+            bool(formulas),
+        )
+
+    def take(
+        self, samples: Sequence[Sample], watches: Iterable[tuple[int, Watch]], made_here: Iterable[Derivation]
+    ) -> list[Sample]:
         """Look at the samples of one evaluation before they are judged; returns the derived samples that they give.
 
         A derived metric has a value at a step when all its bare inputs have one there, whichever
         evaluation of that step brought them; it is computed once per evaluation, from the last.
         """
-        ready: dict[Derived, Sample] = {}
         last, steps = self.last, self._steps
-        for index, (metric, guards, formulas, sides) in watches:
+        for index, (metric, questions, feeds, _, is_input) in watches:
             sample = samples[index]
             value = sample.value
-            if metric:
-                if guards and last.get(metric) != value:
-                    last[metric] = value
-                    self._ask(guards)
+            if questions and last.get(metric) != value:
                 last[metric] = value
-                if formulas:
-                    steps[metric] = sample.step
-                    for formula, looks_back, triggers in formulas:
-                        if looks_back:
-                            formula.feed(metric, value)
-                        if triggers:
-                            ready[formula] = sample
-            for side in sides:
-                side.feed(sample)
+                for question in questions:
+                    answer = question.test(value)
+                    if answer is not question.answer:
+                        question.answer = answer
+                        self._open_or_shut(question.states)
+            last[metric] = value
+            if is_input:
+                steps[metric] = sample.step
+                for feed in feeds:
+                    feed(value)
         made = []
-        for formula, sample in ready.items():
+        for formula, index in made_here:
+            sample = samples[index]
             step = sample.step
             for name in formula.triggers:
                 if steps.get(name) != step:
@@ -87,13 +124,13 @@ class Lookups:
                     made.append(Sample(formula.name, step, value, NO_LABELS, sample.phase, sample.time))
         return made
 
-    def _ask(self, guards: Iterable[tuple[Guard, RuleState]]) -> None:
+    def _open_or_shut(self, states: Iterable[RuleState]) -> None:
         """Whether the guards of these rules hold, all of them."""
-        for guard, state in guards:
-            holds = guard.test(self.last[guard.metric])
-            if holds and state.shut:
-                holds = self._holds(state)
-            state.shut = not holds
+        for state in states:
+            holds = self._holds(state)
+            if state.shut is holds:
+                state.settle()
+                state.shut = not holds
 
     def _holds(self, state: RuleState) -> bool:
         """A guard without samples counts as satisfied."""

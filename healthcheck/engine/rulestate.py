@@ -25,6 +25,7 @@ class RuleState:
         "across",
         "action_runs",
         "again",
+        "attended",
         "cleared",
         "episodes",
         "excused",
@@ -52,6 +53,8 @@ class RuleState:
         self.across: str = getattr(rule.condition, "across", "")
         self.shut = False
         """A guard of ``only_if`` does not hold just now."""
+        self.attended = False
+        """Somebody looks at it after each evaluation: it is spared nothing."""
         self.start_fresh(start_step)
 
     def start_fresh(self, start_step: int) -> None:
@@ -70,6 +73,12 @@ class RuleState:
         self.action_runs = 0
         self.last_action_step: int | None = None
         self.reset_marks()
+
+    def settle(self) -> None:
+        """Learn what its series were spared."""
+        for series in self.series.values():
+            if series is not None and series.backlog is not None:
+                series.backlog.settle()
 
     @property
     def samples(self) -> int:

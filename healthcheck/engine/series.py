@@ -7,13 +7,17 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, nextafter
+from typing import TYPE_CHECKING
 
-from healthcheck.protocols import Scorer
+from healthcheck.protocols import Promise, Scorer, Skim
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels, series_name
 from healthcheck.verdicts import State
+
+if TYPE_CHECKING:
+    from healthcheck.engine.backlog import Backlog
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED, LOOK = 0, 1, 2, 3, 4, 5
 """What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
@@ -29,6 +33,7 @@ class SeriesState:
     """Memory of one rule for one series. ``feed`` is the hot path of the engine."""
 
     __slots__ = (
+        "backlog",
         "before",
         "breaches",
         "bucket",
@@ -58,6 +63,7 @@ class SeriesState:
         "scorer",
         "seconds",
         "since",
+        "skim",
         "state",
         "streak",
         "update",
@@ -74,6 +80,9 @@ class SeriesState:
         self.name = series_name(rule.selector.metric, labels)
         self.scorer = scorer
         self.update = scorer.update
+        self.skim: Skim | None = getattr(scorer, "skim", None)
+        self.backlog: Backlog | None = None
+        """Where its values wait while nothing can come of them."""
         self.breaches = rule.condition.breaches
         self.quiet: tuple[float, float] = getattr(rule.condition.breaches, "quiet", NOTHING_IS_QUIET)
         self.calm_from, self.calm_to = NOTHING_IS_QUIET
@@ -161,11 +170,36 @@ class SeriesState:
         self.bucket = bucket
         return self.feed(x, step, now)
 
-    def _calm_down(self) -> None:
-        """Find the scores that would change nothing: no breach, and no closer approach than there was.
+    def foresee(self, last: float) -> Promise | None:
+        """Which of the next values will change nothing, going by the scorer's word; None if it cannot tell.
 
         A state of OK says that the warm-up is over and that no breach is remembered.
         """
+        if self.state is not _OK or self.quiet[0] >= self.quiet[1]:
+            return None
+        foresee: Callable[..., Promise | None] | None = getattr(self.scorer, "foresee", None)
+        return None if foresee is None else foresee(last, *self.quiet)
+
+    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        """Learn values that were foreseen to change nothing."""
+        count = len(values)
+        self.n += count
+        self.last_step = steps[-1]
+        self.value = values[-1]
+        self._calm_down()
+        skim, last, at = self.skim, count - 1, 0
+        while at < count:
+            if skim is not None and at < last:
+                at += skim(values[at:last], steps[at:last], self.calm_from, self.calm_to)
+            score = self.score = self.update(values[at], steps[at])
+            if score is not None and not self.calm_from <= score <= self.calm_to:
+                self.peak = score if self.upward else -score
+                self.peak_step = steps[at]
+                self._calm_down()
+            at += 1
+
+    def _calm_down(self) -> None:
+        """Find the scores that would change nothing: no breach, and no closer approach than there was."""
         if self.state is not _OK:
             self.calm_from, self.calm_to = NOTHING_IS_QUIET
             return

@@ -33,7 +33,7 @@ def _verdict(state: RuleState, why_no_data: Callable[[Rule], str]) -> Verdict:
         closest_step=closest[1] if closest else None,
         threshold=rule.condition.breaches.text,
     )
-    counted = [alert for alert in state.episodes if alert.counts]
+    counted = [alert for alert in state.episodes if alert.counts and alert.severity > Severity.INFO]
     if counted:
         worst = max(alert.severity for alert in counted)
         verdict.outcome = Outcome.FAILED if worst is Severity.ERROR else Outcome.WARNED

@@ -14,18 +14,22 @@ from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.clipping import ClippingProbe
 from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.dead_units import DeadUnitProbe
+from healthcheck.probes.discarded import DiscardedGradientProbe
 from healthcheck.probes.duel import DuelProbe
 from healthcheck.probes.evalmode import EvaluationModeProbe
+from healthcheck.probes.evalstart import EvalStartProbe
 from healthcheck.probes.forecast import MemoryForecastProbe
 from healthcheck.probes.forgotten import ForgottenParameterProbe
 from healthcheck.probes.gradients import GradientProbe
 from healthcheck.probes.growth import WeightGrowthProbe
 from healthcheck.probes.initial import InitialWeightProbe
+from healthcheck.probes.latent import LatentProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaded import LoadedStateProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.lossgraph import LossGraphProbe
+from healthcheck.probes.losskind import LossKindProbe
 from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
 from healthcheck.probes.memory_events import MemoryEpochProbe, MemoryEventProbe
 from healthcheck.probes.modes import ModeProbe
@@ -34,12 +38,16 @@ from healthcheck.probes.optimizer_state import OptimizerStateProbe
 from healthcheck.probes.optimizers import OptimizerCountProbe
 from healthcheck.probes.order import StepOrderProbe
 from healthcheck.probes.own_cost import OwnCostProbe
+from healthcheck.probes.predictions import PredictionProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
+from healthcheck.probes.reach import ScheduleReachProbe
+from healthcheck.probes.rebuilt import RebuiltOptimizerProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import RestoredWeightProbe
 from healthcheck.probes.running_stats import RunningStatisticsProbe
 from healthcheck.probes.scaling import LossScaleProbe
 from healthcheck.probes.schedule import ScheduleProbe
+from healthcheck.probes.sign import LossSignProbe
 from healthcheck.probes.skipping import SkippedUpdateProbe
 from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
 from healthcheck.probes.weights import TiedWeightProbe, WeightProbe
@@ -72,8 +80,10 @@ PROBES: tuple[type[Probe], ...] = (
     RestoredWeightProbe,
     LeftoverProbe,
     StepOrderProbe,
+    DiscardedGradientProbe,
     ModeProbe,
     EvaluationModeProbe,
+    EvalStartProbe,
     WeightProbe,
     RunningStatisticsProbe,
     LoadedStateProbe,
@@ -81,10 +91,16 @@ PROBES: tuple[type[Probe], ...] = (
     InitialWeightProbe,
     OptimizerStateProbe,
     ScheduleProbe,
+    RebuiltOptimizerProbe,
+    ScheduleReachProbe,
     BatchProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    LossKindProbe,
+    LossSignProbe,
+    PredictionProbe,
+    LatentProbe,
     CompilationProbe,
     OwnCostProbe,
     EvaluationProbe,

@@ -21,6 +21,9 @@ HASHED_ELEMENTS = 65_536
 """Elements of one tensor that enter its hash, evenly spread."""
 _LABELS = ("labels", "label", "targets", "target", "y")
 
+SETTLED, LOOK_EVERY = 20, 10
+"""A trainer that has shown no batch by then is asked again only after so many steps."""
+
 
 class BatchProbe:
     """Looks at each micro-batch; a step has the worst of its micro-batches.
@@ -63,6 +66,7 @@ class BatchProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._convention: set[str] = set()
         self._mark: int | None = None
         self._run = 0
@@ -87,6 +91,8 @@ class BatchProbe:
                 self._take(event, demand)
             return ()
         if event.kind is EventKind.STEP_END:
+            if self._last is None and event.step > SETTLED:
+                self.rests_until = event.step + LOOK_EVERY
             self._last = None
         if self._targets is None and self._bad is None and self._repeats is None and self._one_label is None:
             return ()

@@ -9,6 +9,9 @@ from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
 
+LOOK_EVERY = 5
+"""Steps between two looks while nothing was compiled."""
+
 
 class CompilationProbe:
     """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo."""
@@ -26,10 +29,14 @@ class CompilationProbe:
         Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
     )
 
+    def __init__(self) -> None:
+        self.rests_until = 0
+
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         frames = sys.modules.get("torch._dynamo.convert_frame")
         counts = getattr(frames, "FRAME_COMPILE_COUNTER", None)
         if not counts:
+            self.rests_until = event.step + LOOK_EVERY
             return ()
         samples = [Sample("compile.recompiles", event.step, float(sum(n - 1 for n in list(counts.values()))))]
         utilities = sys.modules.get("torch._dynamo.utils")

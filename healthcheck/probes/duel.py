@@ -20,6 +20,9 @@ KEEP = 0.8
 NOTHING = 0.05
 """A side has won below this part of its first losses."""
 
+LOOK_EVERY = 10
+"""Steps between two looks while there is one optimizer. A second one ends the rest."""
+
 
 @dataclass(slots=True)
 class _Side:
@@ -47,7 +50,7 @@ class DuelProbe:
 
     A discriminator that separates perfectly has a loss near zero and leaves the generator no gradient; the generator's
     loss (non-saturating: Goodfellow et al., 2014) grows without bound. Losses that begin below zero are passed over:
-    they have no zero to go to.
+    they have no zero to go to, but for the saturating loss of a generator, which comes up to it from below.
     """
 
     name = "duel"
@@ -57,9 +60,15 @@ class DuelProbe:
             "loss.one_sided",
             f"How many times its first size one optimizer's loss is while another's is below {NOTHING:.0%} of its own; else 0.",
         ),
+        Metric(
+            "loss.starved",
+            f"1 while one optimizer's loss is below {NOTHING:.0%} of its first size and another's has come up from below zero"
+            " to as little of its own; else 0.",
+        ),
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._loss: Any = None
         self._sides: dict[int, _Side] = {}
         self._indices: set[int] = set()
@@ -75,12 +84,19 @@ class DuelProbe:
         index = event.optimizer_index
         self._indices.add(index)
         if len(self._indices) < 2:
+            self.rests_until = event.step + LOOK_EVERY
             return ()
         if on_host(loss):
             value: Any = self._judge(index, loss)
         else:  # in the order of the steps, when the losses have arrived
             value = Late(lambda number: self._judge(index, number), loss)
-        return (Sample("loss.one_sided", event.step, value),)
+        return (
+            Sample("loss.one_sided", event.step, value),
+            # Computed after the other, whose losses it goes by.
+            Sample(
+                "loss.starved", event.step, self._starved() if on_host(loss) else Late(lambda _: self._starved(), loss)
+            ),
+        )
 
     def _judge(self, index: int, loss: float) -> float:
         if math.isfinite(loss):  # the rule on the loss itself names the others
@@ -91,3 +107,11 @@ class DuelProbe:
             if winner.level < NOTHING * winner.first:
                 growth = max([growth, *(side.level / side.first for side in sides if side is not winner)])
         return growth
+
+    def _starved(self) -> float:
+        """A generator's saturating loss, log(1 - D(G(z))), ends at zero from below when nothing of it is believed."""
+        won = [side for side in self._sides.values() if side.settled and side.level < NOTHING * side.first]
+        lost = (
+            s for s in self._sides.values() if s.count > FIRST and s.first < -0.1 and abs(s.level) < NOTHING * -s.first
+        )
+        return float(bool(won) and any(lost))

@@ -35,6 +35,7 @@ class MemoryForecastProbe:
 
     name = "memory-forecast"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric(
             "memory.time_left",
@@ -49,12 +50,15 @@ class MemoryForecastProbe:
         self._clock = clock
         self._points: list[tuple[float, int, int]] = []
         self._stride = 1
-        self._steps = 0
+        self._first = 0
+        self._stretch = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        self._steps += 1
-        if self._steps <= WARMUP_STEPS or self._steps % self._stride:
+        self._first = self._first or event.step
+        steps = event.step - self._first
+        if steps < WARMUP_STEPS or steps // self._stride == self._stretch:
             return ()
+        self._stretch = steps // self._stride
         used = self.device.allocated_bytes()
         capacity = self.device.capacity_bytes()
         if not used or not capacity:

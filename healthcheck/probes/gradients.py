@@ -11,6 +11,7 @@ from healthcheck.probes.blame import bad_gradient_facts, remember_gradients
 from healthcheck.probes.foreach import nonfinite_count
 from healthcheck.probes.gradfacts import GradientFacts, ZeroFacts, facts_of_norms, zero_facts
 from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
+from healthcheck.probes.innergrads import INNER
 from healthcheck.probes.late import Element, Late
 from healthcheck.probes.trained import TrainedParameters
 from healthcheck.probes.values import optimizer_labels, scalar, with_label
@@ -69,6 +70,13 @@ class GradientProbe:
             return ()
         labels = optimizer_labels(event.optimizer_index)
         if event.kind in (EventKind.AFTER_UPDATE, EventKind.STEP_END):
+            inner = event.user_state.pop(INNER, None)
+            if inner is not None and inner[0] == event.step:
+                _, gone, params, stats = inner
+                self._given[event.optimizer_index] = event.step
+                facts = GradientFacts(stats, gone)
+                remember_gradients(event.user_state, event.step, facts)
+                return self._late_samples(event, demand, params, stats, labels, None, facts)
             # Gradients may be gone or belong to a skipped step; only the loop's own norm is sure.
             norm = scalar(event.grad_norm) if not event.skipped else None
             if norm is None:
@@ -81,7 +89,7 @@ class GradientProbe:
         if stats is None:
             return ()
         self._given[event.optimizer_index] = event.step
-        given = scalar(event.grad_norm)
+        given = None if event.grad_norm is None else scalar(event.grad_norm)
         if stats.table is not None:
             facts = GradientFacts(stats, names)
             remember_gradients(event.user_state, event.step, facts)
@@ -109,8 +117,11 @@ class GradientProbe:
     ) -> list[Sample]:
         """Gradients on a device: nothing is computed there but the one pass; the host does the rest later."""
         step = event.step
-        scale, clip = self._pending_scale(event), _clipped_by(event, given)
-        norm = _late_norm(stats.element("norm"), given, scale, clip)
+        norm: Any = stats.element("norm")
+        scale = clip = None
+        if event.kind is EventKind.BEFORE_UPDATE or given is not None:
+            scale, clip = self._pending_scale(event), _clipped_by(event, given)
+            norm = _late_norm(norm, given, scale, clip)
         samples = [Sample("grad_norm", step, norm, labels, detail=facts)]
         if demand.due("grad_norm[]", step):
             plain = scale is None and clip is None

@@ -129,7 +129,7 @@ class GradientPass:
             addresses = self._addresses(params, same, hold)
             if addresses is None:
                 return gradient_stats(params)
-        table = self._table.measure(addresses)
+        table = self._table.measure(addresses, final=not self._sharded)
         if self._sharded:
             _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns

@@ -17,7 +17,7 @@ import torch
 from healthcheck.probes.gradkernel import CHUNK, ELEMENTS, FIELDS, TILE_COLUMNS, TILE_ROWS, WARPS, statistics
 from healthcheck.probes.late import LateTable, Room
 from healthcheck.probes.launching import direct_launch
-from healthcheck.probes.letters import ROOM
+from healthcheck.probes.letters import ROOM, Page
 from healthcheck.probes.sampling import dense
 
 
@@ -84,6 +84,7 @@ class GradientTable:
         self._last: LateTable | None = None
         self._memory: Any = None
         self._result = 0
+        self._pages: list[tuple[Any, Any, int]] = []
         self._all_aligned = all(self._aligned)
         self._stream = _raw_stream(self.device)
         self._left = torch.cuda.current_stream(self.device)
@@ -94,18 +95,19 @@ class GradientTable:
         ]
         self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
 
-    def measure(self, addresses: list[int]) -> LateTable:
+    def measure(self, addresses: list[int], *, final: bool = True) -> LateTable:
         """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor.
 
         :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
             and alignment must be those that the table was made for: see :meth:`fits`.
+        :param final: whether nobody changes the vector any more; then the device writes it to the host as well.
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._measure(addresses)
-        return self._measure(addresses)
+                return self._measure(addresses, final)
+        return self._measure(addresses, final)
 
-    def _measure(self, addresses: list[int]) -> LateTable:
+    def _measure(self, addresses: list[int], final: bool) -> LateTable:
         stream = _raw_stream(self.device)
         if stream != self._stream:
             # The scratch memory of the step before may still be in use on the stream that was left.
@@ -115,9 +117,14 @@ class GradientTable:
         if addresses is not self._known and addresses != self._known:
             self._upload(addresses)
         table = self._new_table()
+        page: Page | None = None
+        if final:
+            page = Page(self._pages, table.size)
+            table.own_page = page
         if self._direct:
+            target = self._result if page is None else page.address
             for launch, constants in self._direct:
-                launch(stream, *self._fixed, self._result, *constants)
+                launch(stream, *self._fixed, self._result, target, *constants)
             return table
         for element, aligned, offset, chunks in self._launches:
             constants = (offset, self.count, self._chunks, element, aligned, CHUNK, TILE_ROWS, TILE_COLUMNS)
@@ -129,6 +136,7 @@ class GradientTable:
                 self._partial,
                 self._arrived,
                 table.tensor,
+                table.tensor if page is None else page.tensor,
                 *constants,
                 num_warps=WARPS,
             )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.late import Late, LateTable
 from healthcheck.probes.sampling import ElementSampler
 from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
 from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
+from healthcheck.samples import Cost, Labels, Metric, Sample
 
 TENSORS = 16
 """Tensors looked at, spread over the optimizer's."""
@@ -21,7 +24,7 @@ class _Start:
     optimizer: Callable[[], Any]
     sampler: ElementSampler
     size: Any
-    """Root of the sum of squares at the first look, 0-dim."""
+    """Root mean square at the first look: 0-dim, or a :class:`Late`."""
 
 
 class WeightGrowthProbe:
@@ -40,11 +43,13 @@ class WeightGrowthProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._starts: dict[int, _Start] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.optimizer is None or not demand.wants("params.growth"):
             return ()
+        self.rests_until = demand.next_due(("params.growth",), event.step)
         start = self._starts.get(event.optimizer_index)
         if start is None or start.optimizer() is not event.optimizer:
             # An optimizer that is gone takes its parameters along: they must not live on because we looked at them.
@@ -55,18 +60,33 @@ class WeightGrowthProbe:
             return ()
         if not demand.due("params.growth", event.step):
             return ()
+        labels, step = optimizer_labels(event.optimizer_index), event.step
         size = _size(start.sampler)
+        if isinstance(size, Late):
+            return (_late_growth(size, start.size, step, labels),)
         if on_host(size) and not float(start.size):
             return ()
         first = start.size
+        facts = lambda: _facts(float(size), float(first))  # noqa: E731
+        return (Sample("params.growth", step, scalar(size / first), labels, detail=facts),)
 
-        def facts() -> Mapping[str, Any]:
-            return {
-                "size": f"rms of the weights looked at {float(size):.3g}, {float(first):.3g} before the first update"
-            }
 
-        labels = optimizer_labels(event.optimizer_index)
-        return (Sample("params.growth", event.step, scalar(size / first), labels, detail=facts),)
+def _late_growth(size: Late, first: Late, step: int, labels: Labels) -> Sample:
+    """The same on the host, when the sums of both have arrived."""
+    numbers: list[float] = []
+    count = len(size.parts)
+
+    def compute(*tables: Sequence[float]) -> float:
+        now, then = size.finish(list(tables[:count])), first.finish(list(tables[count:]))
+        numbers[:] = [now, then]
+        return now / then if then else math.nan
+
+    facts = lambda: _facts(*numbers) if numbers else {}  # noqa: E731
+    return Sample("params.growth", step, Late(compute, *size.parts, *first.parts), labels, detail=facts)
+
+
+def _facts(size: float, first: float) -> Mapping[str, Any]:
+    return {"size": f"rms of the weights looked at {size:.3g}, {first:.3g} before the first update"}
 
 
 def looked_at(optimizer: Any) -> list[Any]:
@@ -77,15 +97,26 @@ def looked_at(optimizer: Any) -> list[Any]:
 
 
 def _size(sampler: ElementSampler) -> Any:
-    """Root mean square over the tensors looked at, each weighed by what its elements stand for."""
+    """Root mean square over the tensors looked at, each weighed by what its elements stand for.
+
+    A 0-dim tensor, or a :class:`Late` of one table a group where the device has summed up the elements.
+    """
     import torch
 
-    squares, counts = [], 0.0
+    count = sum(int(sampler.params[i].numel()) for group in sampler.groups for i in group)
+    vectors = sampler.squares()
+    if vectors is not None:
+        sizes = [sampler.sizes(group) for group in sampler.groups]
+
+        def compute(*tables: Sequence[float]) -> float:
+            total = sum(sum(map(mul, numbers, weights)) for numbers, weights in zip(tables, sizes, strict=True))
+            return math.sqrt(total / max(count, 1))
+
+        return Late(compute, *(LateTable(vector) for vector in vectors))
+    squares = []
     for rows in sampler.weights():
-        stands_for = sampler.sizes(rows.indices)
-        weights = torch.tensor(stands_for, dtype=rows.values.dtype).to(rows.values.device, non_blocking=True)
-        squares.append((rows.values.square().sum(1) * weights).sum())
-        counts += sum(int(sampler.params[i].numel()) for i in rows.indices)
+        weights = torch.tensor(sampler.sizes(rows.indices), dtype=rows.values.dtype)
+        squares.append((rows.values.square().sum(1) * weights.to(rows.values.device, non_blocking=True)).sum())
     home = squares[0].device
     total = squares[0] if len(squares) == 1 else torch.stack([s.to(home, torch.float32) for s in squares]).sum()
-    return (total / max(counts, 1.0)).sqrt()
+    return (total / max(count, 1)).sqrt()

@@ -6,6 +6,7 @@ Glorot and Bengio (2010) and He et al. (2015).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,11 +42,13 @@ class InitialWeightProbe:
 
     def __init__(self) -> None:
         self._looked = False
+        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if self._looked or event.model is None:
             return ()
         self._looked = True
+        self.rests_until = sys.maxsize
         if event.step > 1:  # a run that goes on has no beginning
             return ()
         layers = _layers(event.model.named_modules())

@@ -44,13 +44,16 @@ class LateTable:
     :param tensor: float64 vector on the device.
     :param room: room in front of it in the same memory, where it was made with some: scalars of the step
         are written there, and all goes to the host in one copy.
+    :param own_page: pinned memory to which the device writes the same numbers itself: they need no copy, only
+        word that they are there.
     """
 
-    __slots__ = ("_begin", "_fetch", "_page", "room", "size", "tensor")
+    __slots__ = ("_begin", "_fetch", "_page", "own_page", "room", "size", "tensor")
 
-    def __init__(self, tensor: Tensor, room: Room | None = None) -> None:
+    def __init__(self, tensor: Tensor, room: Room | None = None, own_page: Any = None) -> None:
         self.tensor: Tensor | None = tensor
         self.room = room
+        self.own_page: Any = own_page
         self.size = tensor.numel()
         self._page: Sequence[float] | None = None
         self._begin = 0
@@ -71,13 +74,13 @@ class LateTable:
         if self._page is None:
             assert self.tensor is not None
             self._page = self.tensor.detach().double().flatten().tolist()
-            self.tensor = self.room = None
+            self.tensor = self.room = self.own_page = None
         return self._page
 
     def arrived(self, page: Sequence[float], begin: int) -> None:
         """The mailbox brought the elements: they stand in ``page`` from ``begin`` on."""
         self._page, self._begin = page, begin
-        self.tensor = self.room = self._fetch = None
+        self.tensor = self.room = self.own_page = self._fetch = None
 
     def shipped(self, fetch: Callable[[], object]) -> None:
         """The copy is under way: let the device memory go at once, as the script's own kernels would.

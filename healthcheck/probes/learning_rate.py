@@ -30,16 +30,18 @@ class LearningRateProbe:
         index = event.optimizer_index
         if self._given.get(index) == event.step:
             return ()
-        rates = group_rates(event.optimizer)
-        largest = scalar(event.lr) if not rates else largest_rate(rates)
+        largest = largest_rate(event.optimizer)
         if largest is None:
-            return ()
+            largest = scalar(event.lr)
+            if largest is None:
+                return ()
         self._given[index] = event.step
         labels = optimizer_labels(index)
         samples = [Sample("lr", event.step, largest, labels)]
         if demand.wants("lr[]"):
             samples += [
-                Sample("lr", event.step, rate, with_label(labels, "group", name)) for name, rate in rates.items()
+                Sample("lr", event.step, rate, with_label(labels, "group", name))
+                for name, rate in group_rates(event.optimizer).items()
             ]
         return samples
 
@@ -55,8 +57,14 @@ def group_rates(optimizer: Any) -> dict[str, Any]:
     return rates
 
 
-def largest_rate(rates: dict[str, Any]) -> Any:
-    values = list(rates.values())
+def largest_rate(optimizer: Any) -> Any:
+    """The largest rate of all groups, on the device where one is; None without any."""
+    groups: Any = getattr(optimizer, "param_groups", ())
+    if len(groups) == 1:
+        return scalar(groups[0].get("lr"))
+    values = list(group_rates(optimizer).values())
+    if not values:
+        return None
     if all(on_host(v) for v in values):
         return max(values)
     return values[0] if len(values) == 1 else Late(lambda *numbers: max(numbers), *values)

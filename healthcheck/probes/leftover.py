@@ -66,6 +66,7 @@ class LeftoverProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._left: dict[int, _Left] = {}
         self._marks: dict[int, GradientMarks] = {}
         self._loss_seen = -1
@@ -84,6 +85,8 @@ class LeftoverProbe:
         if event.kind is EventKind.STEP_END:
             if event.skipped:  # nobody may clear after an update that never was
                 self._left.pop(event.optimizer_index, None)
+            if not self._left and not self._marks:
+                self.rests_until = demand.next_due(("grads.leftover",), event.step + 1) - 1
             return ()
         marks = self._marks.pop(event.optimizer_index, None)
         if marks is not None:

@@ -14,19 +14,21 @@ _FEW = 4
 
 
 class Parcel:
-    """What is to be copied from one device: scalars, and tables as a whole. Each only once."""
+    """What is to come from one device: scalars, and tables as a whole. Each only once."""
 
-    __slots__ = ("scalars", "tables")
+    __slots__ = ("scalars", "tables", "written")
 
     def __init__(self) -> None:
         self.scalars: dict[int, Any] = {}
         self.tables: dict[int, LateTable] = {}
+        self.written: dict[int, LateTable] = {}
+        """Tables that the device writes to the host itself."""
 
     def add_scalar(self, value: Any) -> None:
         self.scalars[id(value)] = value
 
     def add_table(self, table: LateTable) -> None:
-        self.tables[id(table)] = table
+        (self.tables if table.own_page is None else self.written)[id(table)] = table
 
     def pack(self, pad: Room) -> tuple[Any, int]:
         """A float64 vector on the device, scalars first, and where its tables begin.
@@ -83,22 +85,24 @@ def _write(scalars: list[Any], room: Room) -> None:
 class Page:
     """Pinned memory that a copy goes to; used again once nobody can ask for its numbers any more."""
 
-    __slots__ = ("_spare", "numbers", "tensor")
+    __slots__ = ("_spare", "address", "numbers", "tensor")
 
-    def __init__(self, spare: list[tuple[Any, Any]], count: int) -> None:
+    def __init__(self, spare: list[tuple[Any, Any, int]], count: int, dtype: Any = None) -> None:
         if spare:
-            self.tensor, self.numbers = spare.pop()
+            self.tensor, self.numbers, self.address = spare.pop()
         else:
             import torch
 
+            dtype = dtype or torch.float64
             with torch.inference_mode(False):  # it is used again in training
-                self.tensor = torch.empty(count, dtype=torch.float64, pin_memory=True)
-            memory: Any = ctypes.c_double * count
-            self.numbers = memory.from_address(self.tensor.data_ptr())
+                self.tensor = torch.empty(count, dtype=dtype, pin_memory=True)
+            self.address = self.tensor.data_ptr()
+            memory: Any = (ctypes.c_double if dtype == torch.float64 else ctypes.c_float) * count
+            self.numbers = memory.from_address(self.address)
         self._spare = spare
 
     def __del__(self) -> None:
-        self._spare.append((self.tensor, self.numbers))
+        self._spare.append((self.tensor, self.numbers, self.address))
 
     def __getitem__(self, key: Any) -> Any:
         return self.numbers[key]
@@ -113,17 +117,20 @@ class DeviceCopy:
     No device memory is kept: what was freed is used again in the order of its stream, after the copy.
     """
 
-    __slots__ = ("begin", "device", "event", "order", "page", "tables")
+    __slots__ = ("begin", "device", "event", "order", "page", "tables", "written")
 
-    def __init__(self, device: int, parcel: Parcel, begin: int, page: Page, event: Any) -> None:
+    def __init__(self, device: int, parcel: Parcel, begin: int, page: Page | None, event: Any) -> None:
         self.device = device
         self.tables = list(parcel.tables.values())
+        self.written = [(table, table.own_page) for table in parcel.written.values()]
         self.order = {key: index for index, key in enumerate(parcel.scalars)}
         """Key under which a scalar was added -> its place on the page."""
         self.begin = begin
         self.page = page
         self.event = event
         for table in self.tables:
+            table.shipped(self.wait)
+        for table, _ in self.written:
             table.shipped(self.wait)
 
     def wait(self) -> None:
@@ -139,13 +146,16 @@ class DeviceCopy:
             size = table.size
             table.arrived(self.page, begin)  # type: ignore[arg-type]
             begin += size
+        written, self.written = self.written, []
+        for table, page in written:
+            table.arrived(page, 0)
 
 
 class PinnedMemory:
     """Sends parcels, and uses pages and events again."""
 
     def __init__(self) -> None:
-        self._pages: dict[int, list[tuple[Any, Any]]] = {}
+        self._pages: dict[Any, list[tuple[Any, Any, int]]] = {}
         self._events: dict[int, list[Any]] = {}
         self._streams: dict[int, tuple[int, Any]] = {}
         self._pads: dict[int, Room] = {}
@@ -167,6 +177,23 @@ class PinnedMemory:
             if known is not None:
                 stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
             known = self._streams[device] = (raw, stream)
+        begin, page = self._copy(torch, device, parcel)
+        events = self._events.setdefault(device, [])
+        event = events.pop() if events else torch.cuda.Event()
+        event.record(known[1])
+        return DeviceCopy(device, parcel, begin, page, event)
+
+    def _copy(self, torch: Any, device: int, parcel: Parcel) -> tuple[int, Page | None]:
+        """Where the tables begin on the page that everything is copied to; no page where nothing is to be copied."""
+        if not parcel.tables:
+            if not parcel.scalars:
+                return 0, None
+            if len(parcel.scalars) == 1:
+                (value,) = parcel.scalars.values()
+                if value.dtype in (torch.float32, torch.float64):  # as it is: no kernel that converts it first
+                    page = Page(self._pages.setdefault(value.dtype, []), 1, value.dtype)
+                    page.tensor.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
+                    return 1, page
         pad = self._pads.get(device)
         if pad is None:
             with torch.inference_mode(False):
@@ -176,10 +203,7 @@ class PinnedMemory:
         count = packed.numel()
         page = Page(self._pages.setdefault(count, []), count)
         page.tensor.copy_(packed, non_blocking=True)
-        events = self._events.setdefault(device, [])
-        event = events.pop() if events else torch.cuda.Event()
-        event.record(known[1])
-        return DeviceCopy(device, parcel, begin, page, event)
+        return begin, page
 
     def receive(self, copy: DeviceCopy) -> None:
         """A copy is done."""

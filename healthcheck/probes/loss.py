@@ -33,13 +33,8 @@ class LossProbe:
     """
 
     name = "loss"
-    listens_to: tuple[EventKind, ...] = (
-        EventKind.LOSS,
-        EventKind.BEFORE_UPDATE,
-        EventKind.AFTER_UPDATE,
-        EventKind.STEP_END,
-    )
-    answers_once = (EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+    answers_once = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("loss", "Training loss of the step, over its micro-batches.", cost=Cost.DEVICE),
         Metric("loss.best", "Lowest finite loss so far.", cost=Cost.DEVICE),

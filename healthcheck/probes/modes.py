@@ -84,12 +84,12 @@ class ModeProbe:
 
     def _rebuild(self, modules: Sequence[tuple[str, Any]]) -> None:
         before = [p.module for p in self._parts if p.trained]
-        self._parts = list(_sensitive(modules))
+        self._parts = list(sensitive_parts(modules))
         for part in self._parts:
             part.trained = any(part.module is module for module in before)
 
 
-def _sensitive(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
+def sensitive_parts(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
     """Modules whose forward depends on the mode, each with the module that holds it."""
     from torch import nn
     from torch.nn.modules.batchnorm import _NormBase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ FADED = 1e-3
 NEGLIGIBLE = 1e-6
 """Part of the largest gradient under which an element's own is noise."""
 
+_GRADIENT = operator.attrgetter("grad")
 _KEYS = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
 
 
@@ -110,9 +112,11 @@ class MovementProbe:
         seen.before = seen.sampler.weights("before")
         seen.gradients = None
         if demand.wants("params.unmoved") or (demand.wants("updates.lost") and any(seen.low)):
-            seen.gradients = seen.sampler.gradients()
+            params = seen.sampler.params
+            gradients = list(map(_GRADIENT, params))
+            seen.gradients = seen.sampler.gradients(of=gradients)
             # A tensor without a gradient now that had one at the look before, or was changed since, has its turns.
-            absent = [p._version if p.grad is None else -1 for p in seen.sampler.params]
+            absent = [-1 if gradient is not None else p._version for p, gradient in zip(params, gradients, strict=True)]
             seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
             seen.absent = absent
             seen.without = [version >= 0 and not seen.turns for version in absent]
@@ -295,6 +299,8 @@ def _rates(optimizer: Any, params: list[Any]) -> list[float]:
     for group in optimizer.param_groups:
         rate = scalar(group.get("lr", 1.0))
         number = float(rate) if rate is not None and on_host(rate) else 1.0
+        if len(optimizer.param_groups) == 1:
+            return [number] * len(params)
         for parameter in group["params"]:
             by_id[id(parameter)] = number
     return [by_id[id(p)] for p in params]

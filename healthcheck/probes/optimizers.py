@@ -12,6 +12,9 @@ from healthcheck.samples import Metric, Sample
 
 MOST = 64
 """Optimizers told apart; inner loops make them by the thousand."""
+LOOK_EVERY = 10
+"""Steps between two looks at one and the same optimizer."""
+"""Optimizers told apart; inner loops make them by the thousand."""
 
 
 class OptimizerCountProbe:
@@ -28,6 +31,7 @@ class OptimizerCountProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._seen: list[Callable[[], Any]] = []
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -36,4 +40,5 @@ class OptimizerCountProbe:
         first = next((p for group in event.optimizer.param_groups for p in group["params"]), None)
         if len(self._seen) < MOST and not any(known() is first for known in self._seen):
             self._seen.append(weak(first))
+        self.rests_until = event.step + LOOK_EVERY
         return (Sample("optimizers", event.step, float(len(self._seen))),)

@@ -16,6 +16,9 @@ TENSORS = 4
 """Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""
 UPDATES = 20
 """Updates over which reused gradients are counted."""
+SETTLED = 40
+"""Updates after which two or three in a row, the last of them one for which a rule is due, are looked at and not all."""
+_KEYS = ("grads.cleared", "updates.reused")
 
 
 @dataclass(slots=True)
@@ -26,6 +29,10 @@ class _Order:
     """Backward passes of the run when it last made an update."""
     gradient: Callable[[], Any] = lambda: None
     version: int = -1
+    step: int = 0
+    """Of the last update looked at."""
+    updates: int = 0
+    turn: bool = False
     reused: deque[bool] = field(default_factory=lambda: deque(maxlen=UPDATES))
     armed: list[Any] = field(default_factory=list)
     """Handles of the hooks that wait for the next backward pass."""
@@ -62,6 +69,7 @@ class StepOrderProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._losses = 0
         self._orders: dict[int, _Order] = {}
 
@@ -74,8 +82,12 @@ class StepOrderProbe:
         order = self._orders.setdefault(event.optimizer_index, _Order())
         labels, step = optimizer_labels(event.optimizer_index), event.step
         samples = []
+        follows, order.step = order.step >= step - 1, step
+        order.updates += 1
         if self._losses:
-            order.reused.append(self._is_reused(order, event.optimizer))
+            reused = self._is_reused(order, event.optimizer)
+            if follows:  # after a rest there is nothing to compare with
+                order.reused.append(reused)
             if len(order.reused) == UPDATES and demand.due("updates.reused", step):
                 count = sum(order.reused)
                 facts = {"updates": f"{count} of the last {UPDATES} updates had no backward pass of their own"}
@@ -84,13 +96,22 @@ class StepOrderProbe:
             samples += self._judge(order, event)
         elif demand.due("grads.cleared", step):
             if _is_there(event.optimizer):
+                self._rest(order, demand)
                 return [*samples, Sample("grads.cleared", step, 0.0, labels)]
             params = _trainable(event.optimizer)
             if params and _all_gone(params):
                 self._arm(order, params)
             else:
                 samples.append(Sample("grads.cleared", step, 0.0, labels))
+        if not order.armed:
+            self._rest(order, demand)
         return samples
+
+    def _rest(self, order: _Order, demand: Demand) -> None:
+        if order.updates > SETTLED and order.step == demand.next_due(_KEYS, order.step - 1):
+            due = demand.next_due(_KEYS, order.step)
+            order.turn = not order.turn
+            self.rests_until = due - 1 - order.turn  # every second update may be the one that is made twice
 
     def _is_reused(self, order: _Order, optimizer: Any) -> bool:
         gradient = next(

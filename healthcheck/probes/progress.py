@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from time import monotonic
 
 from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
 
+OFTEN = 0.2
+"""Seconds in which one sign of life is enough."""
+
 
 class HeartbeatProbe:
     """Says 1 whenever the run shows that it lives: training, evaluation, saving.
 
-    One event of each phase of a step is enough; the rest would only repeat it.
+    One event of each phase of a step is enough, and one in a fifth of a second; the rest would only repeat it.
     """
 
     name = "heartbeat"
@@ -34,7 +39,15 @@ class HeartbeatProbe:
         Metric("heartbeat", "1 at every sign of life: a step, an evaluation batch, a checkpoint."),
     )
 
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        now = self._clock()
+        if now - self._last < OFTEN:
+            return ()
+        self._last = now
         return (Sample("heartbeat", event.step, 1.0, phase=event.phase),)
 
 
@@ -46,12 +59,7 @@ class StepCountProbe:
     """
 
     name = "step-count"
-    listens_to: tuple[EventKind, ...] = (
-        EventKind.LOSS,
-        EventKind.BEFORE_UPDATE,
-        EventKind.AFTER_UPDATE,
-        EventKind.STEP_END,
-    )
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("micro_batches", "Backward passes in the step."),
         Metric("updates.missing", "Backward passes since the last attempted update."),
@@ -66,13 +74,10 @@ class StepCountProbe:
             self._since_step += 1
             self._since_update += 1
             return ()
-        if event.kind is not EventKind.STEP_END:
-            self._since_update = 0
-            return ()
         if event.optimizer is not None or event.skipped is not None:
             self._since_update = 0
         count, self._since_step = self._since_step, 0
         samples = [Sample("updates.missing", event.step, float(self._since_update))]
-        if count:
+        if count and demand.wants("micro_batches"):
             samples.append(Sample("micro_batches", event.step, float(count)))
         return samples

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.growth import looked_at
+from healthcheck.probes.late import Late, LateTable
+from healthcheck.probes.moved import ROWS
 from healthcheck.probes.sampling import ElementSampler, SampledRows
 from healthcheck.probes.values import optimizer_labels, scalar, weak
 from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
+from healthcheck.samples import Cost, Labels, Metric, Sample
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class _Watch:
     sampler: ElementSampler
     before: list[SampledRows]
     after: list[SampledRows] | None = None
+    moved: list[LateTable] | None = None
+    """What the update changed, where the device has summed it up."""
 
 
 class RestoredWeightProbe:
@@ -43,6 +48,7 @@ class RestoredWeightProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._watches: dict[int, _Watch] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -54,24 +60,41 @@ class RestoredWeightProbe:
             del self._watches[index]
             watch = None
         if event.kind is EventKind.AFTER_UPDATE:
-            if watch is not None and watch.after is None:
+            if watch is not None and watch.after is None and watch.moved is None:
                 if event.skipped:
                     del self._watches[index]
-                else:
+                    return ()
+                vectors = watch.sampler.compare(watch.before, watch.before)
+                if vectors is None:
                     watch.after = watch.sampler.weights("after")
+                else:
+                    watch.moved = [LateTable(vector) for vector in vectors]
             return ()
         samples = []
-        if watch is not None and watch.after is not None:
+        if watch is not None and (watch.after is not None or watch.moved is not None):
             del self._watches[index]
-            samples.append(self._compare(watch, watch.after, event))
+            compared = self._compare(watch, event)
+            if compared is not None:
+                samples.append(compared)
         if demand.due("params.restored", event.step):
             sampler = watch.sampler if watch is not None else ElementSampler(looked_at(optimizer))
             if sampler.groups:
                 self._watches[index] = _Watch(weak(optimizer), sampler, sampler.weights("before"))
+        if index not in self._watches:
+            self.rests_until = demand.next_due(("params.restored",), event.step)
         return samples
 
+    def _compare(self, watch: _Watch, event: Event) -> Sample | None:
+        labels = optimizer_labels(event.optimizer_index)
+        if watch.after is not None:
+            return self._share(watch, watch.after, event.step, labels)
+        vectors = watch.sampler.compare(watch.before, watch.before)
+        if vectors is None or watch.moved is None:  # they lie in memory in another way than before the update
+            return None
+        return _late_share(watch.moved, [LateTable(vector) for vector in vectors], event.step, labels)
+
     @staticmethod
-    def _compare(watch: _Watch, after: list[SampledRows], event: Event) -> Sample:
+    def _share(watch: _Watch, after: list[SampledRows], step: int, labels: Labels) -> Sample:
         import torch
 
         now = watch.sampler.weights("now")
@@ -89,5 +112,30 @@ class RestoredWeightProbe:
         def facts() -> Mapping[str, Any]:
             return {"tensors": f"{int(hit):,} of {count:,} tensors looked at"}
 
-        labels = optimizer_labels(event.optimizer_index)
-        return Sample("params.restored", event.step, scalar(share), labels, detail=facts)
+        return Sample("params.restored", step, scalar(share), labels, detail=facts)
+
+
+def _late_share(moved: list[LateTable], now: list[LateTable], step: int, labels: Labels) -> Sample:
+    """The same on the host from sums of each tensor's elements, in the rows of :data:`healthcheck.probes.moved.ROWS`.
+
+    Weights of one size throughout have as many squares of the largest as they have elements that are not zero.
+    """
+    counted: list[int] = []
+
+    def compute(*tables: Sequence[float]) -> float:
+        hits = moves = count = 0
+        for then, today in zip(tables[: len(moved)], tables[len(moved) :], strict=True):
+            n = len(then) // ROWS
+            count += n
+            for k in range(n):
+                squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
+                if changed and not math.isclose(squares, there * largest * largest, rel_tol=1e-5):
+                    moves += 1
+                    hits += not today[2 * n + k]
+        counted[:] = [hits, count]
+        return hits / max(moves, 1)
+
+    def facts() -> Mapping[str, Any]:
+        return {"tensors": f"{counted[0]:,} of {counted[1]:,} tensors looked at"} if counted else {}
+
+    return Sample("params.restored", step, Late(compute, *moved, *now), labels, detail=facts)

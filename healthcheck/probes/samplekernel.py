@@ -23,9 +23,11 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``table``: int64 ``[4, tensors]``: address, stride, count, kind. ``rows``: float32 ``[tensors, WIDTH]``."""
-    tensor = tl.program_id(0)
+def _elements(table, tensor, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sampled elements of one tensor as float32, zeros behind them.
+
+    ``table``: int64 ``[4, tensors]`` of addresses, strides, counts and kinds, as in :data:`KINDS`.
+    """
     address = tl.load(table + tensor)
     stride = tl.load(table + tensors + tensor)
     count = tl.load(table + 2 * tensors + tensor)
@@ -42,7 +44,14 @@ def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyp
         values = tl.load(address.to(tl.pointer_type(tl.float16)) + element * stride, mask=there, other=0.0).to(
             tl.float32
         )
-    tl.store(rows + tensor * WIDTH + element, values)
+    return values
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``table``: int64 ``[4, tensors]``: address, stride, count, kind. ``rows``: float32 ``[tensors, WIDTH]``."""
+    tensor = tl.program_id(0)
+    tl.store(rows + tensor * WIDTH + tl.arange(0, WIDTH), _elements(table, tensor, tensors, WIDTH))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -50,22 +59,8 @@ def _compare(table, before, gradients, result, tensors, WIDTH: tl.constexpr, KNO
     """The same elements now against rows read before. ``result``: float64 ``[6, tensors]``, rows as in
     :data:`healthcheck.probes.moved.ROWS`; ``gradients``: rows like ``before``, read where ``KNOWN``."""
     tensor = tl.program_id(0)
-    address = tl.load(table + tensor)
-    stride = tl.load(table + tensors + tensor)
-    count = tl.load(table + 2 * tensors + tensor)
-    kind = tl.load(table + 3 * tensors + tensor)
     element = tl.arange(0, WIDTH)
-    there = (element < count) & (address != 0)
-    values = tl.zeros([WIDTH], tl.float32)
-    if kind == 0:
-        values = tl.load(address.to(tl.pointer_type(tl.float32)) + element * stride, mask=there, other=0.0)
-    elif kind == 1:
-        half = tl.load(address.to(tl.pointer_type(tl.uint16)) + element * stride, mask=there, other=0)
-        values = (half.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        values = tl.load(address.to(tl.pointer_type(tl.float16)) + element * stride, mask=there, other=0.0).to(
-            tl.float32
-        )
+    values = _elements(table, tensor, tensors, WIDTH)
     old = tl.load(before + tensor * WIDTH + element)
     delta = values - old
     stayed = delta == 0.0
@@ -98,6 +93,7 @@ class ElementTable:
         self._constant = [*strides, *counts, *(KINDS[kind] for kind in kinds)]
         self._count = len(kinds)
         self._known: dict[str, tuple[list[int], Any]] = {}
+        self._zeros: Any = None
 
     def read(self, role: str, addresses: list[int]) -> Any:
         """float32 ``[tensors, width]``, new memory at every call; a row of zeros where the address is 0."""
@@ -116,9 +112,15 @@ class ElementTable:
         self._launch(_compare, table, before, gradients if known else before, result, self._count, self.width, known)
         return result
 
+    def zeros(self) -> Any:
+        """Rows to compare with where the values themselves are wanted."""
+        if self._zeros is None:
+            self._zeros = torch.zeros(self._count, self.width, dtype=torch.float32, device=self.device)
+        return self._zeros
+
     def _uploaded(self, role: str, addresses: list[int]) -> Any:
         known = self._known.get(role)
-        if known is None or known[0] != addresses:
+        if known is None or (known[0] is not addresses and known[0] != addresses):
             staging = torch.empty(4 * self._count, dtype=torch.int64, pin_memory=True)
             content = array("q", (*addresses, *self._constant)).tobytes()
             ctypes.memmove(staging.data_ptr(), content, len(content))

@@ -7,9 +7,12 @@ tensor. Reading is one foreach copy per device.
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_ADDRESS = operator.methodcaller("data_ptr")
 
 PER_TENSOR = 64
 """Elements of one tensor. Over all sampled tensors that stays far under 64 MiB."""
@@ -47,6 +50,7 @@ class ElementSampler:
         self._buffers: dict[tuple[str, int], tuple[Any, list[Any]]] = {}
         self._tables: dict[int, Any] = {}
         self._shapes: dict[int, list[Any]] = {}
+        self._known: dict[tuple[str, int], list[int]] = {}
 
     def weights(self, role: str = "weights") -> list[SampledRows]:
         """Present values of all parameters. May overwrite what was read before in the same role."""
@@ -54,12 +58,13 @@ class ElementSampler:
             self._read(role, n, [self.params[i] for i in group], self._weight) for n, group in enumerate(self.groups)
         ]
 
-    def gradients(self, role: str = "gradients") -> list[SampledRows]:
-        """Present gradients at the same elements; zero where there is none, or a sparse one."""
-        return [
-            self._read(role, n, [self.params[i].grad for i in group], self._gradient)
-            for n, group in enumerate(self.groups)
-        ]
+    def gradients(self, role: str = "gradients", of: Sequence[Any] | None = None) -> list[SampledRows]:
+        """Present gradients at the same elements; zero where there is none, or a sparse one.
+
+        :param of: the gradients of all parameters, where the caller has them at hand.
+        """
+        given = [p.grad for p in self.params] if of is None else of
+        return [self._read(role, n, [given[i] for i in group], self._gradient) for n, group in enumerate(self.groups)]
 
     def compare(self, before: list[SampledRows], gradients: list[SampledRows] | None) -> list[Any] | None:
         """Present values against ``before``, summed up on the device: a vector for each group as in
@@ -69,7 +74,7 @@ class ElementSampler:
             table = self._table(number)
             addresses = None
             if table is not None:
-                addresses = _addresses([self.params[i] for i in group], self._shapes[number])
+                addresses = self._where("before", number, [self.params[i] for i in group])
             if table is None or addresses is None:
                 return None
             rows = None if gradients is None else gradients[number].values
@@ -79,10 +84,36 @@ class ElementSampler:
     def _read(self, role: str, number: int, tensors: list[Any], view: Callable[[int], Any]) -> SampledRows:
         table = self._table(number)
         if table is not None:
-            addresses = _addresses(tensors, self._shapes[number])
+            addresses = self._where(role, number, tensors)
             if addresses is not None:
                 return SampledRows(self.groups[number], table.read(role, addresses))
         return self._gather(role, number, [view(i) for i in self.groups[number]])
+
+    def squares(self) -> list[Any] | None:
+        """Sum of squares of the sampled elements of each tensor, on the device: the first part of a vector for each
+        group as :meth:`compare` gives it. None where the kernel cannot read all of them."""
+        found = []
+        for number, group in enumerate(self.groups):
+            table = self._table(number)
+            addresses = None if table is None else self._where("before", number, [self.params[i] for i in group])
+            if addresses is None:
+                return None
+            found.append(table.compare("before", addresses, table.zeros(), None))
+        return found
+
+    def _where(self, role: str, number: int, tensors: list[Any]) -> list[int] | None:
+        """Addresses of tensors that lie in memory as their parameters do; the list of the look before if all stayed."""
+        known = self._known.get((role, number))
+        try:
+            addresses = list(map(_ADDRESS, tensors))
+        except (AttributeError, RuntimeError, NotImplementedError):  # None, or another layout
+            return _addresses(tensors, self._shapes[number])
+        if addresses == known:
+            return known
+        found = _addresses(tensors, self._shapes[number])
+        if found is not None:
+            self._known[role, number] = found
+        return found
 
     def _table(self, number: int) -> Any:
         """The kernel's table for one group, or None where it cannot read its tensors."""

@@ -14,6 +14,9 @@ SEARCH_FLOOR = 1.0
 """While no update was applied yet, skips above this scale are the scaler's search for a start
 value (it begins at 65536 and halves), not a streak."""
 
+SETTLED, LOOK_EVERY = 20, 10
+"""A loop that has no scaler by then is asked again only after so many steps."""
+
 
 class LossScaleProbe:
     """Follows a ``GradScaler``. Without one (and without skipped steps) it gives nothing."""
@@ -32,6 +35,7 @@ class LossScaleProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._streak: dict[int, Any] = {}
         self._applied: set[int] = set()
         self._searching: dict[int, Any] = {}
@@ -46,6 +50,8 @@ class LossScaleProbe:
         if scale is None and not event.skipped:
             if event.optimizer is not None:
                 self._applied.add(event.optimizer_index)
+                if event.step > SETTLED:
+                    self.rests_until = event.step + LOOK_EVERY
             return ()
         labels = optimizer_labels(event.optimizer_index)
         samples = []

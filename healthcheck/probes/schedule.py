@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.learning_rate import group_rates, largest_rate
+from healthcheck.probes.learning_rate import largest_rate
 from healthcheck.probes.sampling import ElementSampler, SampledRows
 from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
 from healthcheck.protocols import Demand
@@ -17,7 +17,7 @@ from healthcheck.samples import Metric, Sample
 SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""
 LOOK_EVERY = 10
-"""Updates between two looks at the weights, for :meth:`ScheduleProbe._same_model`."""
+"""Steps between two looks at an optimizer whose rate is its schedule's, and at the weights for :func:`_same_model`."""
 LOOK_CLOSELY = 100
 """Updates after which a tenth of these looks is enough: weights move fastest at the start."""
 TENSORS = 8
@@ -47,7 +47,19 @@ class _Course:
     recent: tuple[float, float] = (0.0, 0.0)
     """Highest rate of the present and of the last stretch of :data:`STRETCH` updates."""
     had_state: bool = False
+    scheduled: bool = False
+    """Whether a scheduler drives the rate."""
     replaced: bool = False
+
+    def add(self, rate: float, step: int) -> None:
+        """One update more, with this rate."""
+        if self.updates % STRETCH == 0:
+            self.recent = (0.0, self.recent[0])
+        self.recent = (max(self.recent[0], rate), self.recent[1])
+        self.before, self.rate = (self.rate if self.updates else rate), rate
+        self.peak = max(self.peak, rate)
+        self.updates += 1
+        self.last_step = step
 
 
 class ScheduleProbe:
@@ -59,11 +71,12 @@ class ScheduleProbe:
     the middle of its training: tensors of the same shapes, weights close to those that the old
     optimizer left, and not those it began with (which would be another fold or another seed). If
     the old one had state (momentum) and the new one has none, it has been *replaced*, unless its
-    rate is a lower one of its own (a second stage of the training).
+    rate is a lower one of its own (a second stage of the training), or a framework was told to
+    train once more.
     """
 
     name = "schedule"
-    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric("lr.jump", "Learning rate divided by what its schedule so far predicts; 1 is as expected."),
         Metric(
@@ -75,49 +88,52 @@ class ScheduleProbe:
 
     def __init__(self) -> None:
         self._courses: list[_Course] = []
+        self._last: _Course | None = None
         self._resumed: float | None = None
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.TRAIN_START:  # a further `fit()` has optimizers of its own, on purpose
+            self._courses.clear()
         optimizer = event.optimizer
         if optimizer is None:
             return ()
-        course = next((c for c in self._courses if c.optimizer() is optimizer), None)
-        if event.kind is EventKind.AFTER_UPDATE:
-            if course is not None:
-                course.had_state = course.had_state or len(optimizer.state) > 0
-                if course.updates % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
-                    course.last_weights = _look(optimizer)
+        rate = largest_rate(optimizer)
+        if rate is None or not on_host(rate):
             return ()
-        rates = group_rates(optimizer)
-        if not rates or not all(on_host(r) for r in rates.values()):
-            return ()
-        return self._samples(event, demand, course, float(largest_rate(rates)))
+        course = self._last
+        if course is None or course.optimizer() is not optimizer:
+            course = self._last = next((c for c in self._courses if c.optimizer() is optimizer), None)
+        if course is not None:
+            looks = event.step % LOOK_EVERY == 0 or demand.due("lr.fraction", event.step)
+            if not looks and (course.scheduled or rate == course.rate):
+                course.add(rate, event.step)
+                return ()
+            course.had_state = course.had_state or len(optimizer.state) > 0
+            if event.step % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
+                course.last_weights = _look(optimizer)
+        return self._samples(event, demand, course, rate)
 
     def _samples(self, event: Event, demand: Demand, course: _Course | None, rate: float) -> list[Sample]:
         jump: Any = None
         replaced: Any = 0.0
         detail = None
+        scheduled = _has_scheduler(event.optimizer)
         if course is None:
             course, jump, replaced, detail = self._begin(event, rate)
         elif course.updates >= SETTLED:
             jump = 1.0
             ceiling = max(course.peak, course.rate, 2 * course.rate - course.before)
-            if rate > ceiling > 0 and not _has_scheduler(event.optimizer):
+            if rate > ceiling > 0 and not scheduled:
                 jump = rate / ceiling
         labels = optimizer_labels(event.optimizer_index)
         samples = [Sample("optimizer.replaced", event.step, replaced, labels, detail=detail)]
         if jump is not None:
             samples.append(Sample("lr.jump", event.step, jump, labels, detail=detail))
-        if course.updates % STRETCH == 0:
-            course.recent = (0.0, course.recent[0])
-        course.recent = (max(course.recent[0], rate), course.recent[1])
+        course.scheduled = scheduled
+        course.add(rate, event.step)
         # Only what a scheduler of torch did: a rate that is cut when the loss stands still (ReduceLROnPlateau) ends low.
-        if demand.due("lr.fraction", event.step) and max(course.recent) > 0 and _has_scheduler(event.optimizer):
+        if demand.due("lr.fraction", event.step) and max(course.recent) > 0 and scheduled:
             samples.append(Sample("lr.fraction", event.step, rate / max(course.recent), labels))
-        course.before, course.rate = (course.rate if course.updates else rate), rate
-        course.peak = max(course.peak, rate)
-        course.updates += 1
-        course.last_step = event.step
         return samples
 
     def _begin(self, event: Event, rate: float) -> tuple[_Course, Any, Any, Any]:
@@ -127,6 +143,7 @@ class ScheduleProbe:
         new = _Course(weak(optimizer), _shapes(optimizer), weights, weights, first=rate)
         old = self._predecessor(new, event.step)
         self._courses = [*self._courses[1 - COURSES :], new]
+        self._last = new
         if old is None:
             jump = None
             if self._resumed is not None and event.optimizer_index == 0:

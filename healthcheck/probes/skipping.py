@@ -14,6 +14,9 @@ GATE = "healthcheck.gate"
 """Key in ``event.user_state``: ``(step, flag)``; 1 if the update of that step was held back, a number or a
 0-dim device tensor."""
 
+SETTLED, LOOK_EVERY = 20, 10
+"""Where no update was decided upon by then, it is asked again only after so many steps."""
+
 
 class SkippedUpdateProbe:
     """Counts updates that were kept from the weights. Gives nothing where no rule may do that."""
@@ -36,11 +39,14 @@ class SkippedUpdateProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._streak: dict[int, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step, flag = event.user_state.get(GATE, (0, None))
         if step != event.step or flag is None:
+            if event.step > SETTLED and not step:
+                self.rests_until = event.step + LOOK_EVERY
             return ()
         index, labels = event.optimizer_index, optimizer_labels(event.optimizer_index)
         streak = self._count(index, flag) if on_host(flag) else Late(lambda value: self._count(index, value), flag)

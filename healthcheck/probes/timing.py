@@ -73,31 +73,35 @@ class StepTimeProbe:
         now = self._clock()
         taken = None if self._last is None else now - self._last
         self._last = now
-        return list(self._samples_of(event, taken))
+        return self._samples_of(event, taken, demand)
 
-    def _samples_of(self, event: Event, taken: float | None) -> Iterable[Sample]:
-        step = event.step
+    def _samples_of(self, event: Event, taken: float | None, demand: Demand) -> list[Sample]:
+        step, wanted = event.step, demand.wants
         wait = event.data_wait if event.data_wait is not None else self._wait
         count = event.n_samples if event.n_samples is not None else self._samples
         tokens = event.n_tokens if event.n_tokens is not None else self._tokens
         self._wait, self._samples, self._tokens = None, 0, 0
         self._counts_samples = self._counts_samples or count > 0
+        samples = []
         if taken is not None and taken > 0:
-            yield Sample("time.step", step, taken)
-            if wait is not None:
-                yield Sample("time.data", step, wait)
+            if wanted("time.step"):
+                samples.append(Sample("time.step", step, taken))
+            if wait is not None and wanted("time.data"):
+                samples.append(Sample("time.data", step, wait))
             # One unit per run: a step without a count must not mix steps/s into samples/s.
-            if count > 0 or not self._counts_samples:
-                yield Sample("throughput", step, (count or 1) / taken)
-            if tokens > 0:
-                yield Sample("tokens_per_sec", step, tokens / taken)
+            if (count > 0 or not self._counts_samples) and wanted("throughput"):
+                samples.append(Sample("throughput", step, (count or 1) / taken))
+            if tokens > 0 and wanted("tokens_per_sec"):
+                samples.append(Sample("tokens_per_sec", step, tokens / taken))
             self._recent.append(taken)
             self._timed += 1
         if event.max_steps:
-            yield Sample("progress", step, min(1.0, step / event.max_steps))
-            if self._timed >= ETA_WARMUP:
+            if wanted("progress"):
+                samples.append(Sample("progress", step, min(1.0, step / event.max_steps)))
+            if self._timed >= ETA_WARMUP and wanted("eta"):
                 left = max(0, event.max_steps - step)
-                yield Sample("eta", step, left * statistics.median(self._recent))
+                samples.append(Sample("eta", step, left * statistics.median(self._recent)))
+        return samples
 
 
 class StepPartsProbe:

@@ -7,7 +7,7 @@ from typing import Any
 from healthcheck.events import Event
 from healthcheck.probes.values import weak
 
-LOOK_EVERY = 10
+LOOK_EVERY = 50
 """Steps between two full looks at a model whose one optimizer holds all that is trained."""
 
 
@@ -36,7 +36,8 @@ class TrainedParameters:
         optimizers = event.model.optimizers()
         if len(optimizers) == 1:
             self._age += 1
-            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
+            groups = optimizers[0].param_groups
+            flat = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
             if self._age <= LOOK_EVERY and flat and self._still(optimizers[0], flat):
                 return flat if self._order is None else [flat[i] for i in self._order]
         return self._look(event, optimizers)

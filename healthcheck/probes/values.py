@@ -6,11 +6,11 @@ Probes run where torch is loaded, but their modules are imported where it need n
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from healthcheck.probes.late import Element, Late
+from healthcheck.references import weak as weak
 from healthcheck.samples import Labels
 
 
@@ -56,17 +56,6 @@ def scalar(value: Any) -> Any:
         except (TypeError, ValueError):
             return None
     return None
-
-
-def weak(thing: Any) -> Callable[[], Any]:
-    """A way back to ``thing`` that does not keep it alive, where its type allows that.
-
-    Probes outlive models and optimizers that a script replaces; holding one would hold its memory.
-    """
-    try:
-        return weakref.ref(thing)
-    except TypeError:
-        return lambda: thing
 
 
 def spread(things: Sequence[Any], most: int) -> Sequence[Any]:

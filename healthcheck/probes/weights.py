@@ -71,18 +71,18 @@ class TiedWeightProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._ties: list[list[str]] | None = None
-        self._steps = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None:
             return ()
-        self._steps += 1
-        if self._ties is not None and self._steps % TIES_EVERY:
-            return ()
         modules = event.model.named_modules()
         if not modules:
             return ()
+        if self._ties is not None and event.step < self.rests_until:  # the second optimizer of a step
+            return ()
+        self.rests_until = event.step - event.step % TIES_EVERY + TIES_EVERY
         if self._ties is None:
             self._ties = _shared(modules)
         held = _held(modules)

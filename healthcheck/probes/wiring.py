@@ -25,6 +25,8 @@ OPTIMIZER_PATIENCE = 20
 
 LOOK_EVERY = 10
 """Steps after which it is looked again which parameters no optimizer holds."""
+SETTLED = 50
+"""Steps after which such a look is enough once in so many, where optimizers hold them all."""
 
 _GRADIENT = operator.attrgetter("grad")
 _IS_NONE = functools.partial(operator.is_, None)
@@ -62,15 +64,19 @@ class WiringProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._absent: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
         """Longest run of updates without a gradient after which a tensor got one."""
         self._ever: set[int] = set()
         self._stray: dict[int, int] = {}
         self._updates: dict[int, int] = {}
+        self._step = 0
+        """Step of the last look."""
         self._all_seen: dict[int, int] = {}
         """Number of parameters of an optimizer all of which had a gradient at the last look, else -1."""
         self._held_by: Any = None
+        self._look_at = 0
         self._outside: list[tuple[str, Callable[[], Any]]] = []
         self._modules = SeenModules()
         self._inside: set[int] = set()
@@ -80,15 +86,20 @@ class WiringProbe:
         if event.model is None or event.optimizer is None:
             return ()
         index = event.optimizer_index
+        passed, self._step = max(1, event.step - self._step), event.step
         params = [p for group in event.optimizer.param_groups for p in group["params"]]
         known = self._optimizer.get(index)
         same = known is not None and known() is event.optimizer
         if same and self._all_seen.get(index) == len(params) and not any(map(_IS_NONE, map(_GRADIENT, params))):
-            # Nothing is absent and nothing was: what is known of each parameter stays true.
-            self._updates[index] += 1
+            # Nothing is absent and nothing was: what is known of each parameter stays true, also over a rest.
+            self._updates[index] += passed
             stray = self._count_stray(event)
-            if self._updates[index] < PATIENCE or not any(demand.due(key, event.step) for key in _KEYS):
+            if self._updates[index] > OPTIMIZER_PATIENCE and not self._outside:
+                self.rests_until = demand.next_due(_KEYS, event.step)
+            if self._updates[index] < PATIENCE:
                 return ()
+            if not self._outside:
+                return self._nothing_amiss(event, demand)
             return list(self._samples(event, demand, [p for p in params if p.requires_grad and p.numel()], stray))
         own = [p for p in params if p.requires_grad and p.numel()]
         if not same:
@@ -114,10 +125,18 @@ class WiringProbe:
             return ()
         return list(self._samples(event, demand, own, stray))
 
+    def _nothing_amiss(self, event: Event, demand: Demand) -> list[Sample]:
+        """Every tensor has its gradient and its optimizer: there is nobody to look for."""
+        due = [key for key in _KEYS if demand.due(key, event.step)]
+        if self._updates[event.optimizer_index] < OPTIMIZER_PATIENCE:
+            due = [key for key in due if key != "params.not_in_optimizer"]
+        labels = optimizer_labels(event.optimizer_index)
+        return [Sample(key, event.step, 0.0, labels) for key in due]
+
     def _count_stray(self, event: Event) -> list[tuple[str, Any]]:
         """Parameters that got a gradient although no optimizer seen so far holds them."""
         assert event.model is not None
-        looks = self._held_by is None or self._updates[event.optimizer_index] % LOOK_EVERY == 1
+        looks = self._held_by is None or event.step >= self._look_at
         if not looks and not self._outside:
             return []
         optimizers = (*event.model.optimizers(), event.optimizer)
@@ -127,6 +146,7 @@ class WiringProbe:
             named = event.model.named_parameters()
             self._outside = [(name, weak(p)) for name, p in named if id(p) not in held]
             self._held_by = held_by
+            self._look_at = event.step + (LOOK_EVERY if self._outside or event.step < SETTLED else SETTLED)
         outside = ((name, ref()) for name, ref in self._outside)
         stray = [(name, p) for name, p in outside if p is not None and p.requires_grad and p.grad is not None]
         self._stray = {id(p): self._stray.get(id(p), 0) + 1 for _, p in stray}
@@ -146,7 +166,7 @@ class WiringProbe:
             return [name_of.get(id(p), "?") for p in params]
 
         if demand.due("params.no_gradient", step):
-            hit = self._without_gradient(own)
+            hit = self._without_gradient(own, name_of)
             never = [p for p in hit if id(p) not in self._ever]
 
             def no_gradient() -> Mapping[str, Any]:
@@ -177,11 +197,17 @@ class WiringProbe:
 
             yield Sample("params.optimizer_orphans", step, float(len(orphans)), labels, detail=orphaned)
 
-    def _without_gradient(self, own: Sequence[Any]) -> list[Any]:
-        """Those that wait for a gradient for longer than taking turns explains."""
-        if not any(id(p) in self._pauses for p in own):
+    def _without_gradient(self, own: Sequence[Any], name_of: Mapping[int, str]) -> list[Any]:
+        """Those that wait for a gradient for longer than taking turns explains.
+
+        Of parts that take turns, one may never have its own: an expert that no token was sent to, say.
+        """
+        in_turns = [id(p) for p in own if id(p) in self._pauses]
+        if not in_turns:
             return [p for p in own if self._absent[id(p)] >= PATIENCE]
-        return [p for p in own if self._absent[id(p)] >= max(TURNS, 3 * self._pauses.get(id(p), 0))]
+        waiting = [p for p in own if self._absent[id(p)] >= max(TURNS, 3 * self._pauses.get(id(p), 0))]
+        rows = {row for key in in_turns for row in _rows(name_of.get(key, ""))} if waiting else set()
+        return [p for p in waiting if rows.isdisjoint(_rows(name_of.get(id(p), "")))]
 
     def _orphans(
         self, event: Event, never: Sequence[Any], stray: list[tuple[str, Any]], *, nothing_trains: bool
@@ -211,3 +237,9 @@ class WiringProbe:
         if self._modules.changed(modules):
             self._inside = {id(p) for _, m in modules for p in getattr(m, "_parameters", {}).values() if p is not None}
         return self._inside
+
+
+def _rows(name: str) -> set[str]:
+    """The rows of equal parts that a tensor stands in: ``experts.*.weight`` for ``experts.3.weight``."""
+    parts = name.split(".")
+    return {".".join([*parts[:i], "*", *parts[i + 1 :]]) for i, part in enumerate(parts) if part.isdigit()}

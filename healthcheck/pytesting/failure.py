@@ -57,8 +57,10 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
     reasons = [
         f"  {rule}: {entry.get('reason', '')}"
         for rule, entry in report["rules"].items()
-        if entry["verdict"] == "not judged"
+        if entry["verdict"] == "not judged" and report["steps"]
     ]
+    if not report["steps"]:
+        reasons = ["  the test made no update of an optimizer in this process; does it train, and here?"]
     trace = [f"  {line}" for e in report["internal_errors"] for line in str(e.get("traceback", "")).splitlines()]
     return HealthCheckFailed(str(report["exit_words"]), [*(trace or reasons), ending])
 

@@ -15,7 +15,7 @@ from healthcheck.outcome import Ending
 from healthcheck.pytesting.failure import HealthCheckFailed, block, failure_of, longrepr
 from healthcheck.pytesting.measures import Measures
 from healthcheck.pytesting.options import Wanted, runs_setting, wanted_by
-from healthcheck.pytesting.places import complaint
+from healthcheck.pytesting.places import complaint, shown
 from healthcheck.samples import Sample, series_name
 
 __all__ = ["REPORT", "WATCHED", "HealthCheckFailed", "Watched", "longrepr", "watch_call"]
@@ -240,7 +240,8 @@ def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[
     for alert in session.alerts:
         if not alert.explained_by and not told:
             lines += block(session, alert, report)
-    lines += closing_block(report, str(session.info.run_dir or ""), details=True)
+    record = shown(session.info.run_dir) if session.info.run_dir is not None else ""
+    lines += closing_block(report, record, named=record)
     item.add_report_section("call", "healthcheck", "\n".join(lines))
     alerts = [f"{a.rule}@{a.fired_step}" for a in session.alerts]
     facts = {

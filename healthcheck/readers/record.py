@@ -27,7 +27,9 @@ class RecordReader:
 
     def recognises(self, path: Path, head: bytes) -> float:
         if path.is_dir():
-            return 1.0 if (path / FILE).is_file() else 0.0
+            # A run that never took a step has no samples, and is one run all the same.
+            empty = (path / "run.json").is_file() and (path / "rules.yaml").is_file()
+            return 1.0 if (path / FILE).is_file() or empty else 0.0
         for line in head_text(head).split("\n")[:50]:
             try:
                 entry = json.loads(line)
@@ -53,6 +55,8 @@ class RecordReader:
         bad = gaps = thinned_to = 0
         at, now = 0, 0.0
         samples: list[Sample] | None = None
+        if path.is_dir() and not file.is_file():
+            return
         with open_text(file) as lines:
             for line in lines:
                 try:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
-from healthcheck.acting import StopRequest
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.evaluation import NOTHING, Evaluation, step_by_step
 from healthcheck.engine.summary import verdicts
 from healthcheck.errors import HealthCheckError
+from healthcheck.latch import StopRequest
 from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.rule import Rule, RuleSet

@@ -8,13 +8,31 @@ _NORMAL = {"robust_z": "median", "zscore": "mean", "ratio": "baseline", "no_impr
 _SCORE = {"robust_z": "z", "zscore": "z", "ratio": "ratio", "slope": "slope", "outlier": "ratio"}
 
 
+_BY_VALUE = frozenset(
+    {
+        "threshold",
+        "above",
+        "below",
+        "at_least",
+        "at_most",
+        "equals",
+        "outside",
+        "no_improvement",
+        "unchanged",
+    }
+)
+"""Conditions whose bound is a sentence about the metric itself."""
+
+
 def asks(rule: Rule) -> str:
     """What must be true for this rule to fire, with the units of counting."""
     condition = rule.condition
     bound = condition.breaches.text
     name = condition.name
-    if name in ("threshold", "above", "below", "at_least", "at_most", "equals", "outside"):
+    if name in _BY_VALUE:
         text = f"{rule.selector} {bound}"
+    elif name in ("missing", "stale"):
+        text = f"no {rule.selector} for {bound}"
     elif condition.judges_nonfinite:
         text = f"{rule.selector} not finite"
     else:
@@ -33,6 +51,8 @@ def asks(rule: Rule) -> str:
         parts.append(f"after {rule.warmup}")
     if rule.every > 1:
         parts.append(f"every {rule.every} steps")
+    if rule.phase != "any":
+        parts.append(f"in {rule.phase}")
     parts += [f"only if {guard.metric} {guard.test.text}" for guard in rule.only_if]
     return ", ".join(parts)
 

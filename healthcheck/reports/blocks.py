@@ -30,15 +30,24 @@ def alert_block(
     *,
     world_size: int = 1,
     place: Callable[[str], str] = str,
+    named: str = "",
+    again: bool = False,
 ) -> list[str]:
     """The lines of one alert; the first is not indented.
 
     :param explained: alerts that this one explains; their facts are told here.
     :param history: ``history(series, n)``, for the value before a non-finite one.
     :param place: how a path is shown.
+    :param named: how the commands name this run; empty where ``latest`` is it.
+    :param again: the rule fired before and that was over by itself: then its known false alarms are pointed at.
     """
     evidence = evidence_path(alert)
-    rest = (_seen(alert, explained), _done(alert), f"evidence: {place(evidence)}" if evidence else "", _advice(alert))
+    rest = (
+        _seen(alert, explained),
+        _done(alert),
+        f"evidence: {place(evidence)}" if evidence else "",
+        _advice(alert, named, again),
+    )
     lines = [_headline(alert, history, world_size), *(INDENT + text for text in rest if text)]
     return lines[:MOST_LINES]
 
@@ -160,8 +169,11 @@ def evidence_path(alert: Alert) -> str:
     return ""
 
 
-def _advice(alert: Alert) -> str:
-    more = "more: healthcheck why" + (f" {alert.number}" if alert.number > 1 else "")
+def _advice(alert: Alert, named: str, again: bool) -> str:
+    number_of = str(alert.number) if alert.number > 1 else ""
+    more = " ".join(word for word in ("more: healthcheck why", named, number_of) if word)
+    if again and alert.docs:
+        more += f"        known false alarms: healthcheck explain {alert.rule}"
     return f"try: {alert.hint}        {more}" if alert.hint else more
 
 

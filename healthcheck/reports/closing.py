@@ -54,24 +54,25 @@ def how_it_ended(report: Mapping[str, Any]) -> str:
     return f"OK{why}, {length}{cost}"
 
 
-def closing_block(report: Mapping[str, Any], record: str = "", *, details: bool = False) -> list[str]:
+def closing_block(report: Mapping[str, Any], record: str = "", *, named: str = "", details: bool = False) -> list[str]:
     """All lines of the closing block.
 
     :param record: path of the run's folder as shown to the user; empty without one.
+    :param named: how the commands name this run; empty where ``latest`` is it.
     :param details: name every rule that was not judged (``-v``).
     """
     lines = [closing_line(report)]
     lines += [f"  {text}" for text in (count_line(report["rules"]), _alerts_line(report), *_warnings(report)) if text]
-    if details:
+    if details and report["steps"]:  # without a step all of them say the same
         lines += [
             f"  not judged  {rule}: {entry.get('reason', '')}"
             for rule, entry in report["rules"].items()
             if entry["verdict"] == "not judged"
         ]
-    normal = "normal for this run: healthcheck metrics latest"
+    normal = f"normal for this run: healthcheck metrics {named or 'latest'}"
     if record:
         has_alerts = bool(report["alerts"])
-        left = "why: healthcheck why" if has_alerts else normal if report["steps"] else ""
+        left = f"why: healthcheck why {named}".rstrip() if has_alerts else normal if report["steps"] else ""
         lines.append("  " + (f"{left}        record: {record}" if left else f"record: {record}"))
     known = list(report.get("accepted_unused", ()))
     if known:
@@ -116,15 +117,18 @@ def _alerts_line(report: Mapping[str, Any]) -> str:
             f"{rule} at step {step(a['fired_step'])}, explained by {a['explained_by']}" for rule, a in named.items()
         ]
         parts.append("also: " + "; ".join(texts[:3]) + (f" and {len(texts) - 3} more rules" if len(texts) > 3 else ""))
-    would = sum(
-        1 for a in report["alerts"] if any(o["action"] == "stop" and o.get("held") for o in a.get("actions", ()))
-    )
-    if would and report.get("mode") == "observe":
+    would = sum(1 for a in report["alerts"] if any(map(_held_stop, a.get("actions", ()))))
+    if would:
         parts.append(f"would have stopped {plural(would, 'time')} (observe mode)")
     muted = [str(a["rule"]) for a in report["alerts"] if a.get("muted") or a.get("accepted")]
     if muted:
         parts.append(f"muted or accepted: {shorten(list(dict.fromkeys(muted)))}")
     return "; ".join(parts)
+
+
+def _held_stop(outcome: Mapping[str, Any]) -> bool:
+    """A stop that only observe mode held back; one that another alert explains is the same stop again."""
+    return bool(outcome["action"] == "stop" and outcome.get("held") and outcome["text"] == "observe mode")
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from healthcheck.reports.blocks import LABEL, alert_block, names_with_steps, onl
 from healthcheck.reports.closing import closing_block, closing_line
 from healthcheck.reports.newrules import new_rules
 from healthcheck.reports.planned import cannot_fill
-from healthcheck.reports.rundir import latest_shown
+from healthcheck.reports.rundir import LATEST, latest_shown, runs_folder
 from healthcheck.reports.stderr import Stderr
 from healthcheck.reports.text import number, plural, shorten, step
 from healthcheck.verdicts import Alert, Severity, Transition
@@ -41,6 +41,7 @@ class ConsoleReport:
         self.out = Stderr()
         self.verbosity = 0
         self._session: Session | None = None
+        self._usual = Path()
         self._blocks: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._noted: list[Alert] = []
@@ -49,6 +50,7 @@ class ConsoleReport:
     def start(self, session: Session) -> None:
         info = session.info
         self._session = session
+        self._usual = runs_folder(session.settings).absolute()  # now: the script may change its directory
         self.verbosity = int(session.settings.get("verbosity", 0) or 0)
         if info.rank != 0:
             self.verbosity = -2
@@ -80,7 +82,7 @@ class ConsoleReport:
         if self.verbosity == -1:
             self.out.write([closing_line(report)])
             return
-        lines = closing_block(report, self._record(), details=self.verbosity >= 1)
+        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1)
         lines[0] = self._coloured_verdict(lines[0], report)
         if self._noted:
             lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
@@ -132,7 +134,11 @@ class ConsoleReport:
             a for a in session.alerts if a.explained_by == alert.rule and a.detected_step == alert.detected_step
         ]
         world_size, place = session.info.world_size, self._place
-        lines = alert_block(alert, explained, session.history, world_size=world_size, place=place)
+        named = self._named()
+        again = shown == 1 and any(a.rule == alert.rule and a.cleared_step is not None for a in session.alerts)
+        lines = alert_block(
+            alert, explained, session.history, world_size=world_size, place=place, named=named, again=again
+        )
         if alert.severity is Severity.INFO:
             lines = lines[:1]
         label = LABEL[alert.severity]
@@ -153,6 +159,16 @@ class ConsoleReport:
     def _record(self) -> str:
         run_dir: Path | None = self._session.info.run_dir if self._session is not None else None
         return latest_shown(run_dir) if run_dir is not None else ""
+
+    def _named(self) -> str:
+        """How the commands name this run: a path where they would not look, a name where ``latest`` is another."""
+        run_dir = self._session.info.run_dir if self._session is not None else None
+        if run_dir is None:
+            return ""
+        shown = latest_shown(run_dir)
+        if run_dir.parent != self._usual:
+            return shown
+        return "" if Path(shown).name == LATEST else run_dir.name
 
     def _place(self, path: str) -> str:
         """A path below the run's folder as ``healthcheck-runs/latest/alerts/001``."""

@@ -19,6 +19,7 @@ from healthcheck.reports.charts import Line, recorded_lines
 from healthcheck.reports.github import job_summary, workflow_commands
 from healthcheck.reports.junit import junit_xml
 from healthcheck.reports.page import page_html
+from healthcheck.reports.sarif import sarif
 from healthcheck.reports.stderr import Stderr
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class FileKind:
 KINDS: dict[str, FileKind] = {
     "json": FileKind(lambda reports: _json(reports)),
     "junit": FileKind(junit_xml),
+    "sarif": FileKind(sarif),
     "html": FileKind(page_html, with_series=page_html),
     "github": FileKind(
         job_summary,
@@ -178,7 +180,7 @@ def _pair(item: Any) -> tuple[str, str]:
 
 
 def _suffix(kind: str) -> str:
-    return {"json": "json", "junit": "xml", "html": "html"}.get(kind, "txt")
+    return {"json": "json", "junit": "xml", "html": "html", "sarif": "sarif"}.get(kind, "txt")
 
 
 def _json(reports: Mapping[str, Any] | Reports) -> str:

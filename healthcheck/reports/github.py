@@ -37,7 +37,7 @@ def workflow_commands(reports: Sequence[Mapping[str, Any]], folder: Path) -> lis
             continue
         shown[kind] += 1
         file, line = place(report["rules"].get(alert["rule"], {}).get("origin", ""))
-        where = f"file={_property(_in_checkout(file, folder))},line={line}," if line else ""
+        where = f"file={_property(in_checkout(file, folder))},line={line}," if line else ""
         text = headline(alert) + (f"\ntry: {alert['hint']}" if alert.get("hint") else "")
         lines.append(f"::{kind} {where}title={_property('healthcheck ' + str(alert['rule']))}::{_message(text)}")
     # Nothing judged, or a script's own error: say that at least.
@@ -79,7 +79,7 @@ def _cell(text: str) -> str:
     return text
 
 
-def _in_checkout(file: str, folder: Path) -> str:
+def in_checkout(file: str, folder: Path) -> str:
     """The path from the root of the checkout, where GitHub says what that is."""
     root = os.environ.get("GITHUB_WORKSPACE")
     full = os.path.normpath(folder / file)

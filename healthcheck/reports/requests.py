@@ -1,4 +1,5 @@
-"""What a person asks of a run that goes on: ``healthcheck mute`` writes it into the run's folder, the run reads it.
+"""What a person asks of a run that goes on: ``healthcheck mute`` and ``healthcheck evidence --now`` write it into the
+run's folder, the run reads it.
 
 A file and not a socket: it works on a login node over a shared file system, needs no open port, and only who may
 write into the folder (mode 0700) may ask.
@@ -13,11 +14,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.events import EventKind
+from healthcheck.protocols import ActionContext
 from healthcheck.reports.text import plural, step
 from healthcheck.reports.writing import append
 from healthcheck.rulelang.rule import Mute, Origin
+from healthcheck.verdicts import Alert, Severity
 
 if TYPE_CHECKING:
+    from healthcheck.events import Event
     from healthcheck.samples import Sample
     from healthcheck.session import Session
 
@@ -29,6 +34,11 @@ def ask_to_mute(folder: Path, rule: str, steps: int, reason: str) -> None:
     """Leave the request; raises ``OSError`` where the folder cannot be written."""
     line = json.dumps({"mute": rule, "steps": steps, "reason": reason})
     append(folder / FILE, line.encode() + b"\n")
+
+
+def ask_for_evidence(folder: Path) -> None:
+    """Leave the request; raises ``OSError`` where the folder cannot be written."""
+    append(folder / FILE, json.dumps({"evidence": "now"}).encode() + b"\n")
 
 
 class LiveRequests:
@@ -57,7 +67,10 @@ class LiveRequests:
             return
         self._next = now + LOOK_SECONDS
         for request in self._new():
-            self._mute(request)
+            if "evidence" in request:
+                self._keep_evidence()
+            else:
+                self._mute(request)
 
     def _new(self) -> Iterator[dict[str, Any]]:
         """Requests that have come since the last look; half a line is left for the next one."""
@@ -79,6 +92,21 @@ class LiveRequests:
             if isinstance(request, dict):
                 yield request
 
+    def _keep_evidence(self) -> None:
+        """At the end of the next step, where weights, gradients and perhaps the batch are at hand; once."""
+        session = self._session
+        assert session is not None
+        done = False
+
+        def once(session: Session, event: Event) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                session.note(_kept(session, event))
+            forget()
+
+        forget = session.on(EventKind.STEP_END, once)
+
     def _mute(self, request: dict[str, Any]) -> None:
         session = self._session
         assert session is not None
@@ -89,3 +117,27 @@ class LiveRequests:
         last = session.step + steps
         session.engine.mutes.append(Mute(rule, reason, first, last, Origin("healthcheck mute")))
         session.note(f"{rule} is muted for {plural(steps, 'step')}, to step {step(last)}: {reason}")
+
+
+def _kept(session: Session, event: Event) -> str:
+    """Run the action ``evidence`` as if a note had fired here, number 0; what it did in words."""
+    action = session.host.registry.actions["evidence"]
+    at = event.step
+    alert = Alert(
+        "asked-for", 0, Severity.INFO, "train", 0, at, at, 0.0, None, None, "", [], 0, message="a person asked for it"
+    )
+    assert session.controls is not None
+    context = ActionContext(
+        options={},
+        controls=session.controls,
+        step=at,
+        before_update=False,
+        run_dir=session.info.run_dir,
+        history=session.history,
+        series=lambda: list(session.history.values),
+        event=event,
+    )
+    outcome = action.run(alert, context)
+    if not outcome.done:
+        return f"no evidence of step {step(at)}, which was asked for: {outcome.text}"
+    return f"evidence of step {step(at)} is kept, as asked: {outcome.data.get('path', outcome.text)}"

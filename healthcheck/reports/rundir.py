@@ -62,7 +62,7 @@ def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | No
     launch.announce(wanted, made.name)
     keep = settings.get("keep")
     if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
-        prune(wanted, keep)
+        prune(wanted, keep - 1)
     return made
 
 
@@ -151,19 +151,34 @@ def list_runs(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> list[str]:
-    """Delete the oldest finished runs until ``keep`` folders of runs are left; returns their names.
-
-    A run without a report may still be going on and is left alone for a day.
-    """
-    removed = []
+    """Delete the oldest finished runs until ``keep`` are left; returns their names."""
     runs = list_runs(folder)
-    for path in runs[: max(0, len(runs) - keep + 1)]:
-        with contextlib.suppress(OSError):
-            idle = time.time() - max(p.stat().st_mtime for p in path.iterdir())
-            if (path / "report.json").is_file() or idle > 86_400:
-                shutil.rmtree(path)
-                removed.append(path.name)
-    return removed
+    return [path.name for path in runs[: max(0, len(runs) - keep)] if is_over(path) and delete(path)]
+
+
+def is_over(run: Path) -> bool:
+    """Whether a run has a report, or nothing was written for a day: one without a report may still be going on."""
+    try:
+        idle = time.time() - max(p.stat().st_mtime for p in run.iterdir())
+    except (OSError, ValueError):
+        return False
+    return (run / "report.json").is_file() or idle > 86_400
+
+
+def delete(run: Path) -> bool:
+    """Delete the folder of a run, and ``latest`` if it points there; False where that is not allowed."""
+    try:
+        shutil.rmtree(run)
+    except OSError:
+        return False
+    link = run.parent / LATEST
+    with contextlib.suppress(OSError):
+        if link.is_symlink() and os.readlink(link) == run.name:
+            left = list_runs(run.parent)
+            link.unlink()
+            if left:
+                _point_latest(run.parent, left[-1].name)
+    return True
 
 
 def write_atomically(path: Path, value: Any) -> None:

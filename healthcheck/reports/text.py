@@ -30,12 +30,21 @@ def number(value: float | None, unit: str = "") -> str:
     if unit == "bytes":
         return size(value)
     if unit == "s":
-        return f"{plain(value)} s"
+        return _seconds(value)
     if unit == "fraction":
         return f"{plain(value * 100)} %"
     if unit in ("1/s", "/s"):
         return f"{plain(value)}/s"
     return plain(value)
+
+
+def _seconds(value: float) -> str:
+    """``2.66 ms``, ``250 ms``, ``12.4 s``, ``5 m 12 s``."""
+    if 0 < abs(value) < 1e-4:
+        return f"{plain(value * 1e6)} us"
+    if 0 < abs(value) < 1:
+        return f"{plain(value * 1e3)} ms"
+    return duration(value) if value >= 100 else f"{plain(value)} s"
 
 
 def plain(value: float) -> str:
@@ -65,7 +74,7 @@ def step(n: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``41 s``, ``5 m 12 s``, ``1 h 10 min``, ``3 d 4 h``."""
+    """``0.4 s``, ``41 s``, ``5 m 12 s``, ``1 h 10 min``, ``3 d 4 h``, ``10 years``."""
     if not math.isfinite(seconds):
         return "unknown"
     seconds = max(0.0, seconds)
@@ -80,6 +89,8 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     hours = round(seconds / 3600)
+    if hours >= 2 * 365 * 24:
+        return f"{hours / (365 * 24):.0f} years"
     return f"{hours // 24} d {hours % 24} h"
 
 

@@ -17,11 +17,10 @@ propagates as NaN: a NaN is never hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from healthcheck.rulelang.formulaparser import FormulaError, Node, Parser
-from healthcheck.rulelang.lookups import Past
 from healthcheck.rulelang.rule import Derived, Origin
 
 Get = Callable[[str], "float | None"]
@@ -42,13 +41,9 @@ class Formula(Derived):
         self._node = node
         self._other_name = self.triggers[0] if text.strip() == self.triggers[0] else ""
         """The metric of which this formula is only another name."""
-        self._by_metric: dict[str, list[Past]] = {}
-        for past in self.pasts:
-            self._by_metric.setdefault(past.metric, []).append(past)
 
-    def feed(self, name: str, value: float) -> None:
-        for past in self._by_metric.get(name, ()):
-            past.feed(value)
+    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
+        return [past.feed for past in self.pasts if past.metric == name]
 
     def compute(self, get: Get) -> float | None:
         if self._other_name:
@@ -61,9 +56,10 @@ class Formula(Derived):
                 return None
             values.append(value)
         for past in self.pasts:
-            if past.value is None:
+            value = past.value
+            if value is None:
                 return None
-            values.append(past.value)
+            values.append(value)
         for value in values:
             if value - value != 0.0:
                 return math.nan

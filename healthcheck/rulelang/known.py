@@ -89,5 +89,6 @@ class KnownMetrics:
 
 
 def rule_hint(rule_id: str, rules: Mapping[str, object]) -> str:
-    """``did you mean "loss-spike"?`` or a list of a few ids."""
-    return suggest(rule_id, rules) or (f"there are {', '.join(list(rules)[:8])}" if rules and len(rules) <= 8 else "")
+    """``did you mean "loss-spike"?``, or a list of a few ids, or where the many are listed."""
+    few = f"there are {', '.join(list(rules)[:8])}" if len(rules) <= 8 else "`healthcheck plan` lists them"
+    return suggest(rule_id, rules) or (few if rules else "")

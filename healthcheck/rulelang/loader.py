@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.yamlerrors import syntax_problem
@@ -35,7 +36,7 @@ def load_file(path: FilePath | str, *, shown: str = "") -> Document:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return _refuse(document, "no-such-file", "there is no such file")
+        return _refuse(document, "no-such-file", "there is no such file", suggestion=_nearest(file))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return _refuse(document, "unreadable", f"cannot be read: {reason}")
@@ -109,6 +110,15 @@ def _take(document: Document, trial: Document) -> None:
 def _refuse(document: Document, slug: str, message: str, *, suggestion: str = "") -> Document:
     document.problems.append(Problem(document.path, 0, 0, slug, message, suggestion=suggestion))
     return document
+
+
+def _nearest(file: FilePath) -> str:
+    """The YAML file beside a missing one whose name is most like it, or where was looked."""
+    try:
+        here = [path.name for path in file.parent.iterdir() if path.suffix in (".yaml", ".yml")]
+    except OSError:
+        return f"there is no folder {file.parent}"
+    return suggest(file.name, here) or f"looked in {file.parent.absolute()}"
 
 
 def _plain(value: Any, depth: int, count: list[int]) -> Any:

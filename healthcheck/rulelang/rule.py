@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -187,7 +187,7 @@ class Derived:
     ``triggers`` are the bare inputs: a value exists at a step when all of them have one there.
     ``compute(get)`` takes ``get(name) -> float | None`` for current values and returns the
     number, or None where it is undefined. Look-ups such as ``ewma(loss, 200)`` keep their own
-    window, fed through ``feed(name, value)`` for every name in ``remembers``.
+    window; ``feeds(name)`` is what every value of that metric must be given to.
     """
 
     name: str
@@ -197,7 +197,7 @@ class Derived:
     remembers: tuple[str, ...]
     origin: Origin
 
-    def feed(self, name: str, value: float) -> None:
+    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
         raise NotImplementedError
 
     def compute(self, get: Callable[[str], float | None]) -> float | None:

@@ -23,6 +23,7 @@ from healthcheck.trainers.native import NativeWatch, read_state, write_state
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
+from healthcheck.trainers.savedstate import new_checkpoint
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -212,14 +213,7 @@ class AccelerateAdapter:
         session, steps = self.watch.session, self.watch.steps
         if session is None or steps is None:
             raise UsageError("training has not begun")
-        if session.info.world_size > 1:
-            raise UsageError("save_state needs all ranks, and a rule speaks for one")
-        if path is None:
-            if session.info.run_dir is None:
-                raise UsageError("this run has no folder; give the action a path")
-            path = session.info.run_dir / "checkpoints" / f"step-{steps.step}"
-        if path.exists():
-            raise UsageError(f"{path} exists already")
+        path = new_checkpoint(session, path, f"step-{steps.step}")
         self.accelerator.save_state(str(path))
         return str(path)
 

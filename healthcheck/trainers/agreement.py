@@ -19,11 +19,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.latch import CHECKPOINT
+
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 60.0
 """How long a rank waits at a sync point for the others, who are in the same step or the next one."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
+LEAVING_SECONDS = 300.0
+"""How long a process that exits with a failure of ours waits for the others, who may be saving their last checkpoint."""
 POLLS = 50
 """Sync points after which ranks that have not announced themselves count as not watched."""
 
@@ -34,6 +38,7 @@ class StoreAgreement:
     :param store: has ``add``, ``set``, ``get``, ``check``; shared by all ranks.
     :param sync_every: steps between two sync points; the same on all ranks.
     :param note: says one line to the user.
+    :param folder: record of this rank; that of rank 0 is where all save.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class StoreAgreement:
         sync_every: int,
         note: Callable[[str], None],
         patience: float = PATIENCE_SECONDS,
+        folder: str = "",
     ) -> None:
         self.store = store
         self.rank = rank
@@ -52,6 +58,7 @@ class StoreAgreement:
         self.sync_every = max(1, sync_every)
         self.note = note
         self.patience = patience
+        self.folder = folder
         self.broken = ""
         """Why the ranks do not agree (any more); empty while they do or may yet."""
         self._announced = False
@@ -79,18 +86,18 @@ class StoreAgreement:
         """Ask no longer for what this rule wanted."""
         self._proposals.pop(rule, None)
 
-    def exchange(self, step: int) -> Mapping[str, Any] | None:
-        """Call at the end of every step on every rank. Returns what all ranks do now, or None."""
+    def exchange(self, step: int) -> list[Mapping[str, Any]]:
+        """Call at the end of every step on every rank. Returns what all ranks do now: save, then stop."""
         if self.broken or step % self.sync_every:
-            return None
+            return []
         try:
             if self._start is None:
                 self._meet(step)
-                return None
-            return self._sync(step) if step >= self._start else None
+                return []
+            return self._sync(step) if step >= self._start else []
         except Exception as error:  # the store is gone: a rank has left or the network has
             self._give_up(f"the rendezvous store does not answer ({type(error).__name__})")
-            return None
+            return []
 
     def close(self) -> None:
         """This rank is done; the others must not wait for its answers."""
@@ -107,12 +114,34 @@ class StoreAgreement:
                 time.sleep(0.01)
                 gone = self.store.add(f"{PREFIX}/done", 0)
 
+    def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
+        """The report is written and the process exits next.
+
+        A launcher ends all ranks as soon as one has failed. An alert of ours makes an exit status, but it must
+        not cost the other ranks what they are still writing: their last checkpoint, or the report of rank 0.
+
+        :param failing: whether the status says failure, and the script did not fail by itself.
+        :param hurried: whether somebody has asked this process to end.
+        """
+        if not self._announced:
+            return
+        with contextlib.suppress(Exception):  # without a store there is nobody to wait for
+            gone = self.store.add(f"{PREFIX}/left", 1)
+            deadline = time.monotonic() + LEAVING_SECONDS
+            while failing and not self.broken and gone < self.world_size and time.monotonic() < deadline:
+                if hurried():
+                    return
+                time.sleep(0.05)
+                gone = self.store.add(f"{PREFIX}/left", 0)
+
     # -- inside -----------------------------------------------------------------------
 
     def _meet(self, step: int) -> None:
         """Announce this rank; once all are there, fix the first sync point from what they announced."""
         if not self._announced:
             self.store.set(f"{PREFIX}/rank/{self.rank}", str(step))
+            if self.rank == 0:
+                self.store.set(f"{PREFIX}/folder", self.folder)
             self.store.add(f"{PREFIX}/here", 1)
             self._announced = True
         if self.store.add(f"{PREFIX}/here", 0) >= self.world_size:
@@ -132,12 +161,14 @@ class StoreAgreement:
         if missing:
             self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched")
 
-    def _sync(self, step: int) -> Mapping[str, Any] | None:
+    def _sync(self, step: int) -> list[Mapping[str, Any]]:
         """Read the answers of the sync point before, then give our own for this one."""
-        decided = self._read(self._asked) if self._asked is not None else None
+        decided = self._read(self._asked) if self._asked is not None else []
+        if decided:
+            self._proposals.pop(CHECKPOINT, None)  # saved just now, whoever asked for it
         key = f"{PREFIX}/{step}"
-        for proposal in self._proposals.values() if decided is None else ():
-            number = self.store.add(f"{key}/stop", 1)
+        for proposal in self._proposals.values() if not self._decided else ():
+            number = self.store.add(f"{key}/asked", 1)
             self.store.set(f"{key}/why/{number}", json.dumps({**proposal, "rank": self.rank}))
         self.store.add(f"{key}/n", 1)
         if self.rank == 0 and self._asked is not None:
@@ -145,30 +176,34 @@ class StoreAgreement:
         self._asked = step
         return decided
 
-    def _read(self, asked: int) -> Mapping[str, Any] | None:
+    def _read(self, asked: int) -> list[Mapping[str, Any]]:
         key = f"{PREFIX}/{asked}"
         deadline = time.monotonic() + self.patience
         while self.store.add(f"{key}/n", 0) + self.store.add(f"{PREFIX}/done", 0) < self.world_size:
             if time.monotonic() > deadline:
                 self._give_up(f"not all ranks reached step {asked:,} within {self.patience:g} s")
-                return None
+                return []
             time.sleep(0.001)
-        count = self.store.add(f"{key}/stop", 0)
+        count = self.store.add(f"{key}/asked", 0)
         if not count:
-            return None
+            return []
         most = max(64, 2 * self.world_size)
         asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, most) + 1)]
         ranks_of = Counter(p["rule"] for p in asked_for)
         asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[p["rule"]] == self.world_size]
-        if not asked_for:
-            return None
+        saves = sorted((p for p in asked_for if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
+        if saves:
+            saves = [{**saves[0], "folder": self.store.get(f"{PREFIX}/folder").decode()}]
+        stops = [p for p in asked_for if p["rule"] != CHECKPOINT]
+        if not stops:
+            return saves
         self._decided = True
-        first = min(asked_for, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
-        return {**first, "ranks": sorted(int(p["rank"]) for p in asked_for if p["rule"] == first["rule"])}
+        first = min(stops, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
+        return [*saves, {**first, "ranks": sorted(int(p["rank"]) for p in stops if p["rule"] == first["rule"])}]
 
     def _forget(self, asked: int) -> None:
         if asked > 0 and hasattr(self.store, "delete_key"):
-            for name in ("n", "stop"):
+            for name in ("n", "asked"):
                 with contextlib.suppress(Exception):
                     self.store.delete_key(f"{PREFIX}/{asked}/{name}")
 
@@ -211,4 +246,11 @@ def agreement_of(session: Any) -> StoreAgreement | None:
 
     on_cpu = "nccl" not in str(dist.get_backend())
     every = settings.get("sync_every") or (1 if on_cpu else 10)
-    return StoreAgreement(store, dist.get_rank(), dist.get_world_size(), sync_every=int(every), note=session.note)
+    return StoreAgreement(
+        store,
+        dist.get_rank(),
+        dist.get_world_size(),
+        sync_every=int(every),
+        note=session.note,
+        folder=str(session.info.run_dir or ""),
+    )

@@ -63,9 +63,6 @@ class AutoModelControls(NativeControls):
             raise UsageError(CAPABILITIES.gaps["checkpoint_path"] + "; leave the path out")
         if not getattr(config, "enabled", True):
             raise UsageError("checkpoint.enabled is off, so the recipe saves nothing")
-        session = self._owner.session
-        if session is not None and session.info.world_size > 1:
-            raise UsageError("a checkpoint needs all ranks, and a rule speaks for one; a stop saves on all of them")
         self._save_wanted = True
         scheduler = self._recipe.step_scheduler
         return os.path.join(str(config.checkpoint_dir), f"epoch_{scheduler.epoch}_step_{scheduler.step}")

@@ -14,12 +14,11 @@ from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from healthcheck.errors import HealthCheckError
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.rankresume import RankResume
 from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
-from healthcheck.trainers.savedstate import start_fresh
+from healthcheck.trainers.savedstate import restore, start_fresh
 from healthcheck.trainers.steps import TrainingSteps
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class Continuation:
         if session.info.rank == 0:
             session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
         session.note(f"  rules: {self._restore(found)}")
-        if found.state is not None and int(found.state["engine"].get("step", found.step)) > found.step:
+        if session.engine.step > found.step:
             session.engine.rewind(found.step)  # kept a step later, when this rank had heard of the checkpoint
         session.step = found.step
         steps.start_at(found.step)
@@ -223,11 +222,9 @@ class Continuation:
         if found.state is None:
             start_fresh(session, found.step)
             return f"all start fresh after step {found.step:,}: {found.run} has no readable state of it"
-        try:
-            fresh = session.load_state_dict(found.state)
-        except (HealthCheckError, KeyError, TypeError, ValueError) as error:
-            start_fresh(session, found.step)
-            return f"all start fresh after step {found.step:,}: the saved state cannot be used ({error})"
+        fresh, why = restore(session, found.step, found.state)
+        if why:
+            return f"all start fresh after step {found.step:,}: the saved state cannot be used ({why})"
         count = len(session.engine.states) - len(fresh)
         verb = "goes" if count == 1 else "go"
         rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""

@@ -12,6 +12,7 @@ from healthcheck.events import EventKind
 from healthcheck.probes.device import TorchDevice
 from healthcheck.protocols import Capabilities, Device
 from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.savedstate import new_checkpoint
 from healthcheck.trainers.stopping import StopSwitch
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ SCRIPT_EVENTS = frozenset(kind for kind in EventKind if kind.value not in GAPS)
 
 class TorchControls:
     """Implements :class:`healthcheck.protocols.Controls` over optimizers and modules found."""
+
+    ranks_cannot_save = "a plain script does not say which rank saves which part"
 
     def __init__(self, session: Session, view: FoundModel, stop: StopSwitch, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -54,9 +57,9 @@ class TorchControls:
         self.skipping = True
         return True
 
-    def gated(self, step: int) -> bool:
-        """Whether the device itself decided on the update of that step, before the host knew."""
-        return self.gate is not None and step in self.gate.armed
+    def gated(self, step: int, rule: str) -> bool:
+        """Whether this rule's bound decided on the update of that step, before the rule was judged."""
+        return self.gate is not None and self.gate.decided(step, rule)
 
     def cannot_gate(self, why: str) -> None:
         """Rules want to hold back updates, and this optimizer does not let them: say so, and promise nothing."""
@@ -68,6 +71,13 @@ class TorchControls:
         )
         ids = ", ".join(rule.id for rule in self.gate.rules.rules)
         self._session.note(f"cannot gate ({ids} act one or two steps after a bad update): {why}")
+
+    def update_unseen(self, why: str) -> None:
+        """Updates are made where nobody can look at their gradients: say so, once, and promise nothing."""
+        if self.capabilities.gaps.get("before_update") == why:
+            return
+        self.capabilities = without_updates(self.capabilities, why)
+        self._session.note(f"{why}: its gradients and updates are not seen, and not judged")
 
     def scale_lr(self, factor: float) -> list[float]:
         rates = []
@@ -85,18 +95,11 @@ class TorchControls:
 
         Raises ``UsageError`` where there is nothing to save, nowhere to put it, or a file already.
         """
-        if self._session.info.world_size > 1:
-            raise UsageError("a plain script does not say which rank saves which part")
         roots = self._view.roots()
         if not roots:
             raise UsageError("no module was found to save")
         step = self._session.step
-        if path is None:
-            if self._session.info.run_dir is None:
-                raise UsageError("this run has no folder; give the action a path")
-            path = self._session.info.run_dir / "checkpoints" / f"step-{step}.pt"
-        if path.exists():
-            raise UsageError(f"{path} exists already")
+        path = new_checkpoint(self._session, path, f"step-{step}.pt")
         path.parent.mkdir(parents=True, exist_ok=True)
         import torch
 
@@ -113,6 +116,17 @@ class TorchControls:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """A plain loop has no logger of its own that we know of."""
+
+
+def without_updates(known: Capabilities, why: str) -> Capabilities:
+    """What is left to a trainer whose updates nobody sees."""
+    unseen = (EventKind.BACKWARD_END, EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    return replace(
+        known,
+        events=known.events - set(unseen),
+        controls=known.controls - {"skip_update"},
+        gaps={**known.gaps, **dict.fromkeys([kind.value for kind in unseen] + ["skip_update"], why)},
+    )
 
 
 def capabilities_of(trainer: str, gaps: Mapping[str, str] | None = None) -> Capabilities:

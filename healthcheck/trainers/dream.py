@@ -33,6 +33,7 @@ from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.savedstate import parse_state
 from healthcheck.trainers.toldwatch import ToldWatch
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class DreamControls(NativeControls):
 
     def end_loop(self, reason: str) -> None:
         """The callback's hooks see to it, between two updates."""
+
+    @property
+    def ranks_cannot_save(self) -> str:
+        return self.base.ranks_cannot_save
 
     def save(self, path: Path | None) -> str:
         return self.base.request_checkpoint(path)
@@ -193,7 +198,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         text = state_dict.get("healthcheck")
-        self._saved_state = self.watch.guard(json.loads, text) if text else None
+        self._saved_state = parse_state(text)
 
     # -- inside -----------------------------------------------------------------------
 

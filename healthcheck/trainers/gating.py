@@ -9,6 +9,7 @@ and putting back weights and moments with ``torch.where`` (a second copy of all 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from healthcheck.engine.gating import Bound, GatingRules
 from healthcheck.probes.devices import READ_EVERY
 from healthcheck.probes.late import Element, Late
 from healthcheck.probes.skipping import GATE
+from healthcheck.references import weak
 from healthcheck.samples import Sample
 
 if TYPE_CHECKING:
@@ -35,11 +37,17 @@ class UpdateGate:
         self._rules: GatingRules | None = None
         self._now: list[tuple[Sample, Bound]] = []
         """Samples of the update at hand that must keep a bound."""
+        self._asking: list[str] = []
+        """The rules whose bounds these are, one for each."""
         self._ours: Any = None
         self._theirs: Any = None
         self._asked: dict[int, str] = {}
-        self.armed: deque[int] = deque(maxlen=_REMEMBERED)
-        """Steps whose update the device decided on."""
+        self._inside_said = False
+        self._ways: dict[int, tuple[Any, list[Any], str]] = {}
+        self._idle = False
+        """Whether the update at hand cannot be held back: then nobody need know its bounds."""
+        self._decided: deque[tuple[int, list[str]]] = deque(maxlen=_REMEMBERED)
+        """Steps whose update was decided on before its rules were judged, with these rules."""
 
     @property
     def rules(self) -> GatingRules | None:
@@ -54,10 +62,22 @@ class UpdateGate:
     def see(self, samples: Sequence[Sample]) -> None:
         """Called with the samples of an event before they leave for the host."""
         assert self._rules is not None
+        if self._idle:
+            return
         metrics = self._rules.metrics
         for sample in samples:
             if sample.metric in metrics:
-                self._now += [(sample, bound) for _, bound in self._rules.bounds(sample)]
+                for rule, bound in self._rules.bounds(sample):
+                    self._now.append((sample, bound))
+                    self._asking.append(rule.id)
+
+    def decided(self, step: int, rule: str) -> bool:
+        """Whether the update of that step was let through or held back by this rule, before it was judged."""
+        return any(step == number and rule in rules for number, rules in self._decided)
+
+    def wants_loss(self) -> bool:
+        """Whether a rule would hold back an update for its loss."""
+        return self.rules is not None and "loss" in self.rules.metrics
 
     def way(self, optimizer: Any) -> str:
         """How an update of ``optimizer`` can be held back.
@@ -65,22 +85,37 @@ class UpdateGate:
         ``host``: its values are there when they are asked for. ``device``: by ``found_inf``.
         ``wait``: only if the host waits for the device. ``none``: not at all, or nobody wants it.
         """
-        self._now = []
-        if self.rules is None:
-            return "none"
-        kind = _device_kind(optimizer)
-        if kind == "cpu":
-            return "host"
-        if self._setting == "sync":
-            return "wait"
-        if kind != "cuda" or why_not_by_device(optimizer):
-            return "none"
+        self._now, self._asking = [], []
+        way = "none" if self.rules is None else self._known_way(optimizer)
+        self._idle = way == "none"
         # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
-        return "device" if _has_state(optimizer) else "wait"
+        return "wait" if way == "device" and not _has_state(optimizer) else way
 
-    def cannot(self, optimizer: Any) -> str:
-        """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each."""
-        if self.rules is None or id(optimizer) in self._asked or self._setting == "sync":
+    def _known_way(self, optimizer: Any) -> str:
+        """The same but for the state, worked out anew where the optimizer or its settings are others."""
+        groups = optimizer.param_groups
+        marks = [(group.get("fused"), len(group["params"])) for group in groups]
+        known = self._ways.get(id(optimizer))
+        if known is None or known[0]() is not optimizer or known[1] != marks:
+            kind = _device_kind(optimizer)
+            if kind == "cpu":
+                way = "host"
+            elif self._setting == "sync":
+                way = "wait"
+            else:
+                way = "none" if kind != "cuda" or why_not_by_device(optimizer) else "device"
+            known = self._ways[id(optimizer)] = (weak(optimizer), marks, way)
+        return known[2]
+
+    def cannot(self, optimizer: Any, *, inside: bool = False) -> str:
+        """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each.
+
+        :param inside: it steps while other gradients of the same backward pass are still being made.
+        """
+        if self.rules is not None and inside and not self._inside_said:
+            self._inside_said = True
+            return "optimizers step inside the backward pass, before all of its gradients are there"
+        if self.rules is None or inside or id(optimizer) in self._asked or self._setting == "sync":
             return ""
         kind = _device_kind(optimizer)
         why = why_not_by_device(optimizer) if kind == "cuda" else ""
@@ -91,9 +126,12 @@ class UpdateGate:
 
     def breached(self) -> bool:
         """Whether the update at hand is bad, as far as the host knows."""
-        bad = any(isinstance(s.value, float) and bound.breached(s.value) for s, bound in self._now)
-        self._tell(1.0 if bad else 0.0)
-        return bad
+        bad = [isinstance(s.value, float) and bound.breached(s.value) for s, bound in self._now]
+        held = any(bad)
+        if held:
+            self._decided.append((self._session.step, list(itertools.compress(self._asking, bad))))
+        self._tell(1.0 if held else 0.0)
+        return held
 
     def arm(self, optimizer: Any) -> None:
         """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
@@ -111,7 +149,7 @@ class UpdateGate:
         else:
             found = flag
         self._ours = optimizer.found_inf = found
-        self.armed.append(self._session.step)
+        self._decided.append((self._session.step, self._asking))
         self._tell(flag)
 
     def disarm(self, optimizer: Any) -> None:

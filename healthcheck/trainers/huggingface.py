@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
 from healthcheck.trainers.endings import ending_of
@@ -117,8 +116,6 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
 
     def save_at_step_end(self) -> str:
         """Let the Trainer save once the step is over; returns the folder it will write."""
-        if self.session is not None and self.session.info.world_size > 1:
-            raise UsageError("the Trainer saves on all ranks together, and a rule speaks for one")
         self._save_wanted = True
         step = self.watch.steps.step if self.watch.steps is not None else 0
         return os.path.join(self._output_dir, f"checkpoint-{step}")

@@ -32,6 +32,7 @@ from healthcheck.trainers.native import NativeWatch
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.savedstate import new_checkpoint, parse_state
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -105,15 +106,8 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         trainer, session, steps = self.trainer, self.session, self.watch.steps
         if trainer is None or session is None or steps is None:
             raise UsageError("training has not begun")
-        if trainer.world_size > 1:
-            raise UsageError("trainer.save_checkpoint needs all ranks, and a rule speaks for one")
-        if path is None:
-            folder = session.info.run_dir or Path(trainer.default_root_dir)
-            path = folder / "checkpoints" / f"step-{steps.step}.ckpt"
-        if path.exists():
-            raise UsageError(f"{path} exists already")
-        self._save_to = path
-        return str(path)
+        self._save_to = new_checkpoint(session, path, f"step-{steps.step}.ckpt", Path(trainer.default_root_dir))
+        return str(self._save_to)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Send metrics to the Trainer's loggers, at a step of their own."""
@@ -267,7 +261,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         text = state_dict.get("healthcheck")
-        self._saved_state = self.watch.guard(json.loads, text) if text else None
+        self._saved_state = parse_state(text)
 
 
 def attach(trainer: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:

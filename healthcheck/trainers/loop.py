@@ -158,6 +158,8 @@ class Loop:
             if optimizers:
                 hooks.patch_clipping(sys.modules["torch"])
                 hooks.patch_scaler(sys.modules["torch"])
+                if steps.listens_to_backward(len(optimizers)):
+                    hooks.patch_backward(sys.modules["torch"])
             self._watchdog = watch_if_needed(session)
         current.enter(session, TorchSource(steps, controls))
         _open.append(weakref.ref(self))
@@ -312,7 +314,7 @@ class Loop:
 
 _BLIND = "watch() was given no optimizer"
 
-LOOP_GAPS = {"loss_before_update": "a loop tells its loss once the update is made; gradients are judged before it"}
+LOOP_GAPS = {"loss_before_update": "a loop tells its loss once the update is made; updates are held back by that of its backward passes"}
 """What a loop of one's own cannot show, whatever it gives to ``watch``."""
 
 

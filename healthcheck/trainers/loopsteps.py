@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from healthcheck.engine.gating import why_not_gateable
 from healthcheck.events import EventKind
+from healthcheck.probes.values import optimizer_labels
+from healthcheck.samples import Sample
+from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import parameters_of
+from healthcheck.trainers.seenloss import SeenLoss
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch
 
@@ -28,6 +33,48 @@ class LoopSteps(TrainingSteps):
     _facts: Mapping[str, Any] = {}
     """What the loop said about the step that is being ended."""
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._seen_loss = SeenLoss(self.losses)
+        self._untold: Any = None
+        """The loss that a backward pass showed, for a loop that tells none."""
+
+    def listens_to_backward(self, optimizers: int) -> bool:
+        """Whether somebody needs it: rules that hold an update back for its loss, or optimizers that may step
+        inside of a pass (one for each parameter).
+        """
+        rules = self.session.rules.rules
+        return optimizers > 1 or any(r.selector.metric == "loss" and not why_not_gateable(r) for r in rules)
+
+    def backward_begins(self, tensors: Any) -> None:
+        self._catch_up()
+        self._seen_loss.begins(tensors, list(self.only or ()))
+
+    def backward_done(self) -> None:
+        inside = self._inside_backward
+        if inside is not None:
+            self._inner_updates_done()
+            self._last_update = (inside(), 0, None)
+        self._seen_loss.ended(list(self.only or ()))
+
+    def _step_inside_backward(self, optimizer: Any) -> None:
+        if self._inside_backward is None:
+            if not self.started:
+                self._start()
+            self._next_step_if_ended(attempt=True)
+        super()._step_inside_backward(optimizer)
+
+    def _gate_on_loss(self, index: int) -> None:
+        """The loop tells its loss when the update is made: until then that of its backward passes stands for it."""
+        if not self.gate.wants_loss():
+            return
+        loss = self._untold = self._seen_loss.take()
+        if loss is None:
+            return
+        if self.session.prompt:
+            loss = float(loss)  # the gate waits for the device anyway
+        self.gate.see([Sample("loss", self._begun, loss, optimizer_labels(index))])
+
     def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
         self._next_step_if_ended()
         super().clipping(norm, max_norm, scaled=scaled)
@@ -41,6 +88,8 @@ class LoopSteps(TrainingSteps):
 
     def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
         self._dropped = []
+        if skipped or self._closure_ran:
+            self._seen_loss.take()
         self._last_update = (optimizer, index, skipped)
 
     def loop_step(
@@ -56,9 +105,11 @@ class LoopSteps(TrainingSteps):
         if not self.started:
             self._start()
         self.phases.end()
+        self._catch_up()
         self._next_step_if_ended(attempt=True)  # a replayed graph steps without an attempt that we see
         self.last_attempt = self._begun
-        loss = loss.detach() if hasattr(loss, "detach") else loss
+        untold, self._untold = self._untold, None
+        loss = loss.detach() if hasattr(loss, "detach") else untold if loss is None else loss
         optimizer, index, skipped = self._last_update
         if loss is not None and self.session.wants(EventKind.LOSS):
             self._emit(EventKind.LOSS, loss=loss, losses=losses)
@@ -72,4 +123,6 @@ class LoopSteps(TrainingSteps):
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
         if kind is EventKind.STEP_END:
             facts |= self._facts
+        elif kind is EventKind.BEFORE_UPDATE:
+            guarded(self.session, self._gate_on_loss, index)
         super()._emit_update(kind, optimizer, index, **facts)

@@ -35,12 +35,11 @@ from healthcheck.trainers.megatron_state import (
     main_loss,
     newest_checkpoint,
     part_of,
-    rank_of_process,
     results,
     steps_done,
 )
 from healthcheck.trainers.native import read_state, write_state
-from healthcheck.trainers.opening import SessionOptions
+from healthcheck.trainers.opening import SessionOptions, rank_of_process
 from healthcheck.trainers.results import WatchedResults
 from healthcheck.trainers.toldwatch import ToldWatch, joined
 

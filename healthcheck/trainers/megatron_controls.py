@@ -82,8 +82,6 @@ class MegatronControls(NativeControls):
         root = part_of(state, "checkpoint", "save")
         if not root:
             raise UsageError("checkpoint.save is not set, so Megatron Bridge saves nothing")
-        if session.info.world_size > 1:
-            raise UsageError("a checkpoint needs all ranks, and a rule speaks for one; a stop saves on all of them")
         self._set(state.cfg.checkpoint, "save_interval", 1)
         counted = steps_done(state)
         return checkpoint_folder(root, max(self._owner.last_iteration, counted))

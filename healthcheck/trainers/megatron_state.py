@@ -77,16 +77,6 @@ def newest_checkpoint(root: Any, step: int) -> str:
     return os.path.join(os.fspath(root), there[-1]) if there else folder
 
 
-def rank_of_process() -> tuple[int, int] | None:
-    """``(rank, world size)`` of the process group, or None without one."""
-    import torch
-
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
 def clip_limit(state: Any) -> float | None:
     """The norm that gradients are clipped to; None where they are not."""
     limit = part_of(state, "optimizer", "clip_grad")

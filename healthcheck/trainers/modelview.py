@@ -86,6 +86,10 @@ class FoundModel:
         else:
             self._choose(())
 
+    def forget_optimizers(self) -> None:
+        """Another training begins: those that stepped before count no longer."""
+        self._optimizers = []
+
     def scan(self, optimizers: Iterable[Any] = ()) -> None:
         """Find the outermost modules among all living objects. Some 100 ms; call it rarely.
 

@@ -50,6 +50,8 @@ class TorchSource:
     """True if it sees every optimizer of the process (a script), so that a framework need not hook again."""
     watch: NativeWatch | None = None
     """The framework that is training now, if one is."""
+    several: bool = False
+    """True once the user knows that steps are counted on over several trainings."""
 
 
 class NativeWatch:
@@ -151,10 +153,22 @@ class NativeWatch:
         self.active = True
         self.steps.phases.end()
         self.steps.phases.told = self.steps.saves_told = tells
-        self.steps.epoch, self.steps.max_steps = epoch, max_steps
+        before = self.steps.last_attempt - step
+        self.steps.epoch, self.steps.max_steps = epoch, max_steps and max_steps + before
         self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
-        self.steps.start()
+        if self.steps.started:
+            self._begin_another(before)
+        else:
+            self.steps.start()
         return True
+
+    def _begin_another(self, before: int) -> None:
+        """A run may train several times: folds, trials, stages. Its steps are counted on."""
+        assert self.session is not None and self.steps is not None and self._source is not None
+        if before > 0 and not self._source.several:
+            self._source.several = True
+            self.session.note(f"another training begins; steps are counted on: its step 1 is step {before + 1:,} here")
+        self.steps.begin_anew()
 
     def _own_source(self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool) -> TorchControls:
         view = FoundModel([model] if model is not None else ())

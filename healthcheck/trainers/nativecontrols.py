@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.protocols import Capabilities, Device
-from healthcheck.trainers.controls import TorchControls
+from healthcheck.trainers.controls import TorchControls, without_updates
 
 
 class NativeControls:
@@ -29,10 +29,17 @@ class NativeControls:
     def capabilities(self) -> Capabilities:
         """The framework's, less an update that its optimizer does not let us hold back."""
         known, base = self._capabilities, self.base.capabilities
+        if "before_update" in base.gaps and "before_update" not in known.gaps:
+            return without_updates(known, base.gaps["before_update"])
         if "skip_update" in base.controls or "skip_update" not in known.controls:
             return known
         gap = base.gaps.get("skip_update", "the optimizer does not let an update be held back")
         return replace(known, controls=known.controls - {"skip_update"}, gaps={**known.gaps, "skip_update": gap})
+
+    @property
+    def ranks_cannot_save(self) -> str:
+        """Why several ranks cannot save together; empty where the framework does it."""
+        return "" if self.engaged else self.base.ranks_cannot_save
 
     # -- what a framework fills in ----------------------------------------------------
 

@@ -51,6 +51,16 @@ def program_name() -> str:
     return "notebook" if name in ("", "ipykernel_launcher.py", "colab_kernel_launcher.py") else name
 
 
+def rank_of_process() -> tuple[int, int] | None:
+    """``(rank, world size)`` of the process group, or None without one."""
+    import torch
+
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
 def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
     """``(session, ours)``: the session that watches this process, else a new one that the caller must end.
 

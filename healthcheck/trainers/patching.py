@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 _ABSENT = object()
-_INNER = "_healthcheck_inner"
 
 
 def _ignore(error: Exception) -> None:
@@ -33,7 +32,6 @@ class Patches:
     def __init__(self) -> None:
         self.active = True
         self._undo: list[Callable[[], None]] = []
-        self._placed: list[tuple[Any, str, Callable[..., Any]]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Set ``owner.name`` to ``make(original)``; does nothing where there is no such attribute."""
@@ -43,10 +41,9 @@ class Patches:
         before = vars(owner).get(name, _ABSENT)
         wrapper = functools.wraps(original)(make(original))
         setattr(owner, name, wrapper)
-        self._placed.append((owner, name, wrapper))
 
         def undo() -> None:
-            if getattr(vars(owner).get(name), _INNER, vars(owner).get(name)) is not wrapper:
+            if vars(owner).get(name) is not wrapper:
                 return
             if before is _ABSENT:
                 delattr(owner, name)
@@ -54,14 +51,6 @@ class Patches:
                 setattr(owner, name, before)
 
         self._undo.append(undo)
-
-    def wrap_again(self, outside: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put ``outside`` round every wrapper that is still in its place."""
-        for owner, name, wrapper in self._placed:
-            if vars(owner).get(name) is wrapper:
-                outer = outside(wrapper)
-                setattr(outer, _INNER, wrapper)
-                setattr(owner, name, outer)
 
     def on_restore(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)
@@ -71,7 +60,6 @@ class Patches:
         self.active = False
         while self._undo:
             self._undo.pop()()
-        self._placed.clear()
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

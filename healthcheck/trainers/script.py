@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -54,6 +55,7 @@ class ScriptTrainer:
         self._store = store
         self._children = Children(self._patches, self._imports)
         self._watchdog: Watchdog | None = None
+        self._finishing = self._hurried = self._failing = False
         session.bind(self._controls)
 
     def run(self, target: str, argv: list[str], as_module: bool = False, *, restore: bool = True) -> int:
@@ -65,6 +67,8 @@ class ScriptTrainer:
         Raises ``UsageError`` for a target that cannot be run; nothing of it was executed then.
         """
         main = MainModule(Target(target, list(argv), as_module))
+        if not restore:
+            atexit.register(self._part)  # before the script registers any: the last comes first
         if self.session.watching:
             self._attach()
         try:
@@ -136,6 +140,7 @@ class ScriptTrainer:
                 thread.join()
 
     def _finish(self, ending: Ending) -> int:
+        self._finishing = True
         self._steps.finish()
         unwatched = self._children.unwatched()
         if unwatched:
@@ -145,19 +150,38 @@ class ScriptTrainer:
                 f"{'were' if len(unwatched) > 1 else 'was'} not watched ({who}): start them with "
                 "torchrun --no-python healthcheck run, or call healthcheck.watch() inside"
             )
-        elif self.session.watching and not self._hooks.torch_seen and ending.exception is None:
+        elif self.session.watching and not self._hooks.torch_seen and _came_to_its_end(ending):
             self.session.note("the script never imported torch: there was no training to watch")
         report = self.session.finish(ending)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        return int(report.get("exit_code", ending.script_exit_code or 0))
+        code = int(report.get("exit_code", ending.script_exit_code or 0))
+        self._failing = code != 0 and report.get("exit_reason") != "script_error"
+        return code
+
+    def _part(self) -> None:
+        """The last thing that this process does; a status that is ours must not cost the other ranks their end."""
+        agreement = self.session.controls.agreement if self.session.controls is not None else None
+        if agreement is not None and os.getpid() == self.session.pid:
+            agreement.leave(failing=self._failing, hurried=lambda: self._hurried)
 
     # -- ends that do not come back ---------------------------------------------------
 
-    def _terminated(self, number: int) -> None:
+    def _terminated(self, number: int) -> bool:
+        """Write the report. True if the process shall die of the signal then.
+
+        One that is at its end anyhow goes on to it: a launcher ends all ranks when the first has stopped.
+        """
+        if self._finishing:
+            self._hurried = True
+            return False
         with contextlib.suppress(Exception):
-            self._finish(Ending(signal=number))
+            code = self._finish(Ending(signal=number))
+            if self.session.stop_request is not None and self.session.stop_request.rule:
+                self._part()
+                self._leave(code)
+        return True
 
     def _exit_at_once(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         def _exit(status: int) -> Any:
@@ -165,6 +189,7 @@ class ScriptTrainer:
                 self._patches.active = False
                 with contextlib.suppress(Exception):
                     status = self._finish(Ending(script_exit_code=status & 0xFF))
+                    self._part()
             return original(status)
 
         return _exit
@@ -173,6 +198,7 @@ class ScriptTrainer:
         """The stop was swallowed three times: write the report and end the process."""
         self.session.note("the script caught the stop three times and went on; its process is ended now")
         code = self._finish(Ending())
+        self._part()
         self._patches.active = False
         self._leave(code)
 
@@ -185,3 +211,8 @@ def quiet_stop(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             original(args)
 
     return excepthook
+
+
+def _came_to_its_end(ending: Ending) -> bool:
+    """Whether nothing broke it off: else what it did not do says nothing about it."""
+    return ending.exception is None and ending.signal is None and not ending.interrupted

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from healthcheck.trainers.compiled import step_hooks, step_seen, two_faced
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.loads import seen_loads
-from healthcheck.trainers.modelview import parameters_of
+from healthcheck.trainers.modelview import living_optimizers, parameters_of
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.steps import TrainingSteps
 
@@ -28,8 +29,6 @@ class TorchHooks:
     def __init__(self, steps: TrainingSteps, patches: Patches, imports: AfterImport) -> None:
         self._steps: TrainingSteps | None = steps
         self.patches = patches
-        self.traced = Patches()
-        """Those that a compiled region may call."""
         patches.on_restore(self._let_go)
         self.imports = imports
         self.torch_seen = False
@@ -38,13 +37,11 @@ class TorchHooks:
         self._scaler: Any = None
         """The scaler whose factor the gradients of this step carry, by weak reference."""
         self._stepped = False
-        self._handles: list[Any] = []
 
     def install(self) -> None:
         self.imports.when("torch", self._torch_is_there)
         self.imports.when("torch.utils.data.dataloader", self._patch_loader)
         self.imports.when("safetensors.torch", lambda m: self.patches.replace(m, "save_file", self._save_file))
-        self.patches.on_restore(self._remove_handles)
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         self.torch_seen = True
@@ -52,70 +49,83 @@ class TorchHooks:
             if hasattr(action, "torch_is_there"):
                 guarded(self.steps.session, action.torch_is_there)
         patches = self.patches
-        self.traced.replace(torch.autograd, "backward", self._backward)
-        self.traced.replace(torch.amp.GradScaler, "scale", self._scale)
+        self.patch_backward(torch)
         self.patch_scaler(torch)
         patches.replace(torch, "save", self._save)
-        patches.replace(torch.nn.Module, "eval", self._eval)
+        self._replace(torch.nn.Module, "eval", self._eval)
         patches.replace(torch.nn.Module, "load_state_dict", lambda original: seen_loads(original, self))
         self.patch_clipping(torch)
-        self._register_step_hooks(torch)
-        self.imports.when("torch._dynamo", lambda dynamo: self._keep_from_compiler(torch, dynamo.disable))
-        self.imports.when(
-            "transformers.modeling_utils", lambda m: patches.replace(m.PreTrainedModel, "eval", self._eval)
-        )
+        self._watch_all_optimizers()
+        self.imports.when("transformers.modeling_utils", lambda m: self._replace(m.PreTrainedModel, "eval", self._eval))
 
-    def _keep_from_compiler(self, torch: ModuleType, untraced: Callable[..., Any]) -> None:
-        """Compiled regions trace ordinary hooks away and wrappers through; mark ours as not to be traced.
+    def _replace(self, owner: Any, name: str, make: Callable[..., Any], note: Callable[..., Any] | None = None) -> None:
+        """Replace a function that a compiled region may call; ``note`` is all that its trace sees of us."""
+        self.patches.replace(owner, name, lambda original: two_faced(original, make, note))
 
-        Torch imports its compiler when the first optimizer is made, if not before.
-        """
-        self._register_step_hooks(torch, untraced)
-        self.traced.wrap_again(untraced)
+    def patch_backward(self, torch: ModuleType) -> None:
+        self._replace(torch.autograd, "backward", self._backward)
+        self._replace(torch.amp.GradScaler, "scale", self._scale)
 
     def patch_scaler(self, torch: ModuleType) -> None:
         """A scaler that skips a step calls no hook of the optimizer."""
-        self.traced.replace(torch.amp.GradScaler, "step", self._scaler_step)
+        self._replace(torch.amp.GradScaler, "step", self._scaler_step)
 
     def patch_clipping(self, torch: ModuleType) -> None:
         """The inner functions, which also those reach who imported the outer ones long ago."""
+        notes = self.steps.region
         clip = torch.nn.utils.clip_grad
         for owner, total, scale in (
             (clip, "_get_total_norm", "_clip_grads_with_norm_"),
             (torch.nn.utils, "get_total_norm", "clip_grads_with_norm_"),
         ):
-            self.traced.replace(owner, total, self._total_norm)
-            self.traced.replace(owner, scale, self._clip_with_norm)
-        if not hasattr(clip, "_clip_grads_with_norm_"):  # torch before 2.6
-            for owner in (clip, torch.nn.utils):
-                self.traced.replace(owner, "clip_grad_norm_", self._clip_norm)
+            self._replace(owner, total, self._total_norm, notes.norm_taken)
+            self._replace(owner, scale, self._clip_with_norm, notes.norm_clipped)
         for owner in (clip, torch.nn.utils):
-            self.traced.replace(owner, "clip_grad_value_", self._clip_value)
+            self._replace(owner, "clip_grad_value_", self._clip_value, notes.values_clipped)
 
-    def _register_step_hooks(self, torch: ModuleType, untraced: Callable[..., Any] | None = None) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    def _watch_all_optimizers(self) -> None:
+        from torch.optim.optimizer import (
+            Optimizer,
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
-        self._remove_handles()
-        before, after = (self._pre, self._post) if untraced is None else (untraced(self._pre), untraced(self._post))
-        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        before, after = self._hooks()
+        for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
+            self.patches.on_restore(handle.remove)
+        for optimizer in living_optimizers():
+            self._see_step(optimizer)
+
+        def hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _patch_step_function(optimizer: Any) -> None:
+                original(optimizer)
+                if self.on:
+                    guarded(self.steps.session, self._see_step, optimizer)
+
+            return _patch_step_function
+
+        self.patches.replace(Optimizer, "_patch_step_function", hooked)
 
     def watch_optimizer(self, optimizer: Any) -> None:
-        """Listen to one optimizer only. Torch has imported its compiler when it made the optimizer."""
-        from torch.compiler import disable
-
-        for handle in (
-            optimizer.register_step_pre_hook(disable(self._pre)),
-            optimizer.register_step_post_hook(disable(self._post)),
-        ):
+        """Listen to one optimizer only."""
+        before, after = self._hooks()
+        for handle in (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)):
             self.patches.on_restore(handle.remove)
+        self._see_step(optimizer)
 
-    def _remove_handles(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+    def _hooks(self) -> list[Callable[..., Any]]:
+        held = lambda: self._steps is not None and self._steps.held_back  # noqa: E731
+        return step_hooks(self._pre, self._post, held, self.steps.region)
+
+    def _see_step(self, optimizer: Any) -> None:
+        undo = step_seen(optimizer)
+        if undo is not None:
+            self.patches.on_restore(undo)
 
     def _let_go(self) -> None:
         """Torch's compiler keeps functions that it has met, ours among them: they must not keep a session."""
-        self.traced.restore()
+        if self._steps is not None:
+            self._steps.region.forget()
         self._steps = None
 
     @property
@@ -202,15 +212,6 @@ class TorchHooks:
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_
-
-    def _clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_norm_(parameters: Any, max_norm: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-            if self.on:
-                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
-                self._clipping(parameters, None, max_norm)
-            return original(parameters, max_norm, norm_type, *args, **kwargs)
-
-        return clip_grad_norm_
 
     def _clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,13 +17,13 @@ from healthcheck.trainers.patching import Patches
 
 
 class TerminationReport:
-    """Calls ``report(signal number)`` when SIGTERM is about to end the process.
+    """Calls ``report(signal number)`` when SIGTERM is about to end the process; it does so if that is True.
 
     A script that handles SIGTERM itself goes on as it would: its handler is called, and the report
     comes with its own end.
     """
 
-    def __init__(self, report: Callable[[int], None], patches: Patches) -> None:
+    def __init__(self, report: Callable[[int], bool], patches: Patches) -> None:
         self._report = report
         self._patches = patches
         self._pid = os.getpid()
@@ -52,8 +52,8 @@ class TerminationReport:
         if callable(self._scripts):
             self._scripts(number, frame)
             return
-        if os.getpid() == self._pid:
-            self._report(number)
+        if os.getpid() == self._pid and not self._report(number):
+            return
         self._set(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -62,8 +62,12 @@ class StepCount:
         agreement = guarded(self.session, agreement_of, self.session)
         if agreement is not None:
             self.session.agree_through(agreement)
+        self._announce()
+
+    def _announce(self) -> None:
+        """A training begins; a process may make several."""
         if self.session.wants(EventKind.TRAIN_START):
-            step = max(self._begun, self._first_step + 1)
+            step = self._begun + 1 if self._ended else self._begun
             event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.max_steps)
             self.session.emit(event)
 
@@ -133,5 +137,27 @@ def _elapsed(session: Session) -> float:
 
 def capturing() -> bool:
     """Whether a CUDA graph is being captured on the current stream."""
+    ask = _capturing
+    return bool(ask()) if ask is not None else _find_capturing()
+
+
+_capturing: Callable[[], bool] | None = None
+"""How CUDA is asked, once it is in use in this process: several times a step."""
+
+
+def _find_capturing() -> bool:
+    global _capturing
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and bool(torch._C._cuda_isCurrentStreamCapturing())
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    _capturing = torch._C._cuda_isCurrentStreamCapturing
+    return bool(_capturing())
+
+
+def _forget_capturing() -> None:
+    global _capturing
+    _capturing = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked child cannot use CUDA
+    os.register_at_fork(after_in_child=_forget_capturing)

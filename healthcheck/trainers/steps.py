@@ -5,12 +5,16 @@ The script trainer and the loop trainer both feed this; it patches nothing itsel
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
 from healthcheck.probes.gradients import HELD
+from healthcheck.probes.innergrads import INNER, InnerGradients
 from healthcheck.trainers.batches import batch_counts
+from healthcheck.trainers.compiled import RegionNotes
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.gating import UpdateGate
 from healthcheck.trainers.guarding import guarded
@@ -41,6 +45,7 @@ class TrainingSteps(StepCount):
         self.stop = controls.stop
         self.gate = controls.gate = UpdateGate(session)
         self.losses = LossMath()
+        self.region = RegionNotes()
         self.unattempted = UnattemptedUpdates()
         self.backward_depth = 0
         """Above 0 inside a backward pass; passes nest under activation checkpointing."""
@@ -50,6 +55,7 @@ class TrainingSteps(StepCount):
         self._expected: set[int] | None = None
         self._living = 1
         self._inside_backward: weakref.ref[Any] | None = None
+        self._inner = InnerGradients(session.probing.demand)
         self._batch: Any = None
         self.unmatched_loads: list[tuple[Any, str]] = []
         self._clear_update()
@@ -64,6 +70,21 @@ class TrainingSteps(StepCount):
         self._closure_ran = False
         self._dropped: list[tuple[Any, Any]] = []
 
+    @property
+    def held_back(self) -> bool:
+        """Whether the optimizer that is stepping now finds no gradients, because we took them away."""
+        return bool(self._dropped)
+
+    def begin_anew(self) -> None:
+        """Another training begins in this run: its optimizers have nothing to do with those before."""
+        self._ended = True
+        self._attempted, self._expected = set(), None
+        self._index.clear()
+        self.view.forget_optimizers()
+        self._clear_update()
+        self._look_around()
+        self._announce()
+
     # -- data -------------------------------------------------------------------------
 
     def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool) -> None:
@@ -71,6 +92,7 @@ class TrainingSteps(StepCount):
 
         :param gradients: whether gradients are enabled where it was drawn.
         """
+        self._catch_up()
         if not self.phases.draws_for_training(dataset, gradients=gradients):
             self.phases.batch()
             return
@@ -94,6 +116,7 @@ class TrainingSteps(StepCount):
             self._start()
         self.phases.end()
         self.stop.check()
+        self._catch_up()
         self._next_step_if_ended()
         self.unattempted.backward_begins()
         if self._closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
@@ -109,7 +132,7 @@ class TrainingSteps(StepCount):
         """That pass is over; its gradients are there."""
         inside = self._inside_backward
         if inside is not None:
-            self._inside_backward = None
+            self._inner_updates_done()
             self._end_step(inside(), 0, skipped=None)
             return
         self.unattempted.backward_done(self.view, self._living)
@@ -142,6 +165,7 @@ class TrainingSteps(StepCount):
         if self.only is not None and optimizer not in self.only:
             return None
         self.stop.check()
+        self._catch_up()
         if self.backward_depth:
             self._step_inside_backward(optimizer)
             return None
@@ -191,19 +215,60 @@ class TrainingSteps(StepCount):
         self._loss_scale = scale
         self._finish_attempt(optimizer, index, skipped=True)
 
+    def finish(self) -> None:
+        with contextlib.suppress(BaseException):
+            self._catch_up()
+        super().finish()
+
+    def _catch_up(self) -> None:
+        """Count an update that a compiled region made, step and all; nobody saw its gradients as they were used."""
+        region = self.region
+        optimizer, region.stepped = region.stepped, None
+        if optimizer is None or (self.only is not None and optimizer not in self.only):
+            return
+        index = self._attempt(optimizer)
+        if region.clipped:
+            self._clipped_in_region()
+        self.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
+        self._finish_attempt(optimizer, index, skipped=None)
+
+    def _clipped_in_region(self) -> bool:
+        """Take over what a compiled region told of its clipping. False if it hides what the gradients were."""
+        region = self.region
+        norm, limit, known = region.total_norm, region.max_norm, region.by_l2 and region.total_norm is not None
+        region.forget()
+        self._backward_ended = True
+        if known:
+            self._grad_norm = norm.detach()
+            self._max_norm = None if hasattr(limit, "detach") else limit
+        return known
+
     def _step_inside_backward(self, optimizer: Any) -> None:
         """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
         self.unattempted.attempted()
         if self._inside_backward is None:
             self._inside_backward = weakref.ref(optimizer)
             self.last_attempt = self._begun
+            self.session.unit = "step"
+            guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
+        with _no_grad():
+            guarded(self.session, self._inner.take, optimizer, self._begun)
+
+    def _inner_updates_done(self) -> None:
+        self._inside_backward = None
+        with _no_grad():
+            found = guarded(self.session, self._inner.result, self.view.named_parameters())
+        if found is not None:
+            self.session.user_state[INNER] = (self._begun, *found)
 
     def _attempt(self, optimizer: Any) -> int:
         if not self.started:
             self._start()
         index = self._index.get(optimizer)
         if index is None:
-            index = self._index[optimizer] = len(self._index)
+            # Those that are gone have left theirs.
+            index = next(i for i in itertools.count() if i not in self._index.values())
+            self._index[optimizer] = index
             self.view.add_optimizer(optimizer)
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
         self.unattempted.attempted()
@@ -221,7 +286,10 @@ class TrainingSteps(StepCount):
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         """Gradients are final: show them, and stop or skip if somebody wants that."""
-        way = "none" if capturing() else self.gate.way(optimizer)
+        unseen = self.region.clipped and not self._clipped_in_region()
+        if unseen:
+            self.controls.update_unseen("gradients are clipped inside a compiled graph")
+        way = "none" if unseen or capturing() else self.gate.way(optimizer)
         session = self.session
         session.user_state[HELD] = []
         try:
@@ -229,8 +297,9 @@ class TrainingSteps(StepCount):
             self.controls.skipping = False
             self.controls.before_update = True
             session.prompt = way == "wait"
-            with _no_grad():
-                self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
+            if not unseen:
+                with _no_grad():
+                    self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
         finally:
             self.controls.before_update = session.prompt = False
             session.user_state.pop(HELD, None)

@@ -31,7 +31,7 @@ from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.forwarding import Forwarded
 from healthcheck.trainers.mixedin import mix_in
 from healthcheck.trainers.native import read_state, write_state
-from healthcheck.trainers.opening import SessionOptions
+from healthcheck.trainers.opening import SessionOptions, rank_of_process
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.results import WatchedResults
 from healthcheck.trainers.toldwatch import ToldWatch, joined
@@ -66,6 +66,7 @@ class TrainerWatch(WatchedResults):
         self._begun = True
         trainer = self.trainer
         done = int(trainer.step) - 1
+        rank, _ = rank_of_process() or (0, 1)
         self._model = joined(trainer.model_parts, "part")
         begun = self.watch.begin(
             lambda base: TorchTitanControls(base, self),
@@ -73,7 +74,7 @@ class TrainerWatch(WatchedResults):
             optimizers=inner_optimizers(trainer.optimizers),
             step=done,
             max_steps=int(trainer.config.training.steps),
-            state=read_state(self._folder(done)) if done else None,
+            state=read_state(self._folder(done), rank) if done else None,
         )
         if not begun or self.session is None:
             return
@@ -123,8 +124,6 @@ class TrainerWatch(WatchedResults):
         checkpointer = self.trainer.checkpointer
         if not getattr(checkpointer, "enable", True):
             raise UsageError("checkpoint.enable is off, so torchtitan saves nothing")
-        if self.session is not None and self.session.info.world_size > 1:
-            raise UsageError("a checkpoint needs all ranks, and a rule speaks for one; a stop saves on all of them")
         self._save_wanted = True
         return self._folder(int(self.trainer.step)) or "the trainer's checkpoint folder"
 

@@ -138,3 +138,9 @@ def test_the_pages_have_blocks_to_run() -> None:
     assert PYTHON
     assert BASH
     assert RULES
+
+
+def test_the_tutorial_spells_out_the_script_that_its_blocks_run() -> None:
+    """Who has installed the package has no checkout: the script must be on the page."""
+    page = (ROOT / "docs" / "tutorial" / "first-run.md").read_text(encoding="utf-8")
+    assert (FILES / "train.py").read_text(encoding="utf-8").rstrip() in page

@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "runinfo"),
+    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "references", "runinfo"),
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),
@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "alertjson",
         "outcome",
         "probing",
+        "cadence",
         "held",
         "watchdog",
         "contained",

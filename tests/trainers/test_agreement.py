@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from healthcheck.latch import CHECKPOINT
 from healthcheck.trainers.agreement import StoreAgreement
 
 STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
@@ -15,10 +16,10 @@ STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
 def pair():
     """Two ranks of one job over one store, past their first meeting."""
     store = pytest.importorskip("torch.distributed").HashStore()
-    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=pytest.fail) for rank in (0, 1)]
+    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=pytest.fail, folder=f"of-{rank}") for rank in (0, 1)]
     for step in (1, 2, 3):
         for rank in ranks:
-            assert rank.exchange(step) is None
+            assert rank.exchange(step) == []
     return ranks
 
 
@@ -27,13 +28,13 @@ def test_rank_0_stays_after_an_agreed_stop_until_slower_ranks_have_read_it(pair)
     first, second = pair
     second.propose(STOP)
     for rank in pair:
-        assert rank.exchange(4) is None
-    assert first.exchange(5)["rule"] == "loss-not-finite"
+        assert rank.exchange(4) == []
+    assert first.exchange(5)[0]["rule"] == "loss-not-finite"
     leaving = threading.Thread(target=first.close)
     leaving.start()
     leaving.join(0.3)
     assert leaving.is_alive()
-    assert second.exchange(5)["ranks"] == [1]
+    assert second.exchange(5)[0]["ranks"] == [1]
     second.close()
     leaving.join(10)
     assert not leaving.is_alive()
@@ -51,13 +52,13 @@ def test_a_rule_for_all_ranks_stops_only_while_it_fires_on_every_rank(pair):
     first, second = pair
     everywhere = {"rule": "loss-flat", "severity": 3, "order": 0, "unanimous": True}
     first.propose(everywhere)
-    assert _all_at(pair, 4) == _all_at(pair, 5) == [None, None]
+    assert _all_at(pair, 4) == _all_at(pair, 5) == [[], []]
     first.withdraw("loss-flat")  # its episode is over before the other's begins
     second.propose(everywhere)
-    assert _all_at(pair, 6) == _all_at(pair, 7) == [None, None]
+    assert _all_at(pair, 6) == _all_at(pair, 7) == [[], []]
     first.propose(everywhere)
-    assert _all_at(pair, 8) == [None, None]
-    for decided in _all_at(pair, 9):
+    assert _all_at(pair, 8) == [[], []]
+    for (decided,) in _all_at(pair, 9):
         assert (decided["rule"], decided["ranks"]) == ("loss-flat", [0, 1])
 
 
@@ -65,9 +66,39 @@ def test_a_rule_that_waits_for_all_ranks_does_not_hold_back_another_rules_stop(p
     first = pair[0]
     first.propose({"rule": "loss-flat", "severity": 3, "order": 0, "unanimous": True})
     first.propose(STOP)
-    assert _all_at(pair, 4) == [None, None]
-    for decided in _all_at(pair, 5):
+    assert _all_at(pair, 4) == [[], []]
+    for (decided,) in _all_at(pair, 5):
         assert (decided["rule"], decided["ranks"]) == ("loss-not-finite", [0])
+
+
+def test_all_ranks_save_before_they_stop_and_once_for_two_that_ask(pair):
+    for rank in pair:
+        rank.propose({"rule": CHECKPOINT, "path": f"of-{rank.rank}.pt"})
+    assert _all_at(pair, 4) == [[], []]
+    pair[1].propose(STOP)
+    for (decided,) in _all_at(pair, 5):
+        assert (decided["rule"], decided["path"], decided["folder"]) == (CHECKPOINT, "of-0.pt", "of-0")
+    pair[0].propose({"rule": CHECKPOINT, "path": "last.pt"})
+    assert [[d["rule"] for d in decided] for decided in _all_at(pair, 6)] == [["loss-not-finite"]] * 2
+
+
+def test_a_rank_that_fails_by_an_alert_leaves_last_unless_somebody_hurries_it(pair):
+    """A launcher ends all ranks when the first fails; the others may be saving still."""
+    first, second = pair
+    leaving = threading.Thread(target=second.leave, kwargs={"failing": True, "hurried": lambda: False})
+    leaving.start()
+    leaving.join(0.3)
+    assert leaving.is_alive()
+    first.leave(failing=False, hurried=lambda: False)
+    leaving.join(10)
+    assert not leaving.is_alive()
+
+
+def test_a_rank_that_was_told_to_end_does_not_wait_for_the_others(pair):
+    leaving = threading.Thread(target=pair[0].leave, kwargs={"failing": True, "hurried": lambda: True})
+    leaving.start()
+    leaving.join(10)
+    assert not leaving.is_alive()
 
 
 def _all_at(ranks, step):

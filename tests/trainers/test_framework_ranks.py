@@ -89,8 +89,9 @@ def test_transformers_ends_on_both_ranks_at_the_same_step(script: Callable[..., 
     path = script(HUGGING_FACE)
     result = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path))
     assert endings(result) == ["0 ended at 5 by loss-high", "1 ended at 5 by loss-high"], result.stderr
-    assert "no checkpoint: the Trainer saves on all ranks together, and a rule speaks for one" in result.stdout
-    assert list((tmp_path / "out").glob("checkpoint-*")) == []
+    assert "asked for a checkpoint: on all ranks, at their next sync point" in result.stdout
+    assert result.stderr.count("all ranks save at step 5, as asked by rank 1: out/checkpoint-5") == 1
+    assert {path.name for path in (tmp_path / "out").glob("checkpoint-*")} == {"checkpoint-5"}
 
 
 def test_lightning_ends_on_both_ranks_at_the_same_step(script: Callable[..., Path], tmp_path: Path) -> None:
@@ -98,6 +99,9 @@ def test_lightning_ends_on_both_ranks_at_the_same_step(script: Callable[..., Pat
     result = run(tmp_path, str(script(LIGHTNING.replace("CALLBACKS", OWN))))
     assert endings(result) == ["0 ended at 5 by loss-high", "1 ended at 5 by loss-high"], result.stderr
     assert result.stderr.count("all ranks stop at step 5: loss-high on rank 1 only, first seen at step 4") == 1
+    assert [
+        path.parent.name for path in (tmp_path / "runs").glob("*/checkpoints/step-5") if "latest" not in str(path)
+    ] == ["checkpoints"]
 
 
 def test_a_rank_that_is_not_watched_makes_nobody_wait_and_is_named(script: Callable[..., Path], tmp_path: Path) -> None:

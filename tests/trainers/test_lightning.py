@@ -268,6 +268,34 @@ def test_a_watched_script_is_counted_once_and_tells_epochs(play: Callable[..., A
     assert played.session.report["trainer"] == "lightning"
 
 
+AGAIN = """
+    callbacks = []
+    toy = Toy()
+    for data in (data, data):
+        pl.Trainer(max_epochs=6, logger=False, accelerator="cpu", enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False).fit(toy, data)
+"""
+
+
+def test_a_second_training_counts_on_and_its_new_optimizer_replaces_nothing(play: Callable[..., Any]) -> None:
+    script = SCRIPT[: SCRIPT.index("    trainer = ")].replace("CALLBACKS", "") + AGAIN
+    script = script.replace("optim.SGD", "optim.AdamW")
+    rules = {
+        "replaced": {"metric": "optimizer.replaced", "when": {"above": 0}},
+        "jump": {"metric": "lr.jump", "when": {"above": 1.5}},
+        "end": {"metric": "progress", "when": {"above": 1}},
+        "loss": {"metric": "loss", "when": "nonfinite"},
+    }
+    played = play(script, rules={"version": 1, "rules": rules})
+    assert played.code == 0
+    assert played.steps() == played.steps("loss") == list(range(1, 73))
+    assert [e.step for e in played.of("train_start")] == [1, 37]
+    assert max(played.samples["progress"][:36]) == 1.0
+    assert played.samples["progress"][36] < 0.6
+    assert {e.optimizer_index for e in played.of("step_end")} == {0}
+    assert played.session.alerts == []
+
+
 @pytest.mark.parametrize(
     ("metrics", "found"),
     [

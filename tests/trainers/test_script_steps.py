@@ -147,6 +147,29 @@ def test_several_roots_are_prefixed_by_the_scripts_own_names(play: Callable) -> 
     assert sorted(names) == ["critic.bias", "critic.weight", "generator.bias", "generator.weight"]
 
 
+def test_an_optimizer_made_anew_takes_the_place_of_the_one_that_is_gone(play: Callable) -> None:
+    """Never that of another which still steps: each step of a pair would count as two then."""
+    seen: list[tuple[int, int]] = []
+    play(
+        """
+        import torch
+        first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        kept = torch.optim.SGD(second.parameters(), lr=0.1)
+        for i in range(6):
+            if i % 3 == 0:
+                made = torch.optim.SGD(first.parameters(), lr=0.1)
+            for model, optimizer in ((first, made), (second, kept)):
+                optimizer.zero_grad()
+                model(torch.ones(4, 2)).mean().backward()
+                optimizer.step()
+        """,
+        on={"before_update": lambda session, event: seen.append((event.step, event.optimizer_index))},
+        listen=False,  # events that are kept would keep the optimizer that is gone
+    )
+
+    assert seen == [(step, index) for step in range(1, 7) for index in (0, 1)]
+
+
 def test_the_step_follows_the_first_optimizer_when_the_second_steps_less_often(play: Callable) -> None:
     played = play(
         GAN.replace("opt_g.step()", "(opt_g.step() if i == 1 else None)"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from healthcheck.protocols import Comparator, Condition, Scorer
+from healthcheck.protocols import Comparator, Condition, Promise, Scorer
 from healthcheck.rulelang.comparators import Bound, comparator_in, make_comparator
+from healthcheck.rulelang.conditions.foresight import EVER
 from healthcheck.rulelang.quantities import QuantityError, parse_span
 
 DEFAULT_MIN_SAMPLES = 8
@@ -71,12 +73,19 @@ class Identity:
 
     is_identity = True
     """Lets the engine leave out the call of ``update``."""
+    forgetful = True
 
     def __init__(self) -> None:
         self.normal: float | None = None
 
     def update(self, value: float, step: int) -> float | None:
         return value
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        return low, high, EVER
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        return len(values) if low == -inf and high == inf else 0
 
     def state(self) -> Any:
         return None

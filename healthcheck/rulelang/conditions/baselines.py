@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
+from healthcheck.protocols import Promise
+from healthcheck.rulelang.conditions.foresight import EVER, certain, median_within, narrowed
 from healthcheck.rulelang.conditions.learning import Learning
 from healthcheck.rulelang.conditions.windows import MomentsWindow, SortedWindow
+
+MOST = 32
+"""Values for which a ratio to the median foresees at most."""
 
 
 class Ratio:
@@ -43,6 +50,10 @@ class Ratio:
         """Two ratios to the same baseline, as in ``above: 0.97`` and ``below: 1.03``, are computed once."""
         alike = type(other) is type(self) and other.window == self.window and other._min_samples == self._min_samples
         return Echo(other) if alike and self._learning.plain and other._learning.plain else None
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        """Baselines that follow each value promise nothing."""
+        return None
 
     def value_at(self, score: float) -> float:
         """The value that would have this score now."""
@@ -83,6 +94,13 @@ class Echo:
     def update(self, value: float, step: int) -> float | None:
         return self._other.score
 
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        return self._other.foresee(last, low, high)
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        """The other learns."""
+        return len(values) if low == -inf and high == inf else 0
+
     def state(self) -> Any:
         return None
 
@@ -110,6 +128,28 @@ class RatioToMedian(Ratio):
         self.score = score
         window.push(value)
         return score
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        n = len(self._window.ordered)
+        count = min(MOST, n // 4)
+        if n < self._min_samples or not self._learning.plain or not count:
+            return None
+        bounds = self._within(low, high, count)
+        return None if bounds is None else (*bounds, count)
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        count = len(values)
+        if low > -inf or high < inf:
+            count = certain(values, self._within(low, high, count))
+        self._window.extend(values[:count])
+        return count
+
+    def _within(self, low: float, high: float, count: int) -> tuple[float, float] | None:
+        """Values whose score lies within the limits, whatever the median is by then."""
+        medians = median_within(self._window.ordered, count)
+        if medians is None or medians[0] <= 0.0:
+            return None
+        return narrowed(low * medians[low > 0.0], high * medians[high < 0.0])
 
     def _baseline(self) -> float | None:
         return self._window.median() if len(self._window.ordered) >= self._min_samples else None
@@ -240,6 +280,23 @@ class RatioToFirst(Ratio):
             return super().update(value, step)
         score = self.score = value / level
         return score
+
+    @property
+    def forgetful(self) -> bool:
+        return self._level is not None
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        level = self._level
+        return None if level is None else (*narrowed(low * level, high * level), EVER)
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        level = self._level
+        if level is None:
+            for value, step in zip(values, steps, strict=True):
+                self.update(value, step)
+        elif low > -inf or high < inf:
+            return certain(values, narrowed(low * level, high * level))
+        return len(values)
 
     def _baseline(self) -> float | None:
         if len(self._first.ordered) < self._min_samples:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -40,6 +40,19 @@ class SortedWindow:
             del ordered[bisect_left(ordered, values.popleft())]
         values.append(value)
         insort(ordered, value)
+
+    def extend(self, added: Sequence[float]) -> None:
+        """Push several values: cheaper than one by one, and the same in the end."""
+        values, ordered = self.values, self.ordered
+        values.extend(added)
+        gone = len(values) - self.size
+        if gone >= self.size:
+            self.fill(values)
+            return
+        ordered += added
+        ordered.sort()  # one sorted run and a few stragglers
+        for _ in range(gone):
+            del ordered[bisect_left(ordered, values.popleft())]
 
     def fill(self, values: Iterable[float]) -> None:
         """Replace the content, keeping the newest ``size`` values."""

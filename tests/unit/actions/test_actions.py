@@ -245,3 +245,11 @@ def test_profile_records_the_asked_number_of_whole_steps_and_ends_by_itself(
     assert path.exists()
     assert said == [f"profile written: {path}"]
     view.optimizer.step()  # the hook is gone
+
+
+def test_stop_on_several_ranks_says_who_decides_on_the_update(alert: Alert, context: Context, controls: Any) -> None:
+    controls.can_gate = False
+    controls.may_skip = False  # a loss differs from rank to rank; gradients do not
+    outcome = Stop().run(alert, context())
+    assert "the rules on gradients, which all ranks share, decide on the update" in outcome.text
+    assert "could not" not in outcome.text

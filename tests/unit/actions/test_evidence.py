@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import stat
 import sys
@@ -191,3 +192,28 @@ def test_a_broken_batch_costs_only_its_own_file(alert: Alert, context: Context) 
     assert outcome.done
     assert (Path(outcome.data["path"]) / "parameters.csv").exists()
     assert any("lazy batch" in entry for entry in outcome.data["left_out"])
+
+
+def test_the_contents_of_a_batch_are_shown_and_the_printed_lines_read_them_back(alert: Alert, context: Context) -> None:
+    from healthcheck.commands.evidence_text import bundle_text
+    from healthcheck.reports.evidence import bundles_of
+    from healthcheck.reports.runs import Run
+
+    batch = {"x": torch.tensor([[1.0, float("nan")], [3.0, -2.0]]), "id": ["row-7", "row-9"]}
+    folder = Path(Evidence().run(alert, context({"batch": "full"}, batch=batch)).data["path"])
+    run = Run(folder.parents[1])
+    (bundle,) = bundles_of(run)
+    lines = bundle_text(run, bundle)
+    assert any("x   float32 2x2" in line and "1 not finite" in line for line in lines)
+    assert any("sample ids id: row-7, row-9" in line for line in lines)
+    load = "\n".join(line.strip() for line in lines[lines.index("  load") + 2 :])
+    found: dict[str, object] = {}
+    before = (random.getstate(), torch.get_rng_state(), os.getcwd())
+    os.chdir(folder)
+    try:
+        exec(load, found)  # the lines that a person would paste
+    finally:
+        os.chdir(before[2])
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+    assert torch.equal(torch.nan_to_num(found["tensor"]), torch.nan_to_num(batch["x"]))  # type: ignore[arg-type]

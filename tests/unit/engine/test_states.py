@@ -160,3 +160,19 @@ def test_a_guarded_rule_judges_its_first_sample_whatever_its_step(bench):
     )
     b.step(0, a=5.0, g=0.0)
     assert b.fired("r") == [0]
+
+
+def test_a_note_does_not_take_a_pass_away_and_a_warning_does(bench):
+    from healthcheck.engine.summary import verdicts
+    from healthcheck.verdicts import Outcome
+
+    b = bench("""
+        external: [x]
+        rules:
+          note: {metric: x, when: {above: 1}, severity: info}
+          warn: {metric: x, when: {above: 1}}
+    """)
+    b.series("x", [0, 2])
+    note, warn = verdicts(b.engine, lambda rule: "")
+    assert (note.outcome, note.episodes) == (Outcome.OK, 1)
+    assert (warn.outcome, warn.episodes) == (Outcome.WARNED, 1)

@@ -20,11 +20,15 @@ class Game:
     def play(self, *losses: float) -> list[float]:
         """One step; what the probe said of it."""
         self.step += 1
-        before = len(self.watched.samples)
+        before = len(self.watched.values("loss.one_sided"))
         for index, loss in enumerate(losses):
             self.watched.emit(EventKind.LOSS, self.step, loss=torch.tensor(loss))
             self.watched.emit(EventKind.BEFORE_UPDATE, self.step, optimizer=self.sides[index], optimizer_index=index)
-        return [sample.value for sample in self.watched.samples[before:]]
+        return self.watched.values("loss.one_sided")[before:]
+
+    @property
+    def starved(self) -> float:
+        return self.watched.last("loss.starved")
 
 
 def test_a_loss_that_grows_while_the_other_is_gone_is_told_in_times_of_its_first_size() -> None:
@@ -59,3 +63,23 @@ def test_a_loss_that_is_not_finite_is_left_to_the_rule_on_losses() -> None:
     for _ in range(20):
         game.play(1.4, 0.7)
     assert set(game.play(float("nan"), float("inf"))) <= {0.0}
+
+
+def test_a_saturating_loss_that_ends_at_zero_from_below_is_told_once_the_other_has_won() -> None:
+    game = Game()
+    for _ in range(20):
+        game.play(1.4, -0.7)
+    assert game.starved == 0
+    for _ in range(60):
+        game.play(0.001, -0.0001)
+    assert game.starved == 1
+
+
+def test_a_loss_that_began_near_zero_or_stays_below_it_starves_nobody() -> None:
+    for ends, begins in ((0.0001, -0.02), (-0.7, -0.7)):
+        game = Game()
+        for _ in range(20):
+            game.play(1.4, begins)
+        for _ in range(60):
+            game.play(0.001, ends)
+        assert game.starved == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from driver import Loop, View, Watched
@@ -130,10 +132,18 @@ def test_an_update_that_the_scaler_skipped_was_attempted() -> None:
 
 
 def test_the_heart_beats_in_evaluation_too() -> None:
-    watched = Watched([HeartbeatProbe()])
+    watched = Watched([HeartbeatProbe(itertools.count().__next__)])
     for kind in (EventKind.LOSS, EventKind.STEP_END, EventKind.EVAL_STEP, EventKind.CHECKPOINT_SAVED):
         watched.emit(kind, 1)
     assert watched.values("heartbeat") == [1.0] * 4
+
+
+def test_the_heart_beats_at_most_five_times_a_second() -> None:
+    ticks = itertools.count()
+    watched = Watched([HeartbeatProbe(lambda: next(ticks) / 20)])
+    for step in range(1, 41):
+        watched.emit(EventKind.STEP_END, step)
+    assert watched.values("heartbeat") == [1.0] * 9
 
 
 @pytest.mark.parametrize("written", ["loss", "eval_loss", "val_loss", "eval/loss", "val.loss"])

@@ -179,3 +179,23 @@ def test_hot_hooks_exist_only_where_they_are_needed(runs: Path, sessions: Any) -
     assert not hasattr(reports["console"], "transition")
     assert not session.engine.watch_transitions
     assert not hasattr(reports["record"], "samples")
+
+
+def test_a_record_that_lies_elsewhere_is_named_in_the_next_steps(watched: Watched) -> None:
+    """`healthcheck why` alone would look where nothing could be written."""
+    result = watched(series={"loss": DIES, "norm": HEALTHY}, env={"HEALTHCHECK_RUNS": "/dev/null/runs"})
+    assert "cannot be written" in result.stderr
+    assert re.search(r"more: healthcheck why \S+healthcheck-runs-\w+/latest$", result.stderr, re.MULTILINE)
+    assert re.search(r"why: healthcheck why \S+healthcheck-runs-\w+/latest +record: ", result.stderr)
+
+
+def test_a_rule_that_fires_again_after_it_was_over_points_at_its_known_false_alarms(watched: Watched) -> None:
+    rules = {
+        "version": 1,
+        "external": ["loss"],
+        "rules": {"high": {"metric": "loss", "when": {"above": 10}, "hint": "look", "docs": "rules/loss-spike"}},
+    }
+    result = watched(series={"loss": flapping(3)}, rules=rules)
+    blocks = re.findall(r"^WARN high.*?(?=^WARN|^healthcheck)", result.stderr, re.DOTALL | re.MULTILINE)
+    told = ["known false alarms: healthcheck explain high" in block for block in blocks]
+    assert told == [False, True, False]

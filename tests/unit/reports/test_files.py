@@ -34,14 +34,17 @@ def test_all_mistakes_are_told_at_once_with_suggestions() -> None:
     with pytest.raises(UsageError) as error:
         parse_reports(["junt=a.xml", "json", "github", "github=b"])
     lines = str(error.value).splitlines()
-    assert lines[0] == '--report: there is no report "junt"; did you mean "junit"? there are: json, junit, html, github'
+    assert (
+        lines[0]
+        == '--report: there is no report "junt"; did you mean "junit"? there are: json, junit, sarif, html, github'
+    )
     assert lines[1] == "--report: json needs a path, for instance --report json=healthcheck.json"
     assert lines[2].startswith("--report: github is given twice")
 
 
 def test_an_unknown_kind_is_refused_before_anything_runs(runs: Path, sessions: ModuleType) -> None:
     with pytest.raises(UsageError, match="there is no report"):
-        sessions.run(series={"loss": [1.0]}, reports={"sarif": "x"})
+        sessions.run(series={"loss": [1.0]}, reports={"excel": "x"})
     assert not runs.exists()
 
 

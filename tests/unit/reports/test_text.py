@@ -38,7 +38,14 @@ def test_a_missing_number_is_a_dash_and_never_zero() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "shown"),
-    [(21.4 * 2**30, "bytes", "21.4 GiB"), (0.25, "s", "0.25 s"), (0.904, "fraction", "90.4 %"), (312, "1/s", "312/s")],
+    [
+        (21.4 * 2**30, "bytes", "21.4 GiB"),
+        (0.25, "s", "250 ms"),
+        (0.00266, "s", "2.66 ms"),
+        (312, "s", "5 m 12 s"),
+        (0.904, "fraction", "90.4 %"),
+        (312, "1/s", "312/s"),
+    ],
 )
 def test_numbers_carry_their_unit(value: float, unit: str, shown: str) -> None:
     assert text.number(value, unit) == shown
@@ -46,7 +53,15 @@ def test_numbers_carry_their_unit(value: float, unit: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.42, "0.4 s"), (9.97, "10 s"), (59.6, "1 m 0 s"), (312, "5 m 12 s"), (4200, "1 h 10 min"), (273_600, "3 d 4 h")],
+    [
+        (0.42, "0.4 s"),
+        (9.97, "10 s"),
+        (59.6, "1 m 0 s"),
+        (312, "5 m 12 s"),
+        (4200, "1 h 10 min"),
+        (273_600, "3 d 4 h"),
+        (3.15e8, "10 years"),
+    ],
 )
 def test_durations_read_like_speech(seconds: float, shown: str) -> None:
     assert text.duration(seconds) == shown

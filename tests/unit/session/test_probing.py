@@ -101,3 +101,52 @@ def test_calls_and_time_of_a_probe_are_extrapolated_from_the_steps_that_are_time
     cost = watching.cost[probe.name]
     assert cost.calls == pytest.approx(len(probe.calls), abs=len(STEP) * TIMED_EVERY)
     assert cost.ns > 0
+
+
+def resting(step: int, until: int) -> Any:
+    """A probe that rests from one step to another."""
+    probe = Listening(rests_until=0)
+    look = probe.sample
+
+    def sample(event: Event, demand: Any) -> Any:
+        if event.step == step:
+            probe.rests_until = until
+        return look(event, demand)
+
+    probe.sample = sample  # type: ignore[method-assign]
+    return probe
+
+
+class Optimizer:
+    """Something that can be told apart and referred to weakly."""
+
+
+def test_a_probe_that_rests_is_called_again_at_the_step_that_it_named() -> None:
+    probe = resting(3, until=7)
+    run(board(probe, a=1), 8, optimizer=Optimizer())
+    assert called(probe, EventKind.STEP_END) == [1, 2, 3, 7, 8]
+
+
+def test_an_event_that_only_resting_probes_would_hear_is_not_wanted() -> None:
+    probe = resting(3, until=7)
+    watching = board(probe, a=1)
+    run(watching, 3, optimizer=Optimizer())
+    assert not watching.looks_at(EventKind.LOSS, 4)
+    assert watching.looks_at(EventKind.LOSS, 7)
+
+
+def test_a_new_optimizer_ends_every_rest() -> None:
+    probe = resting(3, until=100)
+    watching = board(probe, a=1)
+    run(watching, 4, optimizer=Optimizer())
+    watching.sample(Event(EventKind.BEFORE_UPDATE, 5, optimizer=Optimizer()), 5.0)
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 3, 5]
+
+
+def test_with_several_optimizers_nobody_rests() -> None:
+    probe = resting(3, until=100)
+    watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
+    for step in range(1, 6):
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step))
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step))
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

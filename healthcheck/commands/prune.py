@@ -1,0 +1,70 @@
+"""``healthcheck prune``: delete old records. Runs that go on, and folders that are no records, are left alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from healthcheck.commands.runs import age, parse_since
+from healthcheck.errors import UsageError
+from healthcheck.reports.rundir import delete, is_over
+from healthcheck.reports.runs import Run, all_runs, reading_folder
+from healthcheck.reports.text import plural, shorten, size
+
+NAME = "prune"
+HELP = "delete old records, the oldest first; never those of runs that go on"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="folder of records (default: HEALTHCHECK_RUNS, else healthcheck-runs)",
+    )
+    add("--keep", type=int, metavar="N", help="leave the newest N")
+    add("--older", metavar="AGE", help="delete only what began longer ago than this: 30d, 12h, 2w")
+    add("--healthy", action="store_true", help="delete only runs whose verdict is ok")
+    add("--list", action="store_true", help="say what would be deleted, delete nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.keep is None and args.older is None:
+        raise UsageError("healthcheck prune: say what may go: --keep 50, --older 30d, or both (--list only lists it)")
+    if args.keep is not None and args.keep < 0:
+        raise UsageError("healthcheck prune: --keep takes a number of runs from 0")
+    folder = Path(args.folder) if args.folder else reading_folder()
+    if not folder.is_dir():
+        raise UsageError(f"healthcheck prune: there is no folder {folder}")
+    runs = all_runs(folder)
+    youngest = parse_since(args.older, "--older") if args.older else 0.0
+    old = runs[: max(0, len(runs) - (args.keep or 0))]
+    going = [run for run in old if run.status == "running" or not is_over(run.folder)]
+    chosen = [
+        run for run in old if run not in going and age(run) >= youngest and (not args.healthy or run.status == "ok")
+    ]
+    amount = sum(_bytes(run) for run in chosen)
+    if args.list:
+        for run in chosen:
+            print(f"{run.name}  {run.status}")
+        print(f"would delete {plural(len(chosen), 'run')}, {size(amount)}, of {len(runs):,} in {folder}")
+        return 0
+    stuck = [run.name for run in chosen if not delete(run.folder)]
+    print(
+        f"deleted {plural(len(chosen) - len(stuck), 'run')}, {size(amount)}; {len(all_runs(folder)):,} left in {folder}"
+    )
+    if going:
+        print(f"  left alone, because they may go on: {shorten([run.name for run in going])}")
+    if stuck:
+        raise UsageError(f"healthcheck prune: could not be deleted, check permissions: {shorten(stuck)}")
+    return 0
+
+
+def _bytes(run: Run) -> int:
+    total = 0
+    for path in run.folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += 0 if path.is_symlink() else path.stat().st_size
+    return total

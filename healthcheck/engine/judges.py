@@ -1,0 +1,34 @@
+"""Who judges the samples of one series."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.series import LOOK, SeriesState
+from healthcheck.samples import Labels
+
+Feed = Callable[[float, int, float], int]
+Judge = tuple[RuleState, "SeriesState | None", Feed]
+"""A rule, its state of one series (None: it watches absence, or its guards have not held yet), and what takes a value."""
+
+
+def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> tuple[Judge, ...]:
+    """Who judges samples with these labels and this phase, among the rules on their metric; in file order."""
+    judges: list[Judge] = []
+    for state in states:
+        if state.phase not in ("any", phase) or state.across:
+            continue
+        if state.rule.condition.absence or (state.rule.only_if and labels not in state.series):
+            if state.rule.selector.matches(labels):
+                judges.append((state, None, _look))
+            continue
+        series = state.state_of(labels)
+        if series is not None:
+            judges.append((state, series, series.take))
+    return tuple(judges)
+
+
+def _look(value: float, step: int, now: float) -> int:
+    """Stands where there is no series to feed: the engine must look itself."""
+    return LOOK

@@ -7,6 +7,7 @@ none of torch, yaml, jsonschema, rich or pytest.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -98,7 +99,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'healthcheck' has no attribute {name!r}")
+        # With both, the interpreter suggests the name that was meant.
+        raise AttributeError(f"module 'healthcheck' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"healthcheck.{home}"), name)
     globals()[name] = value
     return value

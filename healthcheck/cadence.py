@@ -42,7 +42,9 @@ class Cadence:
         self._now: Mapping[EventKind, Sequence[Call]] = {}
         self._due = -1
         self._wake = 0
-        """Step at which somebody ends a rest, or may have begun one."""
+        """Step at which somebody ends a rest."""
+        self._awake: list[Any] = []
+        """Those who may begin one."""
 
     def wire(self, by_kind: Mapping[EventKind, Sequence[Probe]]) -> None:
         """Work out anew who is called when: probes or their ``every`` have changed."""
@@ -87,9 +89,9 @@ class Cadence:
         for every, ahead, bit in self._marks:
             if not (step + ahead) % every:
                 due |= bit
-        if due == self._due and step < self._wake and rests:
+        if due == self._due and step < self._wake and rests and not any(p.rests_until > step for p in self._awake):
             return self._now
-        wake = NEVER
+        wake, awake = NEVER, {}
         now: dict[EventKind, Sequence[Call]] = {}
         for kind, calls in self._calls.items():
             chosen = now[kind] = []
@@ -100,7 +102,7 @@ class Cadence:
                     if call.rester.rests_until > step:
                         wake = min(wake, call.rester.rests_until)
                         continue
-                    wake = step + 1
+                    awake[id(call.rester)] = call.rester
                 chosen.append(call)
-        self._now, self._due, self._wake = now, due if rests else -1, wake
+        self._now, self._due, self._wake, self._awake = now, due if rests else -1, wake, list(awake.values())
         return now

@@ -5,7 +5,6 @@ The report is a contract, described in docs/reference/report.md; every other out
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
 from healthcheck.latch import StopRequest
 from healthcheck.rulelang.rule import RuleSet
+from healthcheck.unjudged import why_no_data as why_no_data
 from healthcheck.verdicts import Alert, Outcome, Severity, Verdict
 
 if TYPE_CHECKING:
@@ -25,22 +25,6 @@ REPORT_FORMAT = "healthcheck-report"
 REPORT_VERSION = 1
 
 OK, ALERTS, INTERRUPTED, INTERNAL, USAGE, NOTHING_JUDGED = range(6)
-
-NEEDS = {
-    "cuda": "no GPU",
-    "amp": "no GradScaler in use",
-    "gate": "no rule holds back updates of this optimizer",
-    "clipping": "the loop does not clip",
-    "evaluation": "no evaluation seen",
-    "ranks": "single process, needs 2 or more ranks",
-    "linux": "not on Linux",
-    "epochs": "the trainer announces no epochs",
-    "optimizer": "no optimizer seen",
-    "compile": "nothing is compiled",
-    "tokens": "the number of tokens is not known",
-    "max_steps": "the length of the run is not known",
-}
-"""What a metric may need (``Metric.needs``) -> why there was no sample."""
 
 
 @dataclass(slots=True)
@@ -52,39 +36,6 @@ class Ending:
     exception: BaseException | None = None
     interrupted: bool = False
     signal: int | None = None
-
-
-def why_no_data(session: Session, rule: Any) -> str:
-    """Why a rule's metric gave no sample in this run."""
-    if not session.step:
-        return "no training step was seen"
-    key = rule.selector.key
-    gaps = session.controls.capabilities.gaps if session.controls is not None else {}
-    for name in (key, rule.selector.metric):
-        if name in gaps:
-            return gaps[name]
-    for derived in session.rules.derived:
-        if derived.name == rule.selector.metric:
-            missing = [n for n in derived.inputs if n not in session.engine.lookups.last]
-            return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
-    metric = session.host.registry.metrics.get(key)
-    if metric is None:
-        return f"nothing logged {rule.selector.metric}"
-    probe = session.host.registry.metric_probe[key]
-    if session.dispatch.is_quarantined(probe.name):
-        return f"the probe {probe.name} was switched off after errors"
-    if session.controls is not None:
-        unseen = [k for k in probe.listens_to if k not in session.controls.capabilities.events]
-        if len(unseen) == len(probe.listens_to):
-            return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
-    lacking = [need for need in metric.needs if need != "linux" or not sys.platform.startswith("linux")]
-    if lacking:
-        return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
-    if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
-        return gaps["before_update"]
-    if session.step < rule.every:
-        return f"first due at step {rule.every:,}"
-    return f"no sample of {rule.selector} was seen"
 
 
 @dataclass(slots=True)

@@ -194,8 +194,8 @@ class Scorer(Protocol):
     so many values will, as long as they are finite and lie strictly between the two of the promise, have no score that is
     not strictly between ``low`` and ``high``; ``last`` is the value before them. They are then shown to ``update`` later,
     all together. With ``skim(values, steps, low, high) -> int`` most are not scored at all: it learns foreseen values up
-    to the first whose score may not lie within ``low`` and ``high`` (minus to plus infinity: all of them), and says how
-    many these were. ``forgetful`` is true while the score depends on the value alone.
+    to the first whose score may not lie within ``low`` and ``high``, and says how many these were (from minus to plus
+    infinity at least one). ``forgetful`` is true while the score depends on the value alone.
     """
 
     normal: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from healthcheck.commands.loading import loaded_host
@@ -11,7 +12,7 @@ from healthcheck.commands.options import add_plugin_option
 from healthcheck.reports.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
 from healthcheck.reports.strict import strict
-from healthcheck.reports.text import columns, number, step
+from healthcheck.reports.text import columns, no_wider_than, number, step
 from healthcheck.samples import Metric
 
 NAME = "metrics"
@@ -64,7 +65,7 @@ def _catalogue(metrics: dict[str, Metric]) -> list[str]:
         name = f"{metric.name}[*]" if metric.labels else metric.name
         rows.append([name, metric.unit or "-", metric.cost.value, ", ".join(metric.needs) or "-", metric.help])
     return [
-        *columns(rows, indent=0),
+        *no_wider_than(columns(rows, indent=0), sys.stdout),
         "",
         "cost: free = known anyway, host = host work, device = kernels without a wait, sync = waits for the device",
         "your own: healthcheck.log(name=value) in the script, and `external: [name]` in the rule file",

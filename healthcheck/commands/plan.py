@@ -14,7 +14,7 @@ from healthcheck.errors import UsageError
 from healthcheck.reports.newrules import new_rules
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
 from healthcheck.reports.runs import reading_folder
-from healthcheck.reports.text import columns, plural, shorten
+from healthcheck.reports.text import columns, no_wider_than, plural, shorten
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "plan"
@@ -89,7 +89,7 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
         here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
         then = " + ".join(planned.actions)
         table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here, planned.asks])
-    lines += ["", *columns(table)]
+    lines += ["", *no_wider_than(columns(table), sys.stdout)]  # what is cut off: healthcheck explain RULE
     blocked = unjudged_reasons(plan.rules)
     if blocked:
         count = sum(map(len, blocked.values()))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NAME = "run"
 HELP = "run a training script, unmodified, in this process and under rules"
 
+ARGPARSE_ERROR = 2
+_OURS_FIRST = "ours come before it: healthcheck run [options] SCRIPT [its arguments]"
 _USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
 
 
@@ -96,7 +98,21 @@ def main(args: argparse.Namespace) -> int:
 
         with rehearsal(session, faults):
             return trainer.run(target, argv, args.module, restore=False)
-    return trainer.run(target, argv, args.module, restore=False)
+    code = trainer.run(target, argv, args.module, restore=False)
+    behind = _behind_the_script(argv) if code == ARGPARSE_ERROR else ""
+    if behind:
+        print(f"healthcheck: {behind} stood behind the script, so the script got it; {_OURS_FIRST}", file=sys.stderr)
+    return code
+
+
+def _behind_the_script(argv: Sequence[str]) -> str:
+    """An option of ours among the script's arguments, which a script that knows none such refuses with exit 2."""
+    from healthcheck.commands.usage import Parser
+
+    parser = Parser()
+    configure(parser)
+    ours = {name for action in parser._actions for name in action.option_strings if name.startswith("--")} - {"--help"}
+    return next((word for word in argv if word.partition("=")[0] in ours), "")
 
 
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:

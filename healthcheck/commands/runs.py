@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from healthcheck.commands.runs_summed import by_rule, by_script, rule_table, script_table
 from healthcheck.errors import UsageError
 from healthcheck.reports.runs import Run, all_runs, reading_folder
-from healthcheck.reports.text import columns, duration, moment, step
+from healthcheck.reports.text import columns, duration, moment, no_wider_than, step
 
 NAME = "runs"
 HELP = "the recorded runs; --by rule shows which rules fire, --by script which scripts"
@@ -39,6 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     folder = Path(args.folder) if args.folder else reading_folder()
+    if args.folder and not folder.is_dir():
+        raise UsageError(f"healthcheck runs: there is no folder {folder}")
     oldest = parse_since(args.since)
     runs = [run for run in all_runs(folder) if age(run) <= oldest]
     runs = runs[-args.n :] if args.n > 0 else runs
@@ -112,4 +115,4 @@ def _run_table(rows: list[dict[str, Any]], runs: list[Run]) -> list[str]:
         took = duration(row["seconds"]) if row["seconds"] is not None else "-"
         code = str(row["exit_code"]) if row["exit_code"] is not None else "-"
         table.append([row["name"], row["script"], began, step(row["steps"]), took, row["status"], code, alerts])
-    return columns(table, "lllrrlrl", indent=0)
+    return no_wider_than(columns(table, "lllrrlrl", indent=0), sys.stdout)

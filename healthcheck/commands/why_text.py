@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from healthcheck.engine.trace import TraceRow
@@ -59,7 +60,10 @@ def _facts(found: Explanation, units: Mapping[str, str]) -> list[tuple[str, str]
     if alert["detected_step"] != alert["fired_step"]:
         seen.append(f"value of step {step(alert['fired_step'])} seen at step {step(alert['detected_step'])}")
     evidence = [
-        str(o.get("path") or o["text"]) for o in alert.get("actions", ()) if o["action"] == "evidence" and o["done"]
+        _near(str(o.get("path") or o["text"]))
+        + f"        read it: healthcheck evidence {found.run.name} {alert['number']}"
+        for o in alert.get("actions", ())
+        if o["action"] == "evidence" and o["done"]
     ]
     around = [change.text(found.first_step, units.get(change.metric, "")) for change in found.changes]
     around += [f"{name} unchanged" for name in found.steady]
@@ -72,6 +76,14 @@ def _facts(found: Explanation, units: Mapping[str, str]) -> list[tuple[str, str]
         ("try", str(alert.get("hint") or "")),
         ("closest", _closest(found)),
     ]
+
+
+def _near(path: str) -> str:
+    """The path as people type it: relative to the working directory where it lies below."""
+    try:
+        return Path(path).relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return path
 
 
 def _also(found: Explanation) -> list[str]:

@@ -32,7 +32,7 @@ def cap(rule: Rule, alert: Alert, seen: Mapping[str, Any], known: Collection[str
         for guard in rule.only_if
         if guard.metric not in seen and guard.metric not in known and guard.test.text != "absent"
     ]
-    if unsaid:
+    if unsaid and alert.severity > Severity.WARNING:
         alert.severity = min(alert.severity, Severity.WARNING)
         alert.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
 

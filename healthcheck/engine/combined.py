@@ -107,9 +107,10 @@ class CombinedScorer:
     def foresee(self, last: float, low: float, high: float) -> Promise | None:
         """As long as one part of an ``all``, or every part of an ``any``, cannot breach.
 
-        Parts on another metric make no promise: their values come from elsewhere.
+        Parts on another metric make no promise, since their values come from elsewhere. Where they do not matter,
+        they are counted as they stand when the values are learnt: the closest approach may be a little off.
         """
-        if self._sides:
+        if self._sides and not self.need_all:
             return None
         promises = [
             foresee(last, *quiet) if foresee is not None and quiet[0] < quiet[1] else None
@@ -123,17 +124,23 @@ class CombinedScorer:
         known = [p for p in promises if p is not None]
         return max(p[0] for p in known), min(p[1] for p in known), min(p[2] for p in known)
 
+    @property
+    def blank(self) -> bool:
+        """Whether nothing can be said before another metric has its first value."""
+        return self.need_all and any(not side.backlogs and side.breach is None for side in self._sides)
+
     def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
         """Foreseen values: parts that are only learnt from, and that do not count, need no call for each of them.
 
         Of an ``all`` at least one prompt part fails, and then lazy parts are not asked; of an ``any`` all do.
         """
-        most = len(self._prompt) - 1 if self.need_all else 0
-        if most > high or None in self._skims:
+        most = len(self._prompt) + len(self._sides) - 1 if self.need_all else 0
+        if None in self._skims or (most > high and not self.blank):
             return 0
         for skim in self._skims:
-            if skim is not None:
-                skim(values, steps, -inf, inf)
+            at = 0
+            while skim is not None and at < len(values):
+                at += skim(values[at : at + 64], steps[at : at + 64], -inf, inf)
         return len(values)
 
     def update(self, value: float, step: int) -> float | None:

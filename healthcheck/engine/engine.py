@@ -62,7 +62,7 @@ class Engine:
         states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
         self._states = states
         self._by_id = {state.rule.id: state for state in states}
-        self._order = {id(state): i for i, state in enumerate(states)}
+        self._place = {state.rule.id: i for i, state in enumerate(states)}
         self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
         self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
         self._grouped = [state for state in states if state.across]
@@ -86,9 +86,9 @@ class Engine:
 
     def attend(self, rule_id: str) -> RuleState:
         """For those who look at one rule after each evaluation: the state, which is then never behind."""
-        self._routes.settle()
         state = self._by_id[rule_id]
         state.attended = True
+        self._routes.wake()
         return state
 
     # -- evaluating -------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Engine:
         plan = self._routes.plan(samples)
         parts = [(plan, samples)]
         while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches, plan.derivations)):
-            plan = self._routes.plan(made)
+            plan = self._routes.plan_after(plan, made)
             parts.append((plan, made))  # derived metrics may build on each other
         due: list[Look] = []
         for plan, part in parts:
@@ -202,9 +202,10 @@ class Engine:
     def _conclude(
         self, touched: Iterable[RuleState], step: int, now: float, transitions: list[Transition]
     ) -> Evaluation:
+        transitions.sort(key=lambda t: self._place[t.rule])
         result = Evaluation(transitions=transitions)
         acting: list[tuple[RuleState, Alert]] = []
-        for state in sorted(dict.fromkeys(touched), key=lambda s: self._order[id(s)]):
+        for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
             for series in state.cleared:
                 state.firing.discard(series.labels)
             if state.fresh:

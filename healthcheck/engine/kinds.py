@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from healthcheck.engine.series import NOTHING, SeriesState
+from healthcheck.engine.series import EVER, NOTHING, SeriesState
 from healthcheck.protocols import Promise, Scorer
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels
 from healthcheck.verdicts import State
 
 _OK = State.OK
-EVER = 1 << 30
-"""A promise without an end."""
 
 
 class ThresholdSeries(SeriesState):

@@ -129,7 +129,7 @@ class Lookups:
         for state in states:
             holds = self._holds(state)
             if state.shut is holds:
-                state.settle()
+                state.wake()
                 state.shut = not holds
 
     def _holds(self, state: RuleState) -> bool:

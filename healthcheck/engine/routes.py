@@ -24,6 +24,7 @@ NEVER = 1 << 62
 _MOST_PLANNED = 100_000
 """Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""
 _append = list.append
+_first = itemgetter(0)
 _exhaust = deque[None](maxlen=0).extend
 """Runs an iterator to its end."""
 
@@ -48,7 +49,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_backlogs", "_closed", "_columns", "_highs", "_kept", "_lows", "_pick", "_prompt", "_resting", "_room", "_steps", "derivations", "due",
+        "_backlogs", "_closed", "_columns", "_highs", "_kept", "_lows", "_pick", "_prompt", "_resting", "_room", "_steps", "after", "derivations", "due",
         "resting", "stale", "watches",
     )  # fmt: skip
 
@@ -64,6 +65,8 @@ class Plan:
         self._backlogs = [(i, Twice(b) if twice else b) for i, b in backlogs]
         self.stale = True
         """Bounds have changed since they were listed."""
+        self.after: Plan | None = None
+        """What is done with the derived samples, if each formula gives one."""
 
     def take(self, samples: Sequence[Sample]) -> list[Look]:
         """Take the samples; who has to look at which of them."""
@@ -71,25 +74,25 @@ class Plan:
             self._list()
         picked = self._pick(samples)
         values = [sample.value for sample in picked]
-        if self._room and all(map(lt, self._lows, values)) and all(map(gt, self._highs, values)):
+        if self._room > 0 and all(map(lt, self._lows, values)) and all(map(gt, self._highs, values)):
             self._room -= 1
             _exhaust(map(_append, self._columns, values))
             _exhaust(map(_append, self._steps, [sample.step for sample in picked]))
-            looks = [(judges, samples[index]) for index, judges in self._prompt]
+            looks = self._prompt[:]
         else:
             looks = self._one_by_one(picked)
-        for index, backlog in self._closed:
-            sample = samples[index]
-            looks.append((backlog.take(sample), sample))
-        return looks
+        if self._closed:
+            looks += [(index, backlog.take(samples[index])) for index, backlog in self._closed]
+            looks.sort(key=_first)
+        return [(judges, samples[index]) for index, judges in looks]
 
-    def _one_by_one(self, picked: Sequence[Sample]) -> list[Look]:
+    def _one_by_one(self, picked: Sequence[Sample]) -> list[tuple[int, tuple[Judge, ...]]]:
         """Some backlog is full, or a value does not lie within its bounds."""
         kept, lows, highs = self._kept, self._lows, self._highs
-        looks: list[Look] = []
+        looks = []
         stale = False
         for at, sample in enumerate(picked):
-            backlog = kept[at][1]
+            index, backlog = kept[at]
             if lows[at] < sample.value < highs[at] and len(backlog.values) < backlog.room:
                 judges = backlog.keep(sample.value, sample.step)
             else:
@@ -97,7 +100,7 @@ class Plan:
                 lows[at], highs[at] = backlog.low, backlog.high
                 stale = stale or not backlog.open
             if judges:
-                looks.append((judges, sample))
+                looks.append((index, judges))
         self._room = min([backlog.room - len(backlog.values) for _, backlog in kept], default=NEVER)
         self._prompt = [(index, backlog.prompt) for index, backlog in kept if backlog.prompt]
         self.stale = stale
@@ -168,11 +171,21 @@ class Routes:
         self._plans[metrics] = [*self._plans.get(metrics, ()), (labels, phases, plan)]
         return plan
 
+    def plan_after(self, plan: Plan, made: Sequence[Sample]) -> Plan:
+        """What to do with the derived samples of a plan's samples: always the same, where none of them is missing."""
+        if len(made) < len(plan.derivations):
+            return self.plan(made)
+        if plan.after is None:
+            plan.after = self.plan(made)
+        return plan.after
+
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series
         judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
         always = [judge for judge in judges if judge[0].rule.every == 1]
         sides = self._lookups.sides(metric, labels)
+        if sides:
+            self.wake()  # rules that wait for this metric can be judged from now on
         route = self._routes[series] = Route(
             self._lookups.watch(metric, labels),
             Backlog(always, sides) if always or sides else None,
@@ -185,6 +198,12 @@ class Routes:
         for route in self._routes.values():
             if route.backlog is not None:
                 route.backlog.settle()
+
+    def wake(self) -> None:
+        """Let every rule learn what it was spared, and look at the next values."""
+        for route in self._routes.values():
+            if route.backlog is not None:
+                route.backlog.wake()
 
     def forget(self) -> None:
         """Series are made or restored: find all anew."""

@@ -74,11 +74,11 @@ class RuleState:
         self.last_action_step: int | None = None
         self.reset_marks()
 
-    def settle(self) -> None:
-        """Learn what its series were spared."""
+    def wake(self) -> None:
+        """Learn what its series were spared, and look at the next values."""
         for series in self.series.values():
             if series is not None and series.backlog is not None:
-                series.backlog.settle()
+                series.backlog.wake()
 
     @property
     def samples(self) -> int:

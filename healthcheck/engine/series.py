@@ -23,6 +23,9 @@ NOTHING, FIRED, CLEARED, AGAIN, CHANGED, LOOK = 0, 1, 2, 3, 4, 5
 """What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
 the state changed without an alert (warming, ok, pending). LOOK: there is no series to feed yet."""
 
+EVER = 1 << 30
+"""A promise without an end."""
+
 NOTHING_IS_QUIET = (inf, -inf)
 """For comparators of plugins that do not say where they are quiet."""
 
@@ -175,6 +178,8 @@ class SeriesState:
 
         A state of OK says that the warm-up is over and that no breach is remembered.
         """
+        if getattr(self.scorer, "blank", False) and self.state is not _NO_DATA:
+            return -inf, inf, EVER
         if self.state is not _OK or self.quiet[0] >= self.quiet[1]:
             return None
         foresee: Callable[..., Promise | None] | None = getattr(self.scorer, "foresee", None)
@@ -187,10 +192,15 @@ class SeriesState:
         self.last_step = steps[-1]
         self.value = values[-1]
         self._calm_down()
-        skim, last, at = self.skim, count - 1, 0
+        skim, last, at, skim_at = self.skim, count - 1, 0, 0
         while at < count:
-            if skim is not None and at < last:
-                at += skim(values[at:last], steps[at:last], self.calm_from, self.calm_to)
+            if skim is not None and skim_at <= at < last:
+                end = min(last, at + 64)
+                done = skim(values[at:end], steps[at:end], self.calm_from, self.calm_to)
+                if done:
+                    at += done
+                    continue
+                skim_at = at + 8  # these are near the closest approach so far: one look at them all costs more
             score = self.score = self.update(values[at], steps[at])
             if score is not None and not self.calm_from <= score <= self.calm_to:
                 self.peak = score if self.upward else -score

@@ -58,5 +58,7 @@ def _why_not(state: RuleState, why_no_data: Callable[[Rule], str]) -> str:
     if rule.warmup.amount and rule.warmup.unit == "samples":
         need = max(need, int(rule.warmup.amount) + 1)
     if had <= need:
-        return f"needs {need} samples (had {had})"
+        return (
+            f"needs {max(need, had + 1)} samples (had {had})"  # a baseline must be full before a sample is judged by it
+        )
     return f"still warming up ({rule.warmup})"

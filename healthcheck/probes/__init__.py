@@ -38,6 +38,7 @@ from healthcheck.probes.optimizer_state import OptimizerStateProbe
 from healthcheck.probes.optimizers import OptimizerCountProbe
 from healthcheck.probes.order import StepOrderProbe
 from healthcheck.probes.own_cost import OwnCostProbe
+from healthcheck.probes.pace import PaceProbe
 from healthcheck.probes.predictions import PredictionProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reach import ScheduleReachProbe
@@ -98,6 +99,7 @@ PROBES: tuple[type[Probe], ...] = (
     ActivationProbe,
     LossGraphProbe,
     LossKindProbe,
+    PaceProbe,
     LossSignProbe,
     PredictionProbe,
     LatentProbe,

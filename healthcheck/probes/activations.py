@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of
+from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of, out_of_graphs
 from healthcheck.probes.values import scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -19,6 +19,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "Sigmoid": (0.0, 1.0),
     "Softsign": (-1.0, 1.0),
 }
+_NEEDS = ("layers outside compiled graphs",)
 _SATURATED, _LARGEST, _KURTOSIS = _KEYS = ("activations.saturated", "activations.max", "activations.kurtosis")
 
 
@@ -39,9 +40,15 @@ class ActivationProbe:
         EventKind.STEP_END,
     )
     provides: tuple[Metric, ...] = (
-        Metric(_SATURATED, "Part of the worst squashing layer's outputs that are at a limit.", "fraction", Cost.DEVICE),
-        Metric(_LARGEST, "Largest absolute output of a layer.", cost=Cost.DEVICE),
-        Metric(_KURTOSIS, "Kurtosis of the outputs of the worst layer; 3 is normal.", cost=Cost.DEVICE),
+        Metric(
+            _SATURATED,
+            "Part of the worst squashing layer's outputs that are at a limit.",
+            "fraction",
+            Cost.DEVICE,
+            needs=_NEEDS,
+        ),
+        Metric(_LARGEST, "Largest absolute output of a layer.", cost=Cost.DEVICE, needs=_NEEDS),
+        Metric(_KURTOSIS, "Kurtosis of the outputs of the worst layer; 3 is normal.", cost=Cost.DEVICE, needs=_NEEDS),
     )
 
     def __init__(self) -> None:
@@ -104,7 +111,7 @@ class ActivationProbe:
                     number, kept = measure(values), self._seen[key].get(name)
                     self._seen[key][name] = number if kept is None else torch.maximum(kept, number)
 
-        return torch.compiler.disable(look)
+        return out_of_graphs(look)
 
 
 def _share_at(limits: tuple[float, float]) -> Callable[[Any], Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of
+from healthcheck.probes.modulehooks import Hook, ModuleHooks, largest_of, out_of_graphs
 from healthcheck.probes.values import on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -15,6 +15,9 @@ BATCHES = 10
 """Training passes over which a unit must stay silent."""
 
 _KINDS = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
+
+
+_NEEDS = ("layers outside compiled graphs",)
 
 
 class DeadUnitProbe:
@@ -34,7 +37,11 @@ class DeadUnitProbe:
     )
     provides: tuple[Metric, ...] = (
         Metric(
-            "units.dead", f"Part of the worst ReLU layer's units silent for {BATCHES} passes.", "fraction", Cost.DEVICE
+            "units.dead",
+            f"Part of the worst ReLU layer's units silent for {BATCHES} passes.",
+            "fraction",
+            Cost.DEVICE,
+            needs=_NEEDS,
         ),
         Metric(
             "units.dead",
@@ -42,6 +49,7 @@ class DeadUnitProbe:
             "fraction",
             Cost.DEVICE,
             labels=("module",),
+            needs=_NEEDS,
         ),
     )
 
@@ -107,4 +115,4 @@ class DeadUnitProbe:
                 self._alive[name] = known | alive
                 self._passes[name] += 1
 
-        return torch.compiler.disable(look)
+        return out_of_graphs(look)

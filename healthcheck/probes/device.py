@@ -8,12 +8,15 @@ from typing import Any
 
 from healthcheck.probes import host
 
+_KNOWN = ("cuda", "mps", "xpu", "hpu", "npu", "cpu")
+"""Backends whose allocators are asked. Another one of ``torch.accelerator`` has no data here."""
+
 
 class TorchDevice:
     """Implements :class:`healthcheck.protocols.Device` for whatever torch runs on.
 
-    CUDA and ROCm, then MPS, then any backend of ``torch.accelerator`` with memory statistics, else
-    the CPU: resident memory against the memory limit of this process. Never initialises a device
+    CUDA and ROCm, then MPS, then XPU, HPU and NPU, else the CPU: resident memory against the memory limit of
+    this process. Of another accelerator nothing is known, and no memory is told. Never initialises a device
     that the script has not used, and never imports torch.
     """
 
@@ -38,6 +41,10 @@ class TorchDevice:
                 module = getattr(torch, name, None)
                 if module is not None and module.is_initialized():
                     return name
+        with contextlib.suppress(AttributeError, RuntimeError):
+            other = torch.accelerator.current_accelerator()
+            if other is not None and other.type not in _KNOWN:
+                return str(other.type)
         return "cpu"
 
     def statistics(self) -> dict[str, int]:
@@ -58,7 +65,7 @@ class TorchDevice:
                 "allocated": int(torch.mps.current_allocated_memory()),
                 "reserved": int(torch.mps.driver_allocated_memory()),
             }
-        module = getattr(torch, kind)
+        module: Any = getattr(torch, kind, None)
         if kind == "cuda":
             stats = torch.cuda.memory.memory_stats_as_nested_dict(self._index)
             if not stats:
@@ -69,6 +76,8 @@ class TorchDevice:
                 "peak": stats["allocated_bytes"]["all"]["peak"],
                 "retries": stats.get("num_alloc_retries", 0),
             }
+        if kind not in _KNOWN:  # what the process holds on the host says nothing of such a device
+            return {}
         return {
             "allocated": int(module.memory_allocated(self._index)),
             "reserved": int(module.memory_reserved(self._index)),
@@ -97,7 +106,7 @@ class TorchDevice:
         torch = sys.modules["torch"]
         if kind == "mps":
             return int(torch.mps.recommended_max_memory())
-        module: Any = getattr(torch, kind)
+        module: Any = getattr(torch, kind, None)
         try:
             index = module.current_device() if self._index is None else self._index
             return int(module.get_device_properties(index).total_memory)
@@ -110,8 +119,9 @@ class TorchDevice:
         if kind == "cpu":
             _trim_heap()
             return
-        module: Any = getattr(sys.modules["torch"], kind)
-        module.empty_cache()
+        empty_cache = getattr(getattr(sys.modules["torch"], kind, None), "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
 
 
 def _trim_heap() -> None:

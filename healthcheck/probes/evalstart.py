@@ -23,7 +23,8 @@ class EvalStartProbe:
     ``from_pretrained`` and many loaders hand out a model in eval mode. Counted are dropout layers in a model that is in
     eval mode as a whole, has nothing frozen and is trained by this optimizer, and batch norm layers in eval mode that
     are trained while their running statistics are still the zeros and ones of their beginning: they normalise nothing.
-    A backbone that is frozen, or that has statistics of its own, is left alone on purpose.
+    A backbone that is frozen or has statistics of its own, and a layer that was switched by itself (what holds it is in
+    train mode), are left alone.
     """
 
     name = "eval-start"
@@ -62,7 +63,7 @@ def _never_in_train(modules: Sequence[tuple[str, Any]], trained: set[int]) -> li
     parents = {id(child): parent for _, parent in modules for child in parent.children()}
     found = []
     for part in sensitive_parts(modules):
-        if part.module.training:
+        if part.module.training or (part.parent is not None and part.parent.training):
             continue
         if isinstance(part.module, _NormBase):
             if part.module.weight is not None and id(part.module.weight) in trained and _is_untouched(part.module):

@@ -21,6 +21,9 @@ PARTS = 8
 MIN_GROWTH = 0.05
 """Growth from the first stretch to the last, as a part of the first, below which it is no trend:
 caches and records of the process itself creep too."""
+MIN_ROOM = 0.05
+"""Part of the room that was free at first which must be used up by then: a forecast twenty times as far as what was seen
+is a guess, and a memory of past batches that is filled, or a cache, ends long before."""
 NO_END = 3.15e8
 """Ten years: what is said while memory does not grow. Finite, so that a rule can recover."""
 
@@ -69,7 +72,8 @@ class MemoryForecastProbe:
             self._stride *= 2
         if len(self._points) < 2 * PARTS:
             return ()
-        rates = self._rates()
+        first = self._points[0][2]
+        rates = self._rates() if used - first >= MIN_ROOM * (capacity - first) else None
         if rates is None:
             return (Sample("memory.time_left", event.step, NO_END),)
         per_second, per_step = rates

@@ -36,6 +36,15 @@ def peak_resident_bytes() -> int | None:
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
+def waited_for_cpu() -> float:
+    """Seconds that this thread was ready to run and had to wait for a processor; 0.0 where Linux does not say so."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(128).split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def open_files() -> int | None:
     """File descriptors of this process; None where the system does not list them."""
     try:

@@ -68,3 +68,16 @@ def largest_rate(optimizer: Any) -> Any:
     if all(on_host(v) for v in values):
         return max(values)
     return values[0] if len(values) == 1 else Late(lambda *numbers: max(numbers), *values)
+
+
+def rates_of(optimizer: Any, params: list[Any]) -> list[float]:
+    """Learning rate per parameter; a rate that lives on a device counts as above zero."""
+    by_id: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        rate = scalar(group.get("lr", 1.0))
+        number = float(rate) if rate is not None and on_host(rate) else 1.0
+        if len(optimizer.param_groups) == 1:
+            return [number] * len(params)
+        for parameter in group["params"]:
+            by_id[id(parameter)] = number
+    return [by_id[id(p)] for p in params]

@@ -138,7 +138,7 @@ def _is_log_probability(node: Any) -> bool:
             )
         if kind == "Div" and kind_of(source_of(node)) == "Neg" and kind_of(source_of(source_of(node))) == "Pow":
             return True
-        if kind not in (*NEUTRAL, "Sub", "Neg", "Sum", "Exp", "Clamp", "Add", "NllLoss"):
+        if kind not in (*NEUTRAL, "Sub", "Neg", "Sum", "Exp", "Clamp", "Add", "Stack", "Cat"):
             return False
         node = source_of(node)
     return False
@@ -153,6 +153,6 @@ def _weighs_log_probabilities(node: Any) -> bool:
     if kind_of(past_neutral(graphs[0])) in ("Exp", "Clamp"):
         return True
     weights: Any = getattr(node, "_saved_other" if parents[0] is not None else "_saved_self", None)
-    if not is_tensor(weights) or not on_host(weights) or weights.numel() < 2:
+    if not is_tensor(weights) or not on_host(weights):
         return False
     return bool(((weights < 0) | (weights > LARGE_WEIGHT)).any())

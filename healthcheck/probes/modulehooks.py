@@ -38,6 +38,20 @@ class ModuleHooks:
             self._handles.pop().remove()
 
 
+def out_of_graphs(hook: Hook) -> Hook:
+    """``hook``, except where a compiled region is traced through its module: there it is nothing.
+
+    Marked as not to be traced it would end a graph at every layer. What is compiled is not seen, then.
+    """
+    from torch.compiler import is_dynamo_compiling
+
+    def look(module: Any, given: Any, output: Any) -> None:
+        if not is_dynamo_compiling():
+            hook(module, given, output)
+
+    return look
+
+
 def largest_of(values: Mapping[str, Any]) -> Any:
     """The largest of 0-dim tensors by module, on the device of the first."""
     import torch

@@ -9,6 +9,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import LateTable
+from healthcheck.probes.learning_rate import rates_of
 from healthcheck.probes.moved import Moved, Streaks
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.sampling import ElementSampler, SampledRows
@@ -107,7 +108,7 @@ class MovementProbe:
 
     def _look_before(self, event: Event, demand: Demand) -> None:
         seen = self._watch(event)
-        seen.rates = _rates(event.optimizer, seen.sampler.params)
+        seen.rates = rates_of(event.optimizer, seen.sampler.params)
         seen.peaks = [max(pair) for pair in zip(seen.rates, seen.peaks, strict=True)]
         seen.before = seen.sampler.weights("before")
         seen.gradients = None
@@ -291,16 +292,3 @@ def _ratio(torch: Any, change: Any, size: Any) -> Any:
 
 def _column(torch: Any, flags: list[bool], device: Any) -> Any:
     return torch.tensor(flags, dtype=torch.bool).to(device, non_blocking=True)[:, None]
-
-
-def _rates(optimizer: Any, params: list[Any]) -> list[float]:
-    """Learning rate per parameter; a rate that lives on a device counts as above zero."""
-    by_id: dict[int, float] = {}
-    for group in optimizer.param_groups:
-        rate = scalar(group.get("lr", 1.0))
-        number = float(rate) if rate is not None and on_host(rate) else 1.0
-        if len(optimizer.param_groups) == 1:
-            return [number] * len(params)
-        for parameter in group["params"]:
-            by_id[id(parameter)] = number
-    return [by_id[id(p)] for p in params]

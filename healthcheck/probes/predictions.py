@@ -24,8 +24,10 @@ ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
 FEW = 8
 """Rows below which a batch says nothing of how answers differ."""
-CLASS_ROWS = 16
-"""Labels of one batch from which one class throughout says something."""
+LARGE = 100
+"""Size of targets from which on they are compared with the answers, and times of these that are out of reach."""
+RARE = 0.1
+"""What a label counts for where there are two classes."""
 
 _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
     "predictions.spread",
@@ -53,8 +55,8 @@ class PredictionProbe:
     *Spread of predictions*: how far answers of one batch lie apart, in nats for classifiers and as a part of the
     targets' own spread for regressions; 0 is one answer for every input. Left out are losses whose targets do not
     differ. *Spread of embeddings*: of vectors whose distances or angles make up the loss, as a part of their length.
-    *One class*: looks in a row that met one and the same class only, under a linear layer (the labels of contrastive
-    losses are alike by design). *Reach*: size of the targets of a regression divided by that of the answers, where the
+    *One class*: labels in a row that were of one and the same class, under a linear layer (those of contrastive losses
+    are alike by design). *Reach*: size of the targets of a regression divided by that of the answers, where the
     targets are in their hundreds or more; else 0.
 
     No hook and no copy: torch has these tensors for its backward pass, and they are let go at once.
@@ -78,13 +80,13 @@ class PredictionProbe:
         ),
         Metric(
             _CLASS,
-            "Looks in a row at which all labels of a classifier were of one and the same class.",
+            f"Labels of a classifier in a row, of the batches looked at, that were all of one class; of two classes {RARE} each.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
         Metric(
             _REACH,
-            "Size of a regression's targets, where it is above 100, divided by that of the predictions; else 0.",
+            f"Size of a regression's targets, where it is above {LARGE}, divided by that of the predictions; else 0.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss",),
         ),
@@ -93,7 +95,8 @@ class PredictionProbe:
     def __init__(self) -> None:
         self._step = 0
         self._class: int | None = None
-        self._looks = 0
+        self._alike = 0.0
+        """Labels in a row of the class ``_class``."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -127,15 +130,19 @@ class PredictionProbe:
             return
         differ = _differ(labels)
         if _PREDICTIONS in due:
-            rows = _rows(softmax._saved_result, int(softmax._saved_dim))
+            # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
+            rows = _rows(softmax._saved_result, int(softmax._saved_dim)).nan_to_num(0.0, 0.0, 0.0)
             if rows.shape[0] >= FEW:
                 yield _PREDICTIONS, _where(differ, rows.std(0).max())
-        if _CLASS in due and on_host(labels) and labels.numel() >= CLASS_ROWS:
+        if _CLASS in due and on_host(labels):
             known = None if bool(differ) else int(labels.reshape(-1)[0])
             linear = kind_of(past_neutral(source_of(softmax))) == "Addmm"
-            self._looks = 0 if known is None or not linear else self._looks + 1 if known == self._class else 1
+            # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
+            weight = 1.0 if softmax._saved_result.shape[int(softmax._saved_dim)] > 2 else RARE
+            more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
+            self._alike = self._alike + more if more and known == self._class else more
             self._class = known
-            yield _CLASS, float(self._looks)
+            yield _CLASS, self._alike
 
 
 def _are_vectors(node: Any, values: Any) -> bool:
@@ -155,11 +162,14 @@ def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]
         return
     rows, wanted = _rows(answers, None), _rows(targets, None)
     apart, differ = rows.std(0).max(), wanted.std(0).max()
+    size = wanted.square().mean().sqrt()
+    reach = _where(size > LARGE, size / rows.square().mean().sqrt().clamp(min=1e-6), 0.0)
     if _PREDICTIONS in due:
-        yield _PREDICTIONS, _where(differ > 0, _ratio(apart, differ) if kind in DISTANCES else apart)
+        # Answers that have yet to get where the targets are lie close together on the way; the reach says it.
+        told = (differ > 0) & (reach < LARGE)
+        yield _PREDICTIONS, _where(told, _ratio(apart, differ) if kind in DISTANCES else apart)
     if _REACH in due and kind in DISTANCES:
-        size = wanted.square().mean().sqrt()
-        yield _REACH, _where(size > 100, size / rows.square().mean().sqrt().clamp(min=1e-6), 0.0)
+        yield _REACH, reach
 
 
 def _parts(root: Any) -> Iterator[Any]:

@@ -35,6 +35,8 @@ class _Course:
 
     optimizer: Callable[[], Any]
     shapes: frozenset[Any]
+    kind: type[Any]
+    """The optimizer's class."""
     first_weights: list[SampledRows]
     last_weights: list[SampledRows]
     updates: int = 0
@@ -140,7 +142,7 @@ class ScheduleProbe:
         """The first update of an optimizer object: does it continue what another one began?"""
         optimizer = event.optimizer
         weights = _look(optimizer)
-        new = _Course(weak(optimizer), _shapes(optimizer), weights, weights, first=rate)
+        new = _Course(weak(optimizer), _shapes(optimizer), type(optimizer), weights, weights, first=rate)
         old = self._predecessor(new, event.step)
         self._courses = [*self._courses[1 - COURSES :], new]
         self._last = new
@@ -166,9 +168,13 @@ class ScheduleProbe:
         return new, jump, replaced, lambda: facts
 
     def _predecessor(self, new: _Course, step: int) -> _Course | None:
-        """A settled optimizer of tensors of the same shapes that stepped until just now."""
+        """A settled optimizer of tensors of the same shapes that stepped until just now.
+
+        And of the same class: SGD after Adam, or LBFGS to finish with, is a further stage of the training.
+        """
         for old in reversed(self._courses):
-            if not old.replaced and old.updates >= SETTLED and old.shapes == new.shapes and step - old.last_step <= 2:
+            alike = old.shapes == new.shapes and old.kind is new.kind
+            if alike and not old.replaced and old.updates >= SETTLED and step - old.last_step <= 2:
                 return old
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late
@@ -11,8 +12,8 @@ from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
 GATE = "healthcheck.gate"
-"""Key in ``event.user_state``: ``(step, flag)``; 1 if the update of that step was held back, a number or a
-0-dim device tensor."""
+"""Key in ``event.user_state``: ``(step, {optimizer: flag})``; 1 if the update of that step was held back, a number
+or a 0-dim device tensor."""
 
 SETTLED, LOOK_EVERY = 20, 10
 """Where no update was decided upon by then, it is asked again only after so many steps."""
@@ -43,12 +44,11 @@ class SkippedUpdateProbe:
         self._streak: dict[int, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        step, flag = event.user_state.get(GATE, (0, None))
-        if step != event.step or flag is None:
-            if event.step > SETTLED and not step:
-                self.rests_until = event.step + LOOK_EVERY
-            return ()
-        index, labels = event.optimizer_index, optimizer_labels(event.optimizer_index)
+        step, flags = event.user_state.get(GATE, (0, None))
+        return [] if step != event.step else [s for pair in flags.items() for s in self._samples(step, *pair)]
+
+    def _samples(self, step: int, index: int, flag: Any) -> Iterable[Sample]:
+        labels = optimizer_labels(index)
         streak = self._count(index, flag) if on_host(flag) else Late(lambda value: self._count(index, value), flag)
         return (Sample("updates.skipped", step, flag, labels), Sample("updates.skipped_streak", step, streak, labels))
 

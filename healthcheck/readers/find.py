@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from healthcheck.readers.base import read_head
 from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.tensorboard import event_files, phase_folders
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Reader
@@ -125,11 +126,12 @@ def _walk(folder: Path, readers: Mapping[str, Reader]) -> Iterator[RunFile]:
         if whole.name in ("record", "trainer_state", "mlflow"):
             return
     taken_events = whole is not None and whole.name == "tensorboard"
+    parts = phase_folders(folder) if taken_events and not event_files(folder) else []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name in _NEVER:
             continue
         if entry.is_dir():
-            if not entry.is_symlink():
+            if not entry.is_symlink() and entry not in parts:
                 yield from _walk(entry, readers)
         elif entry.is_file() and entry.suffix.lower() not in _CODE and entry.stat().st_size:
             if taken_events and "tfevents" in entry.name:

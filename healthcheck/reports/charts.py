@@ -91,9 +91,9 @@ def chart(line: Line, marks: Mapping[int, str]) -> str:
         for at, rule in marks.items()
         if first <= at <= last
     ]
-    drawn += [
-        f'<path class="broken" d="M{x:.1f} {HEIGHT:g}v-10"/>' for x in sorted({place.x(at) for at in broken})[:99]
-    ]
+    # One mark a bucket: all of a run that stays broken, in a bounded number of elements.
+    columns = sorted({round(place.x(at) / WIDTH * BUCKETS) for at in broken})
+    drawn += [f'<path class="broken" d="M{n * WIDTH / BUCKETS:.1f} {HEIGHT:g}v-10"/>' for n in columns]
     name = escape(line.name)
     return (
         f"<figure><figcaption><b>{name}</b> <span>{escape(said)}</span></figcaption>"

@@ -20,6 +20,8 @@ from healthcheck.samples import decode_number
 MOST_ALERTS = 100
 MOST_CHARTS = 12
 _SHOWN = {"failed": "FAILED", "warned": "WARNED", "ok": "OK", "not judged": "NOT JUDGED"}
+FEW = 8
+"""Rules of one verdict that are shown without a click."""
 _ORDER = ("failed", "warned", "not judged", "ok")
 
 
@@ -69,11 +71,22 @@ def _run(name: str, report: Mapping[str, Any], prefix: str, lines: Sequence[Line
     ]
     if report["alerts"]:
         shown = report["alerts"][:MOST_ALERTS]
-        parts.append(f"<h2>Alerts</h2>{''.join(_alert(alert, prefix) for alert in shown)}")
+        told = [alert for alert in shown if not alert.get("explained_by")]
+        rest = [alert for alert in shown if alert.get("explained_by")]
+        parts.append(f"<h2>Alerts</h2>{''.join(_alert(alert, prefix) for alert in told)}")
+        if rest:  # the same story again: at a click
+            inner = "".join(_alert(alert, prefix) for alert in rest)
+            parts.append(
+                f"<details><summary>{plural(len(rest), 'alert')} explained by others</summary>{inner}</details>"
+            )
         if len(report["alerts"]) > len(shown):
             parts.append(f"<p>{len(report['alerts']) - len(shown):,} more alerts: healthcheck report</p>")
     if lines:
-        marks = {int(alert["fired_step"]): str(alert["rule"]) for alert in reversed(report["alerts"])}
+        marks = {
+            int(alert["fired_step"]): str(alert["rule"])
+            for alert in reversed(report["alerts"])
+            if not alert.get("explained_by")
+        }
         wanted = {fact["name"] for alert in report["alerts"] for fact in alert["series"]}
         chosen = sorted(lines, key=lambda line: line.name not in wanted)[:MOST_CHARTS]
         charts = "".join(chart(line, marks) for line in chosen)
@@ -134,20 +147,30 @@ _EXCUSES = {"explained_by": "explained by", "muted": "muted", "accepted": "accep
 
 def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence[Mapping[str, Any]]) -> str:
     first = {str(alert["rule"]): int(alert["number"]) for alert in reversed(alerts)}
-    rows = []
+    groups: dict[str, list[str]] = {"": [], "not judged": [], "ok": []}
     for rule, entry in sorted(rules.items(), key=lambda item: _ORDER.index(str(item[1]["verdict"]))):
         closest = entry.get("closest") or {}
         near = f"{number(decode_number(closest['score']))} at step {step(closest['step'])}" if closest else ""
         name = escape(rule)
         if rule in first:
             name = f'<a href="#{prefix}{name}-{first[rule]}">{name}</a>'
-        rows.append(
-            f"<tr><td>{name}</td><td>{_badge(str(entry['verdict']))}</td><td>{escape(near)}</td>"
+        verdict = str(entry["verdict"])
+        groups[verdict if verdict in groups and rule not in first else ""].append(
+            f"<tr><td>{name}</td><td>{_badge(verdict)}</td><td>{escape(near)}</td>"
             f"<td>{escape(str(entry.get('reason') or entry.get('threshold') or ''))}</td>"
             f"<td>{escape(str(entry.get('origin', '')))}</td></tr>"
         )
+    return "".join(_rule_table(group, rows) for group, rows in groups.items() if rows)
+
+
+def _rule_table(group: str, rows: Sequence[str]) -> str:
+    """What fired stands open; dozens of rules that are fine or had no data open at a click, without a script."""
     head = "<tr><th>rule</th><th>verdict</th><th>closest</th><th>limit, or why not judged</th><th>from</th></tr>"
-    return f"<div class=wide><table>{head}{''.join(rows)}</table></div>"
+    table = f"<div class=wide><table>{head}{''.join(rows)}</table></div>"
+    if not group:
+        return table
+    state = " open" if len(rows) <= FEW else ""
+    return f"<details{state}><summary>{len(rows)} {group}</summary>{table}</details>"
 
 
 def _badge(verdict: str) -> str:

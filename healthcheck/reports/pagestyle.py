@@ -39,6 +39,8 @@ svg path { fill: none; vector-effect: non-scaling-stroke; }
 .broken { stroke: var(--bad); stroke-width: 2; }
 .axis { display: flex; justify-content: space-between; margin: 0; }
 .wide { overflow-x: auto; }
+details { margin-top: .8rem; }
+summary { cursor: pointer; color: var(--soft); font-weight: 600; padding: .2rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .87rem; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; }

@@ -67,26 +67,24 @@ def _result(report: Mapping[str, Any], alert: Mapping[str, Any], ids: Sequence[s
         "ruleId": rule,
         "level": _LEVEL[str(alert["severity"])],
         "message": {"text": text},
+        "locations": [_location(report, rule)],
         "partialFingerprints": {"healthcheck/v1": _fingerprint(str(report.get("target", "")), rule)},
         "properties": {"step": alert["fired_step"], "value": alert["value"], "limit": alert["threshold"]},
     }
     if rule in ids:
         result["ruleIndex"] = ids.index(rule)
-    location = _location(report, rule)
-    if location is not None:
-        result["locations"] = [location]
     if excused(alert):
         reason = str(alert.get("muted") or alert.get("accepted"))
         result["suppressions"] = [{"kind": "external", "justification": reason}]
     return result
 
 
-def _location(report: Mapping[str, Any], rule: str) -> dict[str, Any] | None:
+def _location(report: Mapping[str, Any], rule: str) -> dict[str, Any]:
+    """Code scanning wants one of every result: the rule, else the script, else whatever was judged."""
     file, line = place(str(report["rules"].get(rule, {}).get("origin", "")))
     if not line:
-        file, line = str(report.get("path") or report.get("target") or ""), 1
-        if not Path(file).is_file():
-            return None
+        names = [str(report[key]) for key in ("target", "path") if report.get(key)]
+        file, line = next((name for name in names if Path(name).is_file()), names[-1] if names else "run"), 1
     uri = in_checkout(file, Path.cwd()).replace("\\", "/")
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": line}}}
 

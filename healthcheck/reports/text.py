@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TextIO
 
 KIB = 1024.0
 RIGHT = 88
@@ -136,6 +138,17 @@ def columns(rows: Iterable[Sequence[str]], align: str = "", indent: int = 2, gap
         ]
         lines.append(" " * indent + (" " * gap).join(cells).rstrip())
     return lines
+
+
+def no_wider_than(lines: Sequence[str], stream: TextIO) -> list[str]:
+    """Lines of a table, cut at the width of a terminal: wrapped columns cannot be read. A file or a pipe gets all."""
+    try:
+        if not stream.isatty():
+            return list(lines)
+    except (OSError, ValueError, AttributeError):
+        return list(lines)
+    width = max(40, shutil.get_terminal_size().columns)
+    return [line if len(line) <= width else f"{line[: width - 3].rstrip()}..." for line in lines]
 
 
 def with_exit(text: str, code: int) -> str:

@@ -24,7 +24,7 @@ def warnings(rules: RuleSet, merged: Merged) -> list[Problem]:
     for rule in rules.rules:
         draft = merged.rules[rule.id]
         if draft.origin.path == rule.origin.path:
-            found.extend(_of_rule(rule, draft, merged.profile_steps))
+            found.extend(_of_rule(rule, draft, merged.profile_steps, rules.profile))
     for rule_id in rules.off:
         found.extend(_of_off(merged.rules[rule_id]))
     found.extend(_unwatched_nan(rules, merged))
@@ -33,7 +33,16 @@ def warnings(rules: RuleSet, merged: Merged) -> list[Problem]:
     return found
 
 
-def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None) -> Iterator[Problem]:
+def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None, profile: str) -> Iterator[Problem]:
+    yield from _of_actions(rule, draft)
+    yield from _of_condition(rule, draft)
+    if profile_steps:
+        yield from _too_late(rule, draft, profile_steps, profile)
+    yield from _evals_of_train_metric(rule, draft)
+    yield from _of_words(rule, draft)
+
+
+def _of_actions(rule: Rule, draft: Draft) -> Iterator[Problem]:
     names = {spec.name for spec in rule.actions}
     if "stop" in names and rule.severity < Severity.ERROR:
         yield _warn(
@@ -51,20 +60,24 @@ def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None) -> Iterator[Pr
             "without `cooldown`, `cleanup` runs again at every new episode, however close",
             "add `cooldown: 200`",
         )
-    if rule.condition.name in SPIKE_CONDITIONS and 0 < getattr(rule.condition, "window", 0) < SMALL_WINDOW:
+
+
+def _of_condition(rule: Rule, draft: Draft) -> Iterator[Problem]:
+    window = getattr(rule.condition, "window", 0)
+    if rule.condition.name in SPIKE_CONDITIONS and 0 < window < SMALL_WINDOW:
         yield _warn(
             draft,
             "when",
             "small-window",
-            f"a window of {getattr(rule.condition, 'window', 0)} samples knows little of what is normal",
+            f"a window of {window} samples knows little of what is normal",
             f"use {SMALL_WINDOW} or more",
         )
-    if _stricter_recover(rule):
+    if rule.recover is not None and _stricter_recover(rule):
         yield _warn(
             draft,
             "recover",
             "strict-recover",
-            f"`recover: {rule.recover.text}` also holds while the rule breaches ({rule.condition.breaches.text})",  # type: ignore[union-attr]
+            f"`recover: {rule.recover.text}` also holds while the rule breaches ({rule.condition.breaches.text})",
             "an alert should end at a calmer score than it began at",
         )
     if not rule.condition.baseline:
@@ -77,18 +90,22 @@ def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None) -> Iterator[Pr
                     f"`{key}` means nothing for `{rule.condition.name}`, which has no baseline",
                     "",
                 )
-    if profile_steps:
-        needed = _steps_needed(rule)
-        if needed > profile_steps:
-            key = "warmup" if "warmup" in draft.entries else "for" if "for" in draft.entries else "when"
-            yield _warn(
-                draft,
-                key,
-                "never-in-time",
-                f"needs about {needed:,} steps before it can fire; this profile has {profile_steps:,}",
-                "",
-            )
-    yield from _evals_of_train_metric(rule, draft)
+
+
+def _too_late(rule: Rule, draft: Draft, profile_steps: int, profile: str) -> Iterator[Problem]:
+    needed = _steps_needed(rule)
+    if needed > profile_steps:
+        key = "warmup" if "warmup" in draft.entries else "for" if "for" in draft.entries else "when"
+        yield _warn(
+            draft,
+            key,
+            "never-in-time",
+            f"needs about {needed:,} steps before it can fire; a run with `--profile {profile}` has {profile_steps:,}",
+            "there it ends as not judged, which fails nothing; for an earlier verdict shorten it in that profile",
+        )
+
+
+def _of_words(rule: Rule, draft: Draft) -> Iterator[Problem]:
     hole = re.search(r"\{(" + "|".join(PLACEHOLDERS) + r")[:}]", rule.hint)
     if hole is not None:
         yield _warn(

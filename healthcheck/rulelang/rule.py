@@ -200,6 +200,11 @@ class Derived:
     def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
         raise NotImplementedError
 
+    def feed(self, name: str, value: float) -> None:
+        """Give one value to all its look-ups."""
+        for take in self.feeds(name):
+            take(value)
+
     def compute(self, get: Callable[[str], float | None]) -> float | None:
         raise NotImplementedError
 

@@ -6,6 +6,7 @@ All of them are shown; jsonschema's own ``best_match`` would show one. Four keyw
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -102,10 +103,25 @@ def _unknown_key(document: Document, where: KeyPath, key: str, error: Any) -> Pr
     what = {"condition": "condition", "action": "action"}.get(kind, "key")
     slug = {"condition": "unknown-condition", "action": "unknown-action"}.get(kind, "unknown-key")
     hint = suggest(key, known)
+    if kind == "rule" and (not hint or key in _conditions()):
+        hint = _as_condition(key, value)
     if not hint and 0 < len(known) <= 12:
         hint = f"there are {', '.join(known)}"
     fix = (key, hint.split('"')[1]) if hint.startswith("did you mean") else None
     return document.problem((*where, key), slug, f'unknown {what} "{shorten(key)}"', key=True, suggestion=hint, fix=fix)
+
+
+def _conditions() -> list[str]:
+    from healthcheck.rulelang.conditions import CONDITIONS
+
+    return [condition.name for condition in CONDITIONS]
+
+
+def _as_condition(key: str, value: Any) -> str:
+    """For a condition that stands beside ``metric`` and not under ``when``; empty for any other word."""
+    close = difflib.get_close_matches(key, _conditions(), n=1, cutoff=0.7)
+    shown = "..." if isinstance(value, (dict, list)) else shorten(str(value), 20)
+    return f"a condition stands under `when`: write `when: {{{close[0]}: {shown}}}`" if close else ""
 
 
 def _level(where: KeyPath) -> tuple[str, Mapping[str, str]]:

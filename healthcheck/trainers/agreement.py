@@ -12,6 +12,7 @@ it does not know of; it is merely missing, and then nobody agrees on anything.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 import time
@@ -39,6 +40,7 @@ class StoreAgreement:
     :param sync_every: steps between two sync points; the same on all ranks.
     :param note: says one line to the user.
     :param folder: record of this rank; that of rank 0 is where all save.
+    :param config: digest of what this rank judges by; ranks under other rules than rank 0 are named.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class StoreAgreement:
         note: Callable[[str], None],
         patience: float = PATIENCE_SECONDS,
         folder: str = "",
+        config: str = "",
     ) -> None:
         self.store = store
         self.rank = rank
@@ -59,6 +62,7 @@ class StoreAgreement:
         self.note = note
         self.patience = patience
         self.folder = folder
+        self.config = config
         self.broken = ""
         """Why the ranks do not agree (any more); empty while they do or may yet."""
         self._announced = False
@@ -139,12 +143,14 @@ class StoreAgreement:
     def _meet(self, step: int) -> None:
         """Announce this rank; once all are there, fix the first sync point from what they announced."""
         if not self._announced:
+            self.store.set(f"{PREFIX}/config/{self.rank}", self.config)
             self.store.set(f"{PREFIX}/rank/{self.rank}", str(step))
             if self.rank == 0:
                 self.store.set(f"{PREFIX}/folder", self.folder)
             self.store.add(f"{PREFIX}/here", 1)
             self._announced = True
         if self.store.add(f"{PREFIX}/here", 0) >= self.world_size:
+            self._name_strangers()
             steps = [int(self.store.get(f"{PREFIX}/rank/{rank}")) for rank in range(self.world_size)]
             self._start = (max(steps) // self.sync_every + 2) * self.sync_every
             if step > self._start:
@@ -160,6 +166,19 @@ class StoreAgreement:
         missing = [str(r) for r in range(self.world_size) if not self.store.check([f"{PREFIX}/rank/{r}"])]
         if missing:
             self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched")
+
+    def _name_strangers(self) -> None:
+        """Ranks that judge by other rules: a stop of theirs is none of ours, and a node with an old file looks healthy."""
+        if self.rank:
+            return
+        theirs = [self.store.get(f"{PREFIX}/config/{rank}").decode() for rank in range(self.world_size)]
+        others = [str(rank) for rank, config in enumerate(theirs) if config != self.config]
+        if others:
+            named = f"rank {', '.join(others[:8])}" + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+            self.note(
+                f"{named} {'runs' if len(others) == 1 else 'run'} under other rules than rank 0: "
+                "compare healthcheck.yaml and HEALTHCHECK_* there, and the rules.yaml of their records"
+            )
 
     def _sync(self, step: int) -> list[Mapping[str, Any]]:
         """Read the answers of the sync point before, then give our own for this one."""
@@ -253,4 +272,11 @@ def agreement_of(session: Any) -> StoreAgreement | None:
         sync_every=int(every),
         note=session.note,
         folder=str(session.info.run_dir or ""),
+        config=_digest(session),
     )
+
+
+def _digest(session: Any) -> str:
+    """Of the rules in force and the settings that ranks must share."""
+    shared = [session.settings.get(key) for key in ("mode", "max_steps", "max_time", "sync_every")]
+    return hashlib.sha256(json.dumps([session.rules.text, shared], default=str).encode()).hexdigest()[:16]

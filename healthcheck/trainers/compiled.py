@@ -190,6 +190,6 @@ def _run_as_python(code: CodeType) -> None:
     skip = getattr(eval_frame, "skip_code", None)
     if skip is not None:  # torch 2.6
         skip(code)
-        return
-    action = eval_frame._FrameAction
-    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(eval_frame, "set_code_exec_strategy"):
+        action = eval_frame._FrameAction
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))

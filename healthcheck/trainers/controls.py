@@ -79,6 +79,14 @@ class TorchControls:
         self.capabilities = without_updates(self.capabilities, why)
         self._session.note(f"{why}: its gradients and updates are not seen, and not judged")
 
+    def updates_inside_backward(self) -> None:
+        """There is no moment between the gradients and the updates at which somebody could look."""
+        known = self.capabilities
+        if "before_update" not in known.gaps:
+            kinds = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+            gaps = dict.fromkeys((kind.value for kind in kinds), "optimizers step inside the backward pass, one by one")
+            self.capabilities = replace(known, events=known.events - set(kinds), gaps={**known.gaps, **gaps})
+
     def scale_lr(self, factor: float) -> list[float]:
         rates = []
         for optimizer in self._view.optimizers():

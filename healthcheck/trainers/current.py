@@ -35,7 +35,7 @@ def log(*, step: int | None = None, **metrics: Any) -> None:
 def enter(session: Session, source: Any = None) -> None:
     """Make a session the current one; adapters call it.
 
-    :param source: the :class:`~healthcheck.trainers.native.TorchSource` that feeds the session, if any.
+    :param source: the :class:`~healthcheck.trainers.source.TorchSource` that feeds the session, if any.
     """
     _sessions.append(session)
     measure_declared(session)

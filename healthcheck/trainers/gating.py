@@ -124,16 +124,16 @@ class UpdateGate:
         self._asked[id(optimizer)] = why
         return why
 
-    def breached(self) -> bool:
-        """Whether the update at hand is bad, as far as the host knows."""
+    def breached(self, index: int = 0) -> bool:
+        """Whether the update at hand, of that optimizer, is bad, as far as the host knows."""
         bad = [isinstance(s.value, float) and bound.breached(s.value) for s, bound in self._now]
         held = any(bad)
         if held:
             self._decided.append((self._session.step, list(itertools.compress(self._asking, bad))))
-        self._tell(1.0 if held else 0.0)
+        self._tell(index, 1.0 if held else 0.0)
         return held
 
-    def arm(self, optimizer: Any) -> None:
+    def arm(self, optimizer: Any, index: int = 0) -> None:
         """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
         flag = device_flag(self._now)
         if flag is None:
@@ -150,7 +150,7 @@ class UpdateGate:
             found = flag
         self._ours = optimizer.found_inf = found
         self._decided.append((self._session.step, self._asking))
-        self._tell(flag)
+        self._tell(index, flag)
 
     def disarm(self, optimizer: Any) -> None:
         """Leave the optimizer as it was found."""
@@ -163,8 +163,12 @@ class UpdateGate:
                 optimizer.found_inf = self._theirs
         self._ours = self._theirs = None
 
-    def _tell(self, flag: Any) -> None:
-        self._session.user_state[GATE] = (self._session.step, flag)
+    def _tell(self, index: int, flag: Any) -> None:
+        state, step = self._session.user_state, self._session.step
+        told: Any = state.get(GATE)
+        if told is None or told[0] != step:
+            told = state[GATE] = (step, {})
+        told[1][index] = flag
 
 
 def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:

@@ -15,11 +15,11 @@ from healthcheck.trainers import current
 from healthcheck.trainers.companions import Companions
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script import quiet_stop
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.script_logging import LoggedMetrics
+from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch, caused_by_stop
 

@@ -27,12 +27,13 @@ from healthcheck.outcome import Ending, exit_code
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.guarding import guarded
-from healthcheck.trainers.loopsteps import LoopSteps, PatientStop
+from healthcheck.trainers.loopsteps import PatientStop, WatchedSteps
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.opening import program_name, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.savedstate import inner_optimizer
 from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.stopping import caused_by_stop
 from healthcheck.watchdog import Watchdog, watch_if_needed
 
@@ -133,7 +134,7 @@ class Loop:
         self.session = session
         self.joined = joined
         self._told = False
-        self._steps: LoopSteps | None = None
+        self._steps: WatchedSteps | None = None
         self._patches = Patches()
         self._watchdog: Watchdog | None = None
         self._adapters: list[Any] = []
@@ -150,7 +151,7 @@ class Loop:
         )
         controls = TorchControls(session, view, self._stop, capabilities_of("loop", {**LOOP_GAPS, **gaps}))
         session.bind(controls)
-        steps = self._steps = LoopSteps(session, view, controls, only=optimizers)
+        steps = self._steps = WatchedSteps(session, view, controls, only=optimizers)
         if session.watching:
             hooks = TorchHooks(steps, self._patches, AfterImport(session.monitor_error))
             for optimizer in optimizers:
@@ -314,7 +315,9 @@ class Loop:
 
 _BLIND = "watch() was given no optimizer"
 
-LOOP_GAPS = {"loss_before_update": "a loop tells its loss once the update is made; updates are held back by that of its backward passes"}
+LOOP_GAPS = {
+    "loss_before_update": "a loop tells its loss once the update is made; updates are held back by that of its backward passes"
+}
 """What a loop of one's own cannot show, whatever it gives to ``watch``."""
 
 
@@ -326,11 +329,7 @@ def _listed(given: Any) -> list[Any]:
 
 def _unwrapped(optimizer: Any) -> Any:
     """The torch optimizer inside a framework's wrapper."""
-    for _ in range(4):
-        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
-        if inner is None or not hasattr(inner, "param_groups"):
-            break
-        optimizer = inner
+    optimizer = inner_optimizer(optimizer)
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise UsageError(f"watch() takes a torch optimizer, not a {type(optimizer).__name__}")
     return optimizer

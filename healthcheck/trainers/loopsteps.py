@@ -33,6 +33,57 @@ class LoopSteps(TrainingSteps):
     _facts: Mapping[str, Any] = {}
     """What the loop said about the step that is being ended."""
 
+    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
+        self._next_step_if_ended()
+        super().clipping(norm, max_norm, scaled=scaled)
+
+    def _before_update(self, optimizer: Any, index: int) -> None:
+        super()._before_update(optimizer, index)
+        if self.stop.pending and not self._dropped:  # the loop has not ended yet; weights stay as they are
+            self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+            for parameter, _ in self._dropped:
+                parameter.grad = None
+
+    def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
+        self._dropped = []
+        self._last_update = (optimizer, index, skipped)
+
+    def loop_step(
+        self,
+        *,
+        loss: Any = None,
+        losses: Mapping[str, Any] | None = None,
+        tokens: int | None = None,
+        samples: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The loop says that one update is over."""
+        if not self.started:
+            self._start()
+        self.phases.end()
+        self._catch_up()
+        self._next_step_if_ended(attempt=True)  # a replayed graph steps without an attempt that we see
+        self.last_attempt = self._begun
+        loss = loss.detach() if hasattr(loss, "detach") else loss
+        optimizer, index, skipped = self._last_update
+        if loss is not None and self.session.wants(EventKind.LOSS):
+            self._emit(EventKind.LOSS, loss=loss, losses=losses)
+        self._facts = {"loss": loss, "losses": losses, "n_tokens": tokens, "n_samples": samples, "metrics": metrics}
+        try:
+            self._end_step(optimizer, index, skipped=skipped)
+        finally:
+            self._facts = {}
+            self._last_update = (None, 0, None)
+
+    def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
+        if kind is EventKind.STEP_END:
+            facts |= self._facts
+        super()._emit_update(kind, optimizer, index, **facts)
+
+
+class WatchedSteps(LoopSteps):
+    """Steps of ``watch``: the loop tells its loss after the update, and its backward passes show it before."""
+
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._seen_loss = SeenLoss(self.losses)
@@ -75,54 +126,19 @@ class LoopSteps(TrainingSteps):
             loss = float(loss)  # the gate waits for the device anyway
         self.gate.see([Sample("loss", self._begun, loss, optimizer_labels(index))])
 
-    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
-        self._next_step_if_ended()
-        super().clipping(norm, max_norm, scaled=scaled)
-
-    def _before_update(self, optimizer: Any, index: int) -> None:
-        super()._before_update(optimizer, index)
-        if self.stop.pending and not self._dropped:  # the loop has not ended yet; weights stay as they are
-            self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            for parameter, _ in self._dropped:
-                parameter.grad = None
-
     def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
-        self._dropped = []
-        if skipped or self._closure_ran:
+        if skipped or self._closure_ran:  # nobody asked for it, or it was evaluated again and again
             self._seen_loss.take()
-        self._last_update = (optimizer, index, skipped)
+        first = self._last_update
+        super()._finish_attempt(optimizer, index, skipped=skipped)
+        if first[0] is not None:  # what the loop tells of its step belongs to the first of several optimizers
+            self._last_update = first
 
-    def loop_step(
-        self,
-        *,
-        loss: Any = None,
-        losses: Mapping[str, Any] | None = None,
-        tokens: int | None = None,
-        samples: int | None = None,
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
-        """The loop says that one update is over."""
-        if not self.started:
-            self._start()
-        self.phases.end()
-        self._catch_up()
-        self._next_step_if_ended(attempt=True)  # a replayed graph steps without an attempt that we see
-        self.last_attempt = self._begun
+    def loop_step(self, *, loss: Any = None, **told: Any) -> None:
         untold, self._untold = self._untold, None
-        loss = loss.detach() if hasattr(loss, "detach") else untold if loss is None else loss
-        optimizer, index, skipped = self._last_update
-        if loss is not None and self.session.wants(EventKind.LOSS):
-            self._emit(EventKind.LOSS, loss=loss, losses=losses)
-        self._facts = {"loss": loss, "losses": losses, "n_tokens": tokens, "n_samples": samples, "metrics": metrics}
-        try:
-            self._end_step(optimizer, index, skipped=skipped)
-        finally:
-            self._facts = {}
-            self._last_update = (None, 0, None)
+        super().loop_step(loss=untold if loss is None else loss, **told)
 
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
-        if kind is EventKind.STEP_END:
-            facts |= self._facts
-        elif kind is EventKind.BEFORE_UPDATE:
+        if kind is EventKind.BEFORE_UPDATE:
             guarded(self.session, self._gate_on_loss, index)
         super()._emit_update(kind, optimizer, index, **facts)

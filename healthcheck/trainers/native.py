@@ -13,7 +13,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import HealthCheckError
@@ -31,6 +30,7 @@ from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
 from healthcheck.trainers.savedstate import inner_optimizer, read_state, resume, write_state
 from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import PATIENCE, StopSwitch
 from healthcheck.watchdog import Watchdog, watch_if_needed
@@ -38,20 +38,6 @@ from healthcheck.watchdog import Watchdog, watch_if_needed
 if TYPE_CHECKING:
     from healthcheck.session import Session
     from healthcheck.verdicts import Alert
-
-
-@dataclass(slots=True)
-class TorchSource:
-    """What feeds a session from torch."""
-
-    steps: TrainingSteps
-    controls: TorchControls
-    shared: bool = False
-    """True if it sees every optimizer of the process (a script), so that a framework need not hook again."""
-    watch: NativeWatch | None = None
-    """The framework that is training now, if one is."""
-    several: bool = False
-    """True once the user knows that steps are counted on over several trainings."""
 
 
 class NativeWatch:
@@ -311,4 +297,4 @@ def _phase(kind: EventKind) -> str:
     return "test" if kind.value.startswith("test") else "eval"
 
 
-__all__ = ["NativeWatch", "TorchSource", "inner_optimizer", "read_state", "write_state"]
+__all__ = ["NativeWatch", "inner_optimizer", "read_state", "write_state"]

@@ -18,12 +18,12 @@ from healthcheck.trainers.companions import Companions
 from healthcheck.trainers.continuation import Continuation, StateStore
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.native import TorchSource
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.script_hooks import TorchHooks
 from healthcheck.trainers.script_logging import LoggedMetrics
 from healthcheck.trainers.script_target import MainModule, Target
 from healthcheck.trainers.signals import TerminationReport
+from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch, caused_by_stop
 from healthcheck.trainers.tracebacks import show

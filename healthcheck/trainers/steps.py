@@ -250,6 +250,7 @@ class TrainingSteps(StepCount):
             self._inside_backward = weakref.ref(optimizer)
             self.last_attempt = self._begun
             self.session.unit = "step"
+            self.controls.updates_inside_backward()
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
         with _no_grad():
             guarded(self.session, self._inner.take, optimizer, self._begun)
@@ -305,8 +306,8 @@ class TrainingSteps(StepCount):
             session.user_state.pop(HELD, None)
         self.stop.check()
         if way == "device":
-            guarded(self.session, self.gate.arm, optimizer)
-        elif way != "none" and guarded(self.session, self.gate.breached):
+            guarded(self.session, self.gate.arm, optimizer, index)
+        elif way != "none" and guarded(self.session, self.gate.breached, index):
             self.controls.skipping = True
         if self.controls.skipping or (self.stop.pending and self.stop.held):
             # Without gradients an optimizer leaves weights, moments and counters alone. They are put

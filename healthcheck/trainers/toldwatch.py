@@ -10,11 +10,12 @@ from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls
-from healthcheck.trainers.native import NativeWatch, TorchSource
+from healthcheck.trainers.native import NativeWatch
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import AfterImport
 from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.toldsteps import ToldLosses, ToldSteps
 from healthcheck.watchdog import watch_if_needed

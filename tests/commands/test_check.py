@@ -202,3 +202,46 @@ def test_explain_alone_lists_every_rule_in_one_line_each(command) -> None:
     code, out, _ = command("explain")
     assert code == 0
     assert any(line.split()[:2] == ["loss-not-finite", "error"] for line in out.splitlines())
+
+
+def test_advice_about_a_pack_that_is_only_extended_is_not_for_its_user(command, tmp_path) -> None:
+    """A file fresh from `init` must not be answered with warnings about files of ours."""
+    assert command("init")[0] == 0
+    code, out, _ = command("check")
+    assert (code, "warning" in out) == (0, False), out
+
+
+def test_fix_goes_on_with_what_hid_behind_a_mistake(command, tmp_path) -> None:
+    text = "version: 1\nrules: {a: {metric: memory.fraction, when: {greater_than: 92}, severity: critical}}\n"
+    (tmp_path / "healthcheck.yaml").write_text(text)
+    code, out, _ = command("check", "--fix")
+    assert code == 0, out
+    assert (tmp_path / "healthcheck.yaml").read_text().splitlines()[1] == (
+        "rules: {a: {metric: memory.fraction, when: {above: 92%}, severity: error}}"
+    )
+
+
+def test_mistakes_are_shown_by_plan_as_by_check(tmp_path, monkeypatch, capsys) -> None:
+    from healthcheck.commands import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "healthcheck.yaml").write_text("version: 1\nrules: {a: {metric: lss, when: {above: 3}}}\n")
+    assert main(["plan"]) == 4
+    err = capsys.readouterr().err
+    assert "    2 | rules: {a: {metric: lss, when: {above: 3}}}\n      |                     ^^^\n" in err
+    assert err.endswith("1 error; nothing was run\n")
+
+
+def test_a_file_of_somebody_else_is_named_and_left_alone(command, tmp_path) -> None:
+    (tmp_path / "healthcheck.yaml").write_text("services: {web: {interval: 30s}}\n")
+    code, out, err = command("plan")
+    assert code == 0
+    assert "has no `version:`, so it is not ours; skipped" in err
+    assert "healthcheck:recommended" in out
+
+
+def test_a_change_to_a_rule_that_some_profile_switches_off_is_no_mistake(command, tmp_path) -> None:
+    text = "version: 1\nextends: [healthcheck:recommended]\nrules: {loss-spike: {severity: error}}\n"
+    (tmp_path / "healthcheck.yaml").write_text(text)
+    code, out, _ = command("check")
+    assert (code, "switched off" in out) == (0, False), out

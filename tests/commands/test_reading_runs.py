@@ -334,3 +334,33 @@ def test_check_says_how_many_steps_a_count_of_samples_is_where_a_run_tells(recor
     assert "norm-high: norm comes every 20 steps; `for` of 5 samples is about 100 steps" in said
     assert "loss-high: loss comes" not in said
     assert "logging rate" not in says("check", "-q")
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped_and_no_traceback(record: Record, tmp_path: Path) -> None:
+    """Paths are the user's; the code page of a pipe on a cluster is often ASCII."""
+    record(target="größe.py", loss=DIES)
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    code = "import sys; from healthcheck.commands import main; sys.exit(main(sys.argv[1:]))"
+    for argv in (["runs"], ["report"], ["metrics", "latest"], ["report", "--format", "html"]):
+        result = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, env=env, timeout=60)
+        assert (result.returncode, result.stderr) == (0, b""), argv
+    assert "größe.py" in result.stdout.decode("utf-8")  # the page says that it is UTF-8
+
+
+def test_replay_takes_the_young_records_of_this_project(record: Record, says: Says) -> None:
+    record(target="a.py", loss=HEALTHY, norm=HEALTHY)
+    record(target="b.py", loss=HEALTHY, norm=HEALTHY)
+    rules = {"version": 1, "external": ["loss"], "rules": {"high": {"metric": "loss", "when": {"above": 100}}}}
+    Path("rules.yaml").write_text(json.dumps(rules))
+    told = says("replay", "--since", "1d", "--rules", "rules.yaml")
+    assert "2 runs, " in told
+    assert main(["replay", "--since", "1d", "runs"]) == 4
+
+
+def test_a_run_without_a_step_is_one_run_for_replay(record: Record, tmp_path: Path) -> None:
+    record(loss=[], norm=[])
+    (folder,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir() and not path.is_symlink()]
+    (folder / "samples.jsonl").unlink(missing_ok=True)
+    from healthcheck.readers.find import find_runs
+
+    assert [Path(found.path).name for found in find_runs([str(tmp_path / "runs")])] == [folder.name]

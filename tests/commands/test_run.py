@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -229,3 +230,28 @@ def test_a_plugin_that_fails_never_ends_the_run(healthcheck_command: Callable, w
     assert result.stderr.count("not today") == 1
     assert "exits" in result.stderr
     assert (strict.returncode, strict.stdout) == (3, "")
+
+
+def test_a_plugin_file_that_is_not_there_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the pen on the command line; a file that is there and broken costs a line only."""
+    from healthcheck.commands import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('ran')\n")
+    Path("health_plugin.py").write_text("")
+    assert main(["run", "-p", "helth_plugin.py", "train.py"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert 'no such file (did you mean "health_plugin.py"?)' in err
+    assert not Path("healthcheck-runs").exists()
+
+
+def test_an_option_of_ours_behind_the_script_is_pointed_out_when_the_script_refuses_it(
+    tmp_path: Path, healthcheck_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    result = healthcheck_command("run", "train.py", "--observe", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--observe stood behind the script, so the script got it" in result.stderr

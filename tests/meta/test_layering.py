@@ -16,9 +16,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "session",
         "judging",
+        "latch",
         "acting",
         "alertjson",
         "outcome",
+        "unjudged",
         "probing",
         "cadence",
         "held",

@@ -103,3 +103,18 @@ def test_a_rank_that_was_told_to_end_does_not_wait_for_the_others(pair):
 
 def _all_at(ranks, step):
     return [rank.exchange(step) for rank in ranks]
+
+
+def test_ranks_under_other_rules_are_named_once_by_rank_0():
+    store = pytest.importorskip("torch.distributed").HashStore()
+    said: dict[int, list[str]] = {rank: [] for rank in range(3)}
+    ranks = [
+        StoreAgreement(store, rank, 3, sync_every=1, note=said[rank].append, config="old" if rank == 2 else "new")
+        for rank in range(3)
+    ]
+    for step in (1, 2, 3, 4):
+        for rank in ranks:
+            rank.exchange(step)
+    (text,) = said[0]
+    assert text.startswith("rank 2 runs under other rules than rank 0")
+    assert said[1] == said[2] == []

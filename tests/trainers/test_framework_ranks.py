@@ -96,7 +96,8 @@ def test_transformers_ends_on_both_ranks_at_the_same_step(script: Callable[..., 
 
 def test_lightning_ends_on_both_ranks_at_the_same_step(script: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    result = run(tmp_path, str(script(LIGHTNING.replace("CALLBACKS", OWN))))
+    path = script(LIGHTNING.replace("CALLBACKS", OWN))
+    result = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path))
     assert endings(result) == ["0 ended at 5 by loss-high", "1 ended at 5 by loss-high"], result.stderr
     assert result.stderr.count("all ranks stop at step 5: loss-high on rank 1 only, first seen at step 4") == 1
     assert [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,11 @@ TRAINERS = {
     "accelerate": ACCELERATE,
 }
 
-RUN = """
+LAST_WORDS = """
     import atexit
     atexit.register(lambda: print("finite", all(p.isfinite().all().item() for p in model.parameters())))
+"""
+RUN = """
     train()
     print("trained to the end")
 """
@@ -100,7 +103,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 def test_a_bad_sample_is_caught_at_its_step_and_the_weights_survive(
     healthcheck_command: Callable, script: Callable[..., Path], tmp_path: Path, framework: str
 ) -> None:
-    path = script(framework.replace("BAD", str(BAD_SAMPLE)) + RUN)
+    path = script(framework.replace("BAD", str(BAD_SAMPLE)) + LAST_WORDS + RUN)
 
     result = healthcheck_command("run", "--report", f"json={tmp_path / 'hc.json'}", path)
 
@@ -114,27 +117,25 @@ def test_a_bad_sample_is_caught_at_its_step_and_the_weights_survive(
     assert "finite True" in result.stdout
 
 
+@pytest.fixture
+def healthy(framework: str) -> str:
+    return framework.replace('x[BAD] = float("nan")', "").replace("i == BAD", "False") + RUN
+
+
 def test_a_healthy_run_ends_with_0_and_its_own_number_of_steps(
-    healthcheck_command: Callable, script: Callable[..., Path], tmp_path: Path, framework: str
+    play: Callable[..., Any], capsys: pytest.CaptureFixture[str], healthy: str
 ) -> None:
-    path = script(framework.replace('x[BAD] = float("nan")', "").replace("i == BAD", "False") + RUN)
+    played = play(healthy, rules="healthcheck:recommended")
 
-    result = healthcheck_command("run", "--report", f"json={tmp_path / 'hc.json'}", path)
-
-    report = json.loads((tmp_path / "hc.json").read_text())
-    assert result.returncode == 0, result.stderr
-    assert report["steps"] == (16 if "accelerate" in framework else 10)
-    assert report["alerts"] == []
-    assert "trained to the end" in result.stdout
+    assert played.code == 0
+    assert played.steps() == list(range(1, 17 if "accelerate" in healthy else 11))
+    assert played.session.alerts == []
+    assert "trained to the end" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("framework", ["transformers"], indirect=True)
-def test_max_steps_ends_an_unmodified_trainer(
-    healthcheck_command: Callable, script: Callable[..., Path], tmp_path: Path, framework: str
-) -> None:
-    path = script(framework.replace('x[BAD] = float("nan")', "").replace("i == BAD", "False") + RUN)
+def test_max_steps_ends_an_unmodified_trainer(play: Callable[..., Any], healthy: str) -> None:
+    played = play(healthy, rules="healthcheck:recommended", settings={"max_steps": 3})
 
-    result = healthcheck_command("run", "--max-steps", 3, "--report", f"json={tmp_path / 'hc.json'}", path)
-
-    assert result.returncode == 0, result.stderr
-    assert json.loads((tmp_path / "hc.json").read_text())["steps"] == 3
+    assert played.code == 0
+    assert played.steps() == [1, 2, 3]

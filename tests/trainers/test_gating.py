@@ -153,3 +153,132 @@ def test_a_scaler_with_a_fused_optimizer_on_the_host_is_no_false_alarm() -> None
             scaler.update()
             health.step(loss=loss)
     assert [a.rule for a in health.alerts] == []
+
+
+class Raised(torch.autograd.Function):
+    """Adds to the loss what no gradient shows."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return loss + by
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+LOSS_RULES: dict[str, Any] = {
+    "version": 1,
+    "rules": {
+        "bad-loss": {"metric": "loss", "when": "nonfinite", "severity": "error", "then": ["skip_update"]},
+        "large-loss": {"metric": "loss", "when": {"above": 100}, "severity": "error", "then": ["skip_update"]},
+        "each": {"metric": "updates.skipped", "when": {"above": 100}},
+    },
+}
+
+
+def losses_raised(optimizer_name: str, bad: set[int], by: float, *, watched: bool, told: bool, **how: Any) -> Any:
+    """Two micro-batches a step; the loss of some steps is raised, their gradients are as ever."""
+    model, data = build()
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=how.get("scaled", False))
+    rules = how.get("rules", LOSS_RULES)
+    health = healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) if watched else None
+    for step in range(1, STEPS + 1):
+        if health is None and step in bad:
+            continue
+        optimizer.zero_grad()
+        losses = [model(part).pow(2).mean() for part in data[step - 1].chunk(2)]
+        if step in bad:
+            losses[1] = Raised.apply(losses[1], torch.tensor(by))
+        for loss in losses:
+            scaler.scale(loss / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if health is not None:
+            health.step(loss=sum(losses) / 2 if told else None)
+            if health.should_stop:
+                break
+    if health is not None:
+        health.close()
+    return state_of(model, optimizer), health
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(
+    ("name", "bad", "by", "scaled"),
+    [("adamw", {1}, math.nan, False), ("adamw-fused", {4}, math.inf, True), ("momentum", {3, 4}, 1000.0, False)],
+)
+def test_a_loop_that_tells_its_loss_afterwards_is_held_back_by_it_all_the_same(
+    name: str, bad: set[int], by: float, scaled: bool, told: bool
+) -> None:
+    wanted, _ = losses_raised(name, bad, by, watched=False, told=told, scaled=scaled)
+    found, health = losses_raised(name, bad, by, watched=True, told=told, scaled=scaled)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    (alert,) = health.alerts
+    assert alert.fired_step == min(bad)
+    assert alert.actions[0].done
+    assert alert.actions[0].text == f"held back the update of step {min(bad)}"
+    assert [step for step, value in health.history("updates.skipped") if value] == sorted(bad)
+    assert len(health.history("loss")) == STEPS
+
+
+def test_a_stop_on_the_loss_leaves_the_weights_of_the_step_before() -> None:
+    rules = {"version": 1, "rules": {"loss": {"metric": "loss", "when": "nonfinite", "then": ["stop"]}}}
+    wanted, _ = losses_raised("adamw", {4, 5, 6}, math.inf, watched=False, told=True)
+    found, health = losses_raised("adamw", {4}, math.inf, watched=True, told=True, rules=rules)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert health.report["stop"]["step"] == 4
+
+
+def test_the_loss_of_another_model_holds_nothing_back() -> None:
+    model, data = build()
+    other = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with healthcheck.watch(model, optimizer, rules=LOSS_RULES, console=False, record=False) as health:
+        for step in (1, 2):
+            (other(data[0]).mean() * math.inf).backward()
+            health.step(loss=one(model, optimizer, data[step], bad=False))
+    assert [value for _, value in health.history("updates.skipped")] == [0.0, 0.0]
+
+
+def test_without_a_rule_that_gates_on_the_loss_backward_is_left_alone() -> None:
+    model, _ = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.autograd.backward
+    with healthcheck.watch(model, optimizer, rules=RULES, console=False, record=False):
+        assert torch.autograd.backward is before
+
+
+def test_of_two_optimizers_the_one_with_the_bad_gradient_is_held_back_and_counted() -> None:
+    def build_pair() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer], torch.Tensor]:
+        torch.manual_seed(0)
+        maker, judge = nn.Linear(4, 3), nn.Linear(3, 1)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (judge, maker)]
+        return maker, judge, optimizers, torch.randn(STEPS, 5, 4)
+
+    def play(bad: int, health: Any, parts: Any) -> None:
+        maker, judge, (judges, makes), data = parts
+        for step in range(1, STEPS + 1):
+            judges.zero_grad()
+            lost = judge(maker(data[step - 1]).detach()).pow(2).mean()
+            lost.backward()
+            if step == bad:
+                judge.bias.grad[0] = math.nan
+            if health is not None or step != bad:
+                judges.step()
+            makes.zero_grad()
+            (1 - judge(maker(data[step - 1]))).pow(2).mean().backward()
+            makes.step()
+            if health is not None:
+                health.step(loss=lost)
+
+    plain = build_pair()
+    play(3, None, plain)
+    watched = build_pair()
+    with healthcheck.watch([*watched[:2]], watched[2], rules=RULES, console=False, record=False) as health:
+        play(3, health, watched)
+    for mine, wanted in zip(watched[:2], plain[:2], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), wanted.parameters(), strict=True))
+    assert [step for step, value in health.history("updates.skipped") if value] == [3]
+    assert [value for _, value in health.history("updates.skipped[optimizer=1]")] == [0.0] * STEPS

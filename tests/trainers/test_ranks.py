@@ -47,11 +47,18 @@ def free_port() -> int:
 
 
 def launch(
-    folder: Path, world: int, *, bad_rank: int, watched: set[int], timeout: float = 180, options: tuple[str, ...] = ()
+    folder: Path,
+    world: int,
+    *,
+    bad_rank: int,
+    watched: set[int],
+    timeout: float = 180,
+    options: tuple[str, ...] = (),
+    train: str = TRAIN,
 ) -> list[tuple[int, str, str]]:
     """Start one process per rank, as a launcher does; returns (exit code, stdout, stderr) by rank."""
     script = folder / "train.py"
-    script.write_text(textwrap.dedent(TRAIN))
+    script.write_text(textwrap.dedent(train))
     base = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
     base |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -107,35 +114,52 @@ def test_a_nan_on_one_rank_ends_all_ranks_at_the_same_step_with_finite_weights(t
     assert (report["exit_reason"], report["stop"]["rule"]) == ("stop", "loss-not-finite")
 
 
-def test_a_rank_that_nobody_watches_makes_nobody_hang_and_is_named(tmp_path):
-    first, second = launch(tmp_path, 2, bad_rank=7, watched={0})
-    assert (first[0], second[0]) == (0, 0)
-    assert "rank 0 ended" in first[1]
-    assert "rank 1 ended" in second[1]
-    assert "rank 1 is not watched" in first[2]
-
-
-def test_without_an_agreement_a_stop_is_reported_and_nobody_leaves_alone(tmp_path):
+def test_a_rank_that_nobody_watches_is_named_and_a_stop_is_only_reported_so_that_nobody_leaves_alone(tmp_path):
     first, second = launch(tmp_path, 2, bad_rank=0, watched={0})
     assert "rank 0 ended" in first[1]
     assert "rank 1 ended" in second[1]
+    assert "rank 1 is not watched" in first[2]
     assert "would have stopped" in first[2] or "proposed" in first[2]
-    assert first[0] == 1
+    assert (first[0], second[0]) == (1, 0)
 
 
-def test_eight_ranks_print_one_block_and_write_one_report(tmp_path):
-    """A job's log holds one copy of an alert, not eight; so do its annotations and its JUnit file."""
+EVERYWHERE = """
+version: 1
+rules:
+  high: {metric: loss, when: {above: 1000}, ranks: all, severity: error, then: [stop]}
+"""
+
+
+def test_a_rule_for_all_ranks_stops_a_training_only_once_it_fires_on_every_rank(tmp_path):
+    """Rank 1 is bad from step 10 on, rank 0 from step 20."""
+    (tmp_path / "rules.yaml").write_text(EVERYWHERE)
+    late = 'if step >= (9 if rank else 19):\n            y = y * 1e4\n        if rank == int(os.environ["BAD_RANK"])'
     results = launch(
         tmp_path,
-        8,
-        bad_rank=5,
-        watched=set(range(8)),
+        2,
+        bad_rank=9,
+        watched={0, 1},
+        options=("--rules", "rules.yaml"),
+        train=TRAIN.replace('if rank == int(os.environ["BAD_RANK"])', late),
+    )
+    assert [code for code, _, _ in results] == [1, 1], results[0][2]
+    assert [last_step(out) for _, out, _ in results] == [21, 21]
+    assert "all ranks stop at step 21: high on 2 of 2 ranks, first seen at step 20" in results[0][2]
+
+
+def test_four_ranks_print_one_block_and_write_one_report(tmp_path):
+    """A job's log holds one copy of an alert, not four; so do its annotations and its JUnit file."""
+    results = launch(
+        tmp_path,
+        4,
+        bad_rank=3,
+        watched=set(range(4)),
         timeout=400,
         options=("--report", "github", "--report", "junit=hc.xml"),
     )
-    assert [code for code, _, _ in results] == [1] * 8, results[0][2]
+    assert [code for code, _, _ in results] == [1] * 4, results[0][2]
     everything = "".join(err for _, _, err in results)
-    assert len(re.findall(r"loss-not-finite on rank 5 only", everything)) == 1
+    assert len(re.findall(r"loss-not-finite on rank 3 only", everything)) == 1
     assert len(re.findall(r"^ERROR ", everything, re.MULTILINE)) <= 1
     assert len(re.findall(r"^healthcheck: STOPPED ", everything, re.MULTILINE)) == 1
     assert len(re.findall(r"^healthcheck [\d.]+: watching ", everything, re.MULTILINE)) == 1

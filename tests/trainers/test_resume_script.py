@@ -167,9 +167,25 @@ def test_a_state_that_one_rule_cannot_read_costs_only_that_rule_its_windows(run:
     assert resumed["steps"] == 60
 
 
-def test_a_lost_state_still_leaves_the_step(run: Run) -> None:
+def test_a_state_that_one_probe_cannot_read_costs_no_rule_its_windows(run: Run) -> None:
     first = run("--steps", "20")
-    (first["folder"] / "checkpoints" / "step-20.json").write_text("{")
+    kept = first["folder"] / "checkpoints" / "step-20.json"
+    content = json.loads(kept.read_text())
+    assert content["state"]["probes"]["loss"]
+    content["state"]["probes"]["loss"] = ["of another version"]
+    kept.write_text(json.dumps(content))
+
+    resumed = run("--resume", "c20.pt")
+
+    assert "the probe loss starts fresh: its saved state cannot be read (" in resumed["said"]
+    assert "4 go on after step 20 with their windows" in resumed["said"]
+    assert (resumed["exit_reason"], resumed["steps"]) == (first["exit_reason"], 60)
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"step": 20, "normal": {}, "state": {"engine": []}}'])
+def test_a_lost_state_still_leaves_the_step(run: Run, damaged: str) -> None:
+    first = run("--steps", "20")
+    (first["folder"] / "checkpoints" / "step-20.json").write_text(damaged)
 
     resumed = run("--resume", "c20.pt")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -173,8 +174,6 @@ def killed(tmp_path: Path, script: Callable[..., Path], number: int, before: str
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_sigterm_writes_the_report_and_kills_the_process(tmp_path: Path, script: Callable[..., Path]) -> None:
-    import json
-
     code, _ = killed(tmp_path, script, signal.SIGTERM)
 
     assert code == -signal.SIGTERM  # a shell shows 143
@@ -182,6 +181,32 @@ def test_sigterm_writes_the_report_and_kills_the_process(tmp_path: Path, script:
     assert report["exit_code"] == 143
     assert report["exit_reason"] == "interrupted"
     assert report["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_sigterm_while_the_report_is_being_written_does_not_lose_it(
+    tmp_path: Path, script: Callable[..., Path]
+) -> None:
+    """A launcher ends all ranks as soon as the first has failed: the others are at their reports then."""
+    script(SLEEPER.format(before="").replace("3000", "3"))
+    script(
+        """
+        import os, signal, healthcheck
+        @healthcheck.hookimpl
+        def healthcheck_report_section(session, report):
+            os.kill(os.getpid(), signal.SIGTERM)
+        """,
+        "impatient.py",
+    )
+    command = [*HEAD, "-p", "./impatient.py", "--report", "json=hc.json", "train.py"]
+
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "hc.json").read_text())["exit_reason"] == "ok"
 
 
 @pytest.mark.slow

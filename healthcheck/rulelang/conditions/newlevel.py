@@ -30,7 +30,7 @@ SLOPED = 0.2
 """Share of the rise that they may lack."""
 AT_THE_START = 0.9
 """A new level above this part of the first one is back at the start."""
-FAR_ABOVE = 2.0
+FAR_ABOVE = 5.0
 """A level of more than so many first ones is no other task but a run that blew up."""
 FARTHEST = 1000.0
 """So many times the level before is no other task either, whatever the first one was."""

@@ -132,7 +132,10 @@ class Rebound:
         return ratio if self._turned(ratio) else 1.0
 
     def _learn(self, value: float, step: int) -> float | None:
-        """Take a value; the level that it makes, or None if this series is not judged by it."""
+        """Take a value; the level that it makes, or None if this series is not judged by it.
+
+        ``_learn_all`` does the same for many: what changes here changes there.
+        """
         if value <= 0.0:
             self._negative = self._negative or value < 0.0
             return None
@@ -156,6 +159,7 @@ class Rebound:
             if self._last_level > low:
                 low = self._last_level
             self._last_level = level
+            level = recent.ordered[0]  # nor is a single large one a rise
         best = self._best
         if low < best or count == 1:
             if count == 1:
@@ -173,15 +177,21 @@ class Rebound:
         if ordered[-1] < high * floor:
             return (*narrowed(floor, high * floor), EVER)
         for count in (FORESEEN, FORESEEN // 2):
+            if self._within_noise(count):
+                return 0.0, inf, count
             levels = median_within(ordered, count)
-            if levels is not None:
-                ratio = levels[1] / min(levels[0], best)
-                if ratio < self._noisy(count):
-                    self._sure_until = self._count + count
-                    return 0.0, inf, count
-                if ratio < high * (1.0 - ROUNDING):
-                    return 0.0, inf, count
+            if levels is not None and levels[1] / min(levels[0], best) < high * (1.0 - ROUNDING):
+                return 0.0, inf, count
         return None
+
+    def _within_noise(self, count: int) -> bool:
+        """Whether no rise in the next samples can be more than noise, whatever they are: then the score is 1."""
+        if self._count + count > self._sure_until:
+            levels = median_within(self._recent.ordered, count)
+            if levels is None or levels[1] / min(levels[0], self._best) >= self._noisy(count):
+                return False
+            self._sure_until = self._count + count
+        return True
 
     def _noisy(self, count: int) -> float:
         """Ratios up to this will be within the noise for the next ``count`` samples."""
@@ -194,15 +204,23 @@ class Rebound:
         return exp(asked * noise) * (1.0 - ROUNDING)
 
     def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        sure = self._count + len(values) <= self._sure_until and low <= 1.0 <= high
-        if not sure and (low > -inf or high < inf):
+        count = min(len(values), FORESEEN)
+        values, steps = values[:count], steps[:count]
+        if not self._within_noise(count):
+            if low > -inf or high < inf:
+                return 0
+            for value, step in zip(values, steps, strict=True):
+                self.update(value, step)  # a rise may turn out to be a new level, which is more than to learn a value
+            return count
+        if not low <= 1.0 <= high:
             return 0
-        if self._recent.size < self._smooth or self._negative or min(values) <= 0.0 or self._recent.size < FEW:
+        full = len(self._recent.ordered) == self._smooth >= FEW
+        if not full or self._negative or min(values) <= 0.0:
             for value, step in zip(values, steps, strict=True):
                 self._learn(value, step)
         else:
             self._learn_all(values, steps)
-        return len(values)
+        return count
 
     def _learn_all(self, values: Sequence[float], steps: Sequence[int]) -> None:
         """``_learn`` for positive values, once the window has its full length."""
@@ -215,13 +233,13 @@ class Rebound:
             if max(gaps) > DENSE:
                 self._dense_since = self._count + max(i for i, gap in enumerate(gaps, 1) if gap > DENSE)
         self._last, self._last_step = values[-1], steps[-1]
-        recent, best = self._recent, self._best
-        for count, value in enumerate(values, self._count + 1):
-            recent.push(value)
-            level = recent.median()
+        best = self._best
+        levels = self._recent.medians(values)
+        for count, level in enumerate(levels, self._count + 1):
             if level < best:
                 best = self._best = self.normal = level
                 self._best_at = count
+        self._lowest = min(self._lowest, *levels)
         self._count += len(values)
 
     def _turned(self, ratio: float) -> bool:
@@ -250,7 +268,7 @@ class Rebound:
             self._recent.fill(shift.values)
             self._best = self.normal = self._last_level = self._recent.median()
             self._best_at = self._count + self._smooth // 2  # so that this jump is not looked at again
-            self._small_until = 0
+            self._small_until = self._sure_until = 0
         return True
 
     def _noise(self, asked: float) -> float:
@@ -269,7 +287,10 @@ class Rebound:
             least = max(NOISE_FLOOR, DIFFERENCE_TO_SIGMA * settled[half - 1 - LOOK_AHEAD])
             self._small = exp(asked * least) * (1.0 - 1e-9)
             self._small_until = self._count + LOOK_AHEAD
-        return DIFFERENCE_TO_SIGMA * (settled[half] if n & 1 else 0.5 * (settled[half - 1] + settled[half]))
+        noise = DIFFERENCE_TO_SIGMA * (settled[half] if n & 1 else 0.5 * (settled[half - 1] + settled[half]))
+        if settled[n >> 2] == 0.0:
+            return max(noise, MEAN_DIFFERENCE_TO_SIGMA * sum(settled) / n)  # many ties: a log rounds its values
+        return noise
 
     def state(self) -> Any:
         return {

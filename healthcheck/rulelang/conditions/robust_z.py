@@ -32,8 +32,6 @@ FLOOR = 0.001
 MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
 
-MOST = 32
-"""Values that are foreseen at most."""
 CAUTION = 0.99
 """Takes up the small steps of ``widening_mad``."""
 LARGEST = 700.0
@@ -111,6 +109,8 @@ class RobustZ:
     def _far_enough(self, score: float, value: float) -> float:
         """The score of a value that breaches, unless its ratio to the median is too small for that."""
         normal = self.normal
+        if normal == 0.0:
+            return 0.0  # half of the window is nothing, as of a margin that is mostly kept: no value is a ratio of that
         if not self._breaches(score) or normal is None or normal <= 0.0 or value <= 0.0:
             return score
         share = abs(log(value / normal)) / self._log_ratio
@@ -139,16 +139,19 @@ class RobustZ:
 
     def foresee(self, last: float, low: float, high: float) -> Promise | None:
         n = len(self._window.ordered)
-        count = min(MOST, n // 8)
-        if n < self._min_samples or self._streak or not count:
+        if n < self._min_samples or self._streak:
             return None
-        bounds = self._within(low, high, count)
-        return None if bounds is None else (*bounds, count)
+        for count in (n // 4, n // 8):  # the fewer values, the further apart the bounds
+            bounds = self._within(low, high, count) if count else None
+            if bounds is not None and bounds[0] < last < bounds[1]:
+                return *bounds, count
+        return None
 
     def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
         count = len(values)
         if low > -inf or high < inf:
-            count = certain(values, self._within(low, high, count))
+            count = min(count, max(1, len(self._window.ordered) // 8))
+            count = certain(values[:count], self._within(low, high, count))
         self._extend(values[:count])
         return count
 

@@ -54,6 +54,18 @@ class SortedWindow:
         for _ in range(gone):
             del ordered[bisect_left(ordered, values.popleft())]
 
+    def medians(self, added: Sequence[float]) -> list[float]:
+        """Push several values to a full window; the median after each."""
+        values, ordered = self.values, self.ordered
+        low, high = (self.size - 1) >> 1, self.size >> 1
+        found = []
+        for value in added:
+            del ordered[bisect_left(ordered, values.popleft())]
+            values.append(value)
+            insort(ordered, value)
+            found.append(ordered[high] if low == high else 0.5 * (ordered[low] + ordered[high]))
+        return found
+
     def fill(self, values: Iterable[float]) -> None:
         """Replace the content, keeping the newest ``size`` values."""
         self.values = deque(list(values)[-self.size :])

@@ -87,20 +87,24 @@ def test_heads_that_take_turns_are_silent() -> None:
     assert set(watched.values("params.no_gradient")) == {0.0}
 
 
-def test_experts_that_are_drawn_at_random_are_silent_and_one_that_is_cut_off_is_not() -> None:
-    body, experts = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 2) for _ in range(4))
+def test_experts_that_are_drawn_at_random_are_silent_also_one_that_starves_but_not_what_takes_no_turns() -> None:
+    body, experts, neck = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 2) for _ in range(4)), nn.Linear(8, 8)
     draw = torch.Generator().manual_seed(0)
     watched = Watched([WiringProbe()])
-    loop = Loop(
-        watched, nn.ModuleList([body, experts]), torch.optim.SGD([*body.parameters(), *experts.parameters()], lr=0.01)
-    )
+    model = nn.ModuleDict({"body": body, "experts": experts, "neck": neck})
+    loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def once(chosen: int, *, through_neck: bool) -> torch.Tensor:
+        hidden = body(torch.randn(4, 8))
+        return experts[chosen](neck(hidden) if through_neck else hidden).pow(2).mean()
+
     for n in range(300):
-        chosen = int(torch.randint(0, 4 if n < 150 else 3, (1,), generator=draw))
-        loop.one(lambda chosen=chosen: experts[chosen](body(torch.randn(4, 8))).pow(2).mean())
-        if n == 149:
+        chosen = int(torch.randint(0, 4 if n < 100 else 3, (1,), generator=draw))
+        loop.one(lambda chosen=chosen, n=n: once(chosen, through_neck=n < 240))
+        if n == 239:
             assert set(watched.values("params.no_gradient")) == {0.0}
     assert watched.last("params.no_gradient") == 2
-    assert "1.3.weight" in watched.facts("params.no_gradient")["which"]
+    assert "neck.weight" in watched.facts("params.no_gradient")["which"]
 
 
 def test_the_optimizer_of_a_model_that_was_built_again_holds_orphans() -> None:

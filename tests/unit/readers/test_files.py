@@ -297,6 +297,27 @@ def test_event_files_in_the_validation_folder_of_keras_are_of_the_evaluation(tmp
     assert set(run.series()) == {"eval.loss"}
 
 
+def test_the_two_event_folders_of_keras_are_one_run(tmp_path: Path, points: Points) -> None:
+    tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    for folder, late, losses in (("train", 0.0, (2.5, 2.0, 1.5)), ("validation", 0.5, (2.75, 2.25, 2.5))):
+        writer = tensorboard.EventFileWriter(str(tmp_path / "logs" / folder))
+        for epoch, loss in enumerate(losses):
+            value = Summary(value=[Summary.Value(tag="epoch_loss", simple_value=loss)])
+            writer.add_event(Event(wall_time=100.0 + epoch + late, step=epoch, summary=value))
+        writer.close()
+
+    [found] = find_runs([tmp_path])
+    run = read_run(found)
+
+    assert found.path == tmp_path / "logs"
+    assert points(run, "loss") == [(0, 2.5), (1, 2.0), (2, 1.5)]
+    assert points(run, "eval.loss") == [(0, 2.75), (1, 2.25), (2, 2.5)]
+    assert not run.resumes
+
+
 def test_event_files_without_the_extra_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
     path = tmp_path / "events.out.tfevents.0.host"

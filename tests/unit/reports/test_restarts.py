@@ -73,3 +73,9 @@ def test_other_arguments_are_another_job_and_where_to_resume_is_not_an_argument_
     assert _job(["train.py", "--lr", "1"]) != _job(["train.py", "--lr", "2"])
     assert _job(["train.py", "--lr", "1", "--resume", "ckpt/18000"]) == _job(["train.py", "--lr", "1"])
     assert _job(["train.py", "--resume_from_checkpoint=a", "--fp16"]) == _job(["train.py", "--fp16"])
+
+
+def test_a_test_that_fails_again_is_no_job_that_somebody_restarts(watched: Callable[..., Any], runs: Path) -> None:
+    for _ in range(3):
+        watched(series={"loss": [NAN]}, target="tests/test_train.py::test_it_learns")
+    assert not list(runs.glob("*/DO-NOT-RESTART"))

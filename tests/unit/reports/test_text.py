@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
@@ -87,3 +88,13 @@ def test_the_exit_code_stands_at_the_same_column() -> None:
 
 def test_a_long_closing_line_keeps_its_exit_code() -> None:
     assert text.with_exit("x" * 120, 1).endswith("x  exit 1")
+
+
+def test_a_table_is_cut_at_the_width_of_a_terminal_and_never_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "50")
+    assert text.no_wider_than(["x" * 60, "short"], Terminal()) == ["x" * 47 + "...", "short"]
+    assert text.no_wider_than(["x" * 60], io.StringIO()) == ["x" * 60]

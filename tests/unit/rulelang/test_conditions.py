@@ -370,6 +370,14 @@ def test_rebound_says_nothing_while_one_of_its_demands_is_not_met() -> None:
     assert max(scores(condition("rebound", {"above": 1.05, "sigmas": 3}), noisy)[1:]) == 1.0
 
 
+def test_rebound_takes_rounded_values_for_no_quieter_than_they_are() -> None:
+    solved = [0.7 * 0.85**i for i in range(48)]
+    rounded = [0.0003, 0.0003, 0.0002, 0.0003, 0.0003, 0.0003, 0.06, 0.0003] * 12
+    low, high = [0.0002] * 40, [0.0003, 0.0003, 0.0004] * 14
+    found = scores(condition("rebound", {"above": 1.05, "sigmas": 5}), [*solved, *rounded, *low, *high])
+    assert max(found[60:]) == 1.0
+
+
 def test_rebound_does_not_judge_what_has_been_negative() -> None:
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, -1, 3, 9]) == [None, 1.0, None, None, None]
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, 0, 4, 8])[2:] == [None, 1.0, 2.0]

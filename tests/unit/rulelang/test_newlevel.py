@@ -52,7 +52,7 @@ def test_back_at_the_start_it_must_come_down() -> None:
 
 
 def test_far_above_all_that_was_is_none() -> None:
-    assert shift((30, 0.5, 0.5), (12, 9.0, 9.0)) is None
+    assert shift((30, 0.5, 0.5), (12, 25.0, 25.0)) is None
     assert shift((30, 0.001, 0.001), (12, 1.5, 1.5), best=0.001) is None
 
 

@@ -1,0 +1,56 @@
+"""``healthcheck explain``: the manual of whatever a rule file can name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from healthcheck.commands import main
+
+Says = Callable[..., str]
+
+
+@pytest.fixture
+def says(here: Path, capsys: pytest.CaptureFixture[str]) -> Says:
+    def call(*argv: str) -> str:
+        capsys.readouterr()
+        assert main(["explain", *argv]) == 0
+        return str(capsys.readouterr().out)
+
+    return call
+
+
+def test_an_action_is_told_with_its_options_and_how_a_rule_writes_it(says: Says) -> None:
+    text = says("evidence")
+    assert text.startswith("action evidence (observe)\n")
+    assert "    batch        statistics (default)" in text
+    assert "then: [evidence]" in text
+    assert "batch" in json.loads(says("evidence", "--format", "json"))["properties"]
+
+
+def test_a_metric_is_told_with_its_family_and_the_rules_that_judge_it(says: Says) -> None:
+    text = says("grad_norm")
+    assert "metric grad_norm\n" in text
+    assert "metric grad_norm[*]\n" in text
+    assert "rules here: grads-not-finite" in text
+    assert {facts["metric"] for facts in json.loads(says("grad_norm", "--format", "json"))} == {
+        "grad_norm",
+        "grad_norm[*]",
+    }
+
+
+def test_a_rule_asks_in_the_same_words_as_in_plan(says: Says, capsys: pytest.CaptureFixture[str]) -> None:
+    (asks,) = [line.removeprefix("asks").strip() for line in says("grad-norm-spike").splitlines() if "asks  " in line]
+    capsys.readouterr()
+    assert main(["plan"]) == 0
+    assert asks in capsys.readouterr().out
+
+
+def test_what_is_nothing_is_answered(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "evidenc"]) == 4
+    assert 'did you mean "evidence"?' in capsys.readouterr().err
+    assert main(["explain", "qqqqqqqqqq"]) == 4
+    assert "`healthcheck explain` lists the rules here" in capsys.readouterr().err

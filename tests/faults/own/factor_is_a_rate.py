@@ -1,0 +1,30 @@
+"""The function of LambdaLR returns the rate itself: it is multiplied with the optimizer's."""
+
+import argparse
+
+import torch
+from torch import nn
+
+STEPS = 200
+
+
+def main(steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    data = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-3 * 0.99**step)
+    for _ in range(steps):
+        x = torch.randn(64, 12, generator=data)
+        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from healthcheck.engine.series import EVER, NOTHING, SeriesState
+from healthcheck.engine.series import NOTHING, SeriesState
 from healthcheck.protocols import Promise, Scorer
+from healthcheck.rulelang.conditions.foresight import EVER
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels
 from healthcheck.verdicts import State

@@ -12,6 +12,7 @@ from math import inf, nextafter
 from typing import TYPE_CHECKING
 
 from healthcheck.protocols import Promise, Scorer, Skim
+from healthcheck.rulelang.conditions.foresight import EVER
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels, series_name
 from healthcheck.verdicts import State
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED, LOOK = 0, 1, 2, 3, 4, 5
 """What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
 the state changed without an alert (warming, ok, pending). LOOK: there is no series to feed yet."""
-
-EVER = 1 << 30
-"""A promise without an end."""
 
 NOTHING_IS_QUIET = (inf, -inf)
 """For comparators of plugins that do not say where they are quiet."""

@@ -1,14 +1,13 @@
 """What a condition can promise about values that have not come yet (``foresee``, see :class:`~healthcheck.protocols.Scorer`).
 
 One new value moves each order statistic of a window by one place at most, whether an old one leaves for it or
-not. That bounds what median and MAD can be after k values, whatever these are.
+not. That bounds what the median can be after k values, whatever these are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from operator import sub
 
 EVER = 1 << 30
 """A promise without an end."""
@@ -42,13 +41,3 @@ def median_within(ordered: Sequence[float], count: int) -> tuple[float, float] |
     n = len(ordered)
     low, high = ((n - 1) >> 1) - count, (n >> 1) + count
     return (ordered[low], ordered[high]) if low >= 0 else None
-
-
-def least_mad(ordered: Sequence[float], count: int) -> float:
-    """What the MAD of a window cannot fall below with the next ``count`` values.
-
-    Half of all values lie within one MAD of the median, and all but ``count`` of these are old: the MAD is no
-    less than half the shortest stretch that holds so many old values.
-    """
-    old = ((len(ordered) + 1) >> 1) - count
-    return 0.5 * min(map(sub, ordered[old - 1 :], ordered)) if old > 1 else 0.0

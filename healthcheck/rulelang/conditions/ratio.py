@@ -18,12 +18,11 @@ from healthcheck.rulelang.conditions.base import (
 )
 from healthcheck.rulelang.conditions.baselines import (
     Ratio,
-    RatioToBest,
     RatioToEwma,
-    RatioToFirst,
     RatioToMean,
     RatioToMedian,
 )
+from healthcheck.rulelang.conditions.landmarks import RatioToBest, RatioToFirst
 from healthcheck.rulelang.conditions.learning import Learning
 
 BASELINES = ("median", "mean", "ewma", "best", "first")

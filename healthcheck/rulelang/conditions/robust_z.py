@@ -7,11 +7,11 @@ and the MAD are not (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import copysign, exp, inf, log
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType, Promise, Scorer
+from healthcheck.protocols import Condition, ConditionType, Scorer
 from healthcheck.rulelang.conditions.base import (
     Compiled,
     flag_schema,
@@ -22,7 +22,6 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.foresight import certain, least_mad, median_within, narrowed
 from healthcheck.rulelang.conditions.learning import Learning
 from healthcheck.rulelang.conditions.smallsample import widening_mad
 from healthcheck.rulelang.conditions.windows import MAD_TO_SIGMA, SortedWindow
@@ -31,11 +30,6 @@ FLOOR = 0.001
 """The scale is at least this share of the median."""
 MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
-
-CAUTION = 0.99
-"""Takes up the small steps of ``widening_mad``."""
-LARGEST = 700.0
-"""The logarithm of the largest values there are, nearly."""
 
 
 class RobustZ:
@@ -137,44 +131,6 @@ class RobustZ:
         center, mad = self._window.center_and_mad()
         return center + score * self._scale(self._window, center, mad, FLOOR * abs(center))
 
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        n = len(self._window.ordered)
-        if n < self._min_samples or self._streak:
-            return None
-        for count in (n // 4, n // 8):  # the fewer values, the further apart the bounds
-            bounds = self._within(low, high, count) if count else None
-            if bounds is not None and bounds[0] < last < bounds[1]:
-                return *bounds, count
-        return None
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        count = len(values)
-        if low > -inf or high < inf:
-            count = min(count, max(1, len(self._window.ordered) // 8))
-            count = certain(values[:count], self._within(low, high, count))
-        self._extend(values[:count])
-        return count
-
-    def _within(self, low: float, high: float, count: int) -> tuple[float, float] | None:
-        """Values whose score lies within the limits for the next ``count`` of them."""
-        ordered = self._window.ordered
-        medians = median_within(ordered, count)
-        if medians is None or low >= 0.0 or high <= 0.0:
-            return None
-        floor = FLOOR * max(medians[0], -medians[1], 0.0)
-        return self._bounds(medians, max(MAD_TO_SIGMA * least_mad(ordered, count), floor), low, high, count)
-
-    def _bounds(
-        self, medians: tuple[float, float], scale: float, low: float, high: float, count: int
-    ) -> tuple[float, float] | None:
-        if scale <= 0.0:
-            return None
-        scale *= CAUTION * widening_mad(min(len(self._window.ordered) + count, self._window.size))
-        return narrowed(medians[1] + low * scale, medians[0] + high * scale)
-
-    def _extend(self, values: Sequence[float]) -> None:
-        self._window.extend(values)
-
     def value_at(self, score: float) -> float:
         """The value from which on this score counts as a breach."""
         value, normal = self._value_scored(score), self.normal
@@ -229,21 +185,6 @@ class RobustZOfLog(RobustZ):
         if self._log_ratio and score is not None and not self._low < score < self._high:
             return self._far_enough(score, value)
         return score
-
-    def _within(self, low: float, high: float, count: int) -> tuple[float, float] | None:
-        ordered = self._window.ordered
-        medians = median_within(ordered, count)
-        if medians is None or low >= 0.0 or high <= 0.0 or ordered[0] == -inf:
-            return None
-        scale = max(MAD_TO_SIGMA * least_mad(ordered, count), FLOOR)
-        bounds = self._bounds(medians, scale, low, high, count)
-        if bounds is None:
-            return None
-        return narrowed(exp(bounds[0]), exp(bounds[1]) if bounds[1] < LARGEST else inf)
-
-    def _extend(self, values: Sequence[float]) -> None:
-        self._values.extend(values)
-        self._window.extend([log(value) if value > 0.0 else -inf for value in values])
 
     def _plain(self) -> SortedWindow:
         window = SortedWindow(self._window.size)

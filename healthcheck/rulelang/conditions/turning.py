@@ -1,0 +1,243 @@
+"""The scorer of ``rebound``: level, lowest level and noise, from one value to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log, sqrt
+from typing import Any
+
+from healthcheck.protocols import Promise
+from healthcheck.rulelang.conditions.foresight import EVER, ROUNDING, median_within, narrowed
+from healthcheck.rulelang.conditions.newlevel import shift_in
+from healthcheck.rulelang.conditions.noise import WINDOW, NeighbourNoise
+from healthcheck.rulelang.conditions.windows import SortedWindow
+
+SHARE = 8
+"""The level is the median of one sample in so many of those so far."""
+NOISE_FLOOR = 0.002
+"""Noise is at least this share of the level."""
+FORESEEN = 12
+"""Samples for which a level and its noise are foreseen."""
+LOOK_AHEAD = 16
+"""Samples for which one sorting of the differences bounds the noise."""
+DENSE = 2
+"""Steps between two samples up to which a jump from one to the next is a jump, and no rise that was not seen."""
+FEW = 3
+"""Samples in the level from which on one small value is not the lowest."""
+
+
+class Rebound:
+    """Score: level / lowest level so far; 1 while one of the demands is not met."""
+
+    __slots__ = (
+        "_behind",
+        "_best",
+        "_best_at",
+        "_count",
+        "_dense_since",
+        "_fell",
+        "_first",
+        "_last",
+        "_last_level",
+        "_last_step",
+        "_lowest",
+        "_min_samples",
+        "_negative",
+        "_noise",
+        "_recent",
+        "_sigmas",
+        "_small",
+        "_small_until",
+        "_smooth",
+        "_sure_until",
+        "normal",
+    )
+
+    def __init__(self, min_samples: int, *, smooth: int, sigmas: float, fell: float, behind: float) -> None:
+        self.normal: float | None = None
+        self._min_samples = min_samples
+        self._smooth, self._sigmas, self._fell, self._behind = smooth, sigmas, fell, behind
+        self._recent = SortedWindow(1)
+        self._noise = NeighbourNoise()
+        self._small, self._small_until = 1.0, 0
+        """Ratios up to the first are within the noise, as long as there are no more samples than the second."""
+        self._sure_until = 0
+        """Up to so many samples no rise can be more than noise."""
+        self._count = 0
+        self._last = self._last_level = self._first = self._best = self._lowest = 0.0
+        self._best_at = 0
+        self._last_step = self._dense_since = 0
+        """The step of the newest sample, and the number of the sample from which on there was none far apart."""
+        self._negative = False
+
+    def update(self, value: float, step: int) -> float | None:
+        level = self._learn(value, step)
+        count = self._count
+        if level is None or count < self._min_samples:
+            return None
+        best = self._best
+        ratio = level / best if level > best else 1.0
+        if ratio <= self._small and (count <= self._small_until or ratio == 1.0):
+            return 1.0
+        return ratio if self._turned(ratio) else 1.0
+
+    def _learn(self, value: float, step: int) -> float | None:
+        """Take a value; the level that it makes, or None if this series is not judged by it.
+
+        ``_learn_all`` does the same for many: what changes here changes there.
+        """
+        if value <= 0.0:
+            self._negative = self._negative or value < 0.0
+            return None
+        if self._negative:
+            return None
+        count = self._count = self._count + 1
+        recent = self._recent
+        if recent.size < self._smooth:
+            # An eighth of the samples grows by one every eighth sample: the window never has to forget two at once.
+            recent.size = max(1, min(self._smooth, count // SHARE))
+        recent.push(value)
+        if count > 1 and self._sigmas:
+            self._noise.differences.append(log(value / self._last))
+            if step - self._last_step > DENSE:
+                self._dense_since = count
+        self._last, self._last_step = value, step
+        level = low = recent.median()
+        if level < self._lowest or count == 1:
+            self._lowest = level
+        if recent.size < FEW and self._sigmas and self._dense_since < count:
+            if self._last_level > low:
+                low = self._last_level
+            self._last_level = level
+            level = recent.ordered[0]  # nor is a single large one a rise
+        best = self._best
+        if low < best or count == 1:
+            if count == 1:
+                self._first = level
+            self._best = self.normal = low
+            self._best_at = count
+        return level
+
+    def foresee(self, last: float, low: float, high: float) -> Promise | None:
+        """While no level can be so far above the lowest one, or so far above the noise."""
+        if self._negative or self._count < self._min_samples or low >= 1.0 or high <= 1.0:
+            return None
+        ordered, best = self._recent.ordered, self._best
+        floor = 0.5 * min(ordered[0], best)
+        if ordered[-1] < high * floor:
+            return (*narrowed(floor, high * floor), EVER)
+        for count in (FORESEEN, FORESEEN // 2):
+            if self._within_noise(count):
+                return 0.0, inf, count
+            levels = median_within(ordered, count)
+            if levels is not None and levels[1] / min(levels[0], best) < high * (1.0 - ROUNDING):
+                return 0.0, inf, count
+        return None
+
+    def _within_noise(self, count: int) -> bool:
+        """Whether no rise in the next samples can be more than noise, whatever they are: then the score is 1."""
+        if self._count + count > self._sure_until:
+            levels = median_within(self._recent.ordered, count)
+            if levels is None or levels[1] / min(levels[0], self._best) >= self._noisy(count):
+                return False
+            self._sure_until = self._count + count
+        return True
+
+    def _noisy(self, count: int) -> float:
+        """Ratios up to this will be within the noise for the next ``count`` samples."""
+        least = self._noise.least(count) if self._sigmas else None
+        if least is None:
+            return 1.0
+        asked = self._sigmas * (1.0 + 1.0 / sqrt(max(self._smooth, len(self._recent.ordered))))
+        return exp(asked * max(NOISE_FLOOR, least)) * (1.0 - ROUNDING)
+
+    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
+        count = min(len(values), FORESEEN)
+        values, steps = values[:count], steps[:count]
+        if not self._within_noise(count):
+            if low > -inf or high < inf:
+                return 0
+            for value, step in zip(values, steps, strict=True):
+                self.update(value, step)  # a rise may turn out to be a new level, which is more than to learn a value
+            return count
+        if not low <= 1.0 <= high:
+            return 0
+        full = len(self._recent.ordered) == self._smooth >= FEW
+        if not full or self._negative or min(values) <= 0.0:
+            for value, step in zip(values, steps, strict=True):
+                self._learn(value, step)
+        else:
+            self._learn_all(values, steps)
+        return count
+
+    def _learn_all(self, values: Sequence[float], steps: Sequence[int]) -> None:
+        """``_learn`` for positive values, once the window has its full length."""
+        if self._sigmas:
+            before = self._last
+            for value in values:
+                self._noise.differences.append(log(value / before))
+                before = value
+            gaps = [at - earlier for earlier, at in zip([self._last_step, *steps], steps, strict=False)]
+            if max(gaps) > DENSE:
+                self._dense_since = self._count + max(i for i, gap in enumerate(gaps, 1) if gap > DENSE)
+        self._last, self._last_step = values[-1], steps[-1]
+        best = self._best
+        levels = self._recent.medians(values)
+        for count, level in enumerate(levels, self._count + 1):
+            if level < best:
+                best = self._best = self.normal = level
+                self._best_at = count
+        self._lowest = min(self._lowest, *levels)
+        self._count += len(values)
+
+    def _turned(self, ratio: float) -> bool:
+        if self._lowest > self._first * (1.0 - self._fell):
+            return False
+        if self._count - self._best_at < self._behind * self._count:
+            return False
+        if not self._sigmas:
+            return True
+        known = self._noise.known
+        if known < 1:
+            return False
+        asked = self._sigmas * (1.0 + 1.0 / sqrt(len(self._recent.ordered)))
+        if known == WINDOW and len(self._recent.ordered) == self._smooth:
+            least = self._noise.least(LOOK_AHEAD)
+            self._small = exp(asked * max(NOISE_FLOOR, least or 0.0)) * (1.0 - ROUNDING)
+            self._small_until = self._count + LOOK_AHEAD
+        noise = max(NOISE_FLOOR, self._noise.usual())
+        if log(ratio) <= asked * noise:
+            return False
+        return self._recent.size < FEW or not self._shifted(noise)
+
+    def _shifted(self, noise: float) -> bool:
+        """Whether a new level explains the rise, or may yet; once it does, the lowest level is sought from it on."""
+        since = self._count - max(self._dense_since, self._best_at - self._smooth // 2)
+        jumps = list(self._noise.differences)[-since:] if since > 0 else []
+        shift = shift_in(jumps, self._last, noise, best=self._best, first=self._first)
+        if shift is None:
+            return False
+        if shift.settled:
+            self._recent.fill(shift.values)
+            self._best = self.normal = self._last_level = self._recent.median()
+            self._best_at = self._count + self._smooth // 2  # so that this jump is not looked at again
+            self._small_until = self._sure_until = 0
+        return True
+
+    def state(self) -> Any:
+        return {
+            "recent": list(self._recent.values),
+            "differences": list(self._noise.differences),
+            "numbers": [self._count, self._last, self._first, self._best, self._best_at, self._negative],
+            "places": [self._last_step, self._dense_since, self._last_level, self._lowest],
+        }
+
+    def restore(self, state: Any) -> None:
+        self._count, self._last, self._first, self._best, self._best_at, self._negative = state["numbers"]
+        self._last_step, self._dense_since, self._last_level, self._lowest = state["places"]
+        self.normal = self._best if self._count else None
+        self._recent.size = max(1, min(self._smooth, self._count // SHARE))
+        self._recent.fill(state["recent"])
+        self._noise.differences.clear()
+        self._noise.differences.extend(float(d) for d in state["differences"])
+        self._small, self._small_until, self._sure_until = 1.0, 0, 0

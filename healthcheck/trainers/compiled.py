@@ -8,6 +8,7 @@ two graphs or without any, it is our code, and Dynamo is kept from looking into 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from types import CodeType
@@ -57,12 +58,31 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
+@functools.cache
+def _frame_switch() -> Function | None:
+    """Sets Dynamo's callback of this thread and returns the one before. It is torch's own affair: None where it is
+    not there or works in another way; then a graph ends where our code is called, and all else is as ever."""
+    try:
+        from torch._C._dynamo import eval_frame
+        from torch.compiler import is_dynamo_compiling
+
+        switch: Function = eval_frame.set_eval_frame
+        switch(switch(None))
+        is_dynamo_compiling()
+        _run_as_python(_frame_switch.__wrapped__.__code__)
+    except Exception:
+        return None
+    return switch
+
+
 def two_faced(original: Function, make: Callable[[Function], Function], note: Function | None = None) -> Function:
     """A replacement of ``original``: ``make(original)`` when run as Python, ``original`` itself in a trace.
 
     :param note: called in the trace with the same arguments. May only store into a :class:`RegionNotes`.
     """
-    from torch._C._dynamo.eval_frame import set_eval_frame
+    set_eval_frame = _frame_switch()
+    if set_eval_frame is None:
+        return make(original)
     from torch.compiler import is_dynamo_compiling
 
     def reopened(*args: Any, **kwargs: Any) -> Any:
@@ -104,7 +124,11 @@ def step_hooks(before: Function, after: Function, held: Callable[[], bool], note
     :param held: whether ``before`` took the gradients away: the step that has nothing to do then runs as
         Python. For the compiled one that would be a new case, and it would be compiled again.
     """
-    from torch._C._dynamo.eval_frame import set_eval_frame
+    set_eval_frame = _frame_switch()
+    if set_eval_frame is None:
+        import torch
+
+        return [torch.compiler.disable(hook) for hook in (before, after)]
     from torch.compiler import is_dynamo_compiling
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -149,7 +173,7 @@ def step_seen(optimizer: Any) -> Callable[[], None] | None:
     as before. Returns what undoes it; None where the step can be a part of a larger graph, or it is done already.
     """
     step: Any = getattr(type(optimizer), "step", None)
-    if not getattr(step, "hooked", False) or not _ends_graphs(step):
+    if _frame_switch() is None or not getattr(step, "hooked", False) or not _ends_graphs(step):
         return None
     shared: CodeType = step.__code__  # with the steps of all other classes
     if getattr(step, _OWN_CODE, None) is shared:

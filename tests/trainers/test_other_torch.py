@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from pytest import MonkeyPatch
 from torch import nn
 
 import healthcheck
 from healthcheck.trainers import compiled
 
 
-def test_without_the_compilers_insides_updates_are_seen_as_ever(monkeypatch: MonkeyPatch) -> None:
+def test_without_the_compilers_insides_updates_are_seen_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_frame_switch", lambda: None)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -24,4 +24,5 @@ def test_without_the_compilers_insides_updates_are_seen_as_ever(monkeypatch: Mon
             optimizer.step()
             health.step(loss=loss)
         assert len(health.history("grad_norm")) == 3
-        assert health.session is not None and health.session.internal_errors == []
+        assert health.session is not None
+        assert health.session.internal_errors == []

@@ -225,3 +225,16 @@ class History:
     def __call__(self, series: str, n: int = HISTORY) -> list[tuple[int, float]]:
         """The last ``n`` values of a series as ``(step, value)``, oldest first."""
         return list(self.values.get(series, ()))[-n:]
+
+    def charted(self, leave_out: Iterable[str] = ()) -> dict[str, float]:
+        """The newest value of each series without labels that makes a chart.
+
+        What was seen once does not, nor do signs that have been 0 or 1 all along: forty flat lines hide the others.
+        """
+        out = set(leave_out)
+        return {n: kept[-1][1] for n, kept in self.values.items() if "[" not in n and n not in out and _varies(kept)}
+
+
+def _varies(kept: Sequence[tuple[int, float]]) -> bool:
+    newest = kept[-1][1] if kept else 0.0
+    return len(kept) > 1 and (newest not in (0.0, 1.0) or any(value != newest for _, value in kept))

@@ -285,12 +285,8 @@ class NativeWatch:
         return None if self.session is None else self.session.report
 
     def metrics_to_log(self, *, leave_out: Iterable[str] = ()) -> dict[str, float]:
-        """The newest value of each metric without labels, for the framework's own logger."""
-        if self.session is None:
-            return {}
-        out = set(leave_out)
-        values = self.session.history.values
-        return {n: kept[-1][1] for n, kept in values.items() if kept and "[" not in n and n not in out}
+        """The newest value of each metric without labels that makes a chart, for the framework's own logger."""
+        return {} if self.session is None else self.session.history.charted(leave_out)
 
 
 def _phase(kind: EventKind) -> str:

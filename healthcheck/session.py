@@ -65,6 +65,7 @@ class Session:
         self.active = ActiveTime(self.clock)
         self.pid = os.getpid()
         self.user_state: dict[str, Any] = {}
+        self._no_numbers: set[str] = set()
         self.step = info.resumed_from or 0
         self.unit = "step"
         self.alerts: list[Alert] = []
@@ -183,8 +184,16 @@ class Session:
         at = self.active()
         step = step if step is not None else max(1, self.step)
         for name, value in metrics.items():
+            if not hasattr(value, "__float__"):
+                self._no_number(name, value)
+                continue
             kind = phase or ("eval" if name.startswith(("eval.", "val.", "test.")) else "train")
             self.probing.pending.append(Sample(name, step, value, NO_LABELS, kind, at))
+
+    def _no_number(self, name: str, value: Any) -> None:
+        if name not in self._no_numbers:
+            self._no_numbers.add(name)
+            self.note(f'logged "{name}" is no number but {type(value).__name__}: it is left out')
 
     @contextlib.contextmanager
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:

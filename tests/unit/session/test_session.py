@@ -251,3 +251,20 @@ def test_what_a_signal_handler_of_the_script_raises_inside_our_code_is_the_scrip
         signal.signal(signal.SIGUSR1, before)
     assert caught.value.code == 7
     assert run.session.dispatch.errors == []
+
+
+def test_what_is_logged_and_is_no_number_is_said_once_and_left_out(watched):
+    said = []
+
+    class Reader:
+        name = "reader"
+
+        def note(self, text):
+            said.append(text)
+
+    run = watched(NAN_STOPS)
+    run.session.reports.append(Reader())
+    for _ in range(3):
+        run.session.log({"kl": "abc", "accuracy": 0.5})
+    assert said == ['logged "kl" is no number but str: it is left out']
+    assert [sample.metric for sample in run.session.probing.take()] == ["accuracy"] * 3

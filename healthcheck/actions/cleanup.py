@@ -6,8 +6,8 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.actions.able import size
 from healthcheck.protocols import ActionContext, Device
+from healthcheck.rulelang.quantities import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 DEFAULT_COOLDOWN = 200
@@ -82,14 +82,14 @@ def _words(kind: str, before: tuple[int, int], after: tuple[int, int]) -> str:
     returned = before[1] - after[1]
     if kind == "cpu":
         if returned < max(_NOTICEABLE, before[1] // 100):
-            return f"cleanup freed {size(max(0, returned))} of {size(before[1])}: live objects of this process hold it"
-        return f"cleanup gave {size(returned)} of host memory back"
+            return f"cleanup freed {size_text(max(0, returned))} of {size_text(before[1])}: live objects of this process hold it"
+        return f"cleanup gave {size_text(returned)} of host memory back"
     if returned < max(_NOTICEABLE, before[1] // 100):
         holder = (
             "live tensors hold it, not the cache" if after[0] > after[1] // 2 else "the cache could not be returned"
         )
-        return f"cleanup freed {size(max(0, returned))} of {size(before[1])}: {holder}"
-    text = f"released {size(returned)} of cached memory"
+        return f"cleanup freed {size_text(max(0, returned))} of {size_text(before[1])}: {holder}"
+    text = f"released {size_text(returned)} of cached memory"
     if collected >= _NOTICEABLE:
-        text += f", {size(collected)} of it garbage tensors"
+        text += f", {size_text(collected)} of it garbage tensors"
     return text

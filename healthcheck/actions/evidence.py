@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from healthcheck.actions.able import size
 from healthcheck.actions.evidence_batch import describe_batch, write_contents
 from healthcheck.actions.evidence_environment import environment, rng_states
 from healthcheck.actions.evidence_parameters import parameter_rows
@@ -17,6 +16,7 @@ from healthcheck.actions.evidence_readme import readme
 from healthcheck.actions.evidence_series import series_rows
 from healthcheck.outcome import alert_json
 from healthcheck.protocols import ActionContext
+from healthcheck.rulelang.quantities import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 MAX_BUNDLES = 5
@@ -62,7 +62,7 @@ class Evidence:
             if bundles >= MAX_BUNDLES:
                 return ActionOutcome.nothing_done(self.name, f"this run has {bundles} bundles already")
             if used >= MAX_BYTES:
-                return ActionOutcome.nothing_done(self.name, f"this run has {size(used)} of it already")
+                return ActionOutcome.nothing_done(self.name, f"this run has {size_text(used)} of it already")
             folder = _new_folder(root, alert)
         except OSError as error:
             return ActionOutcome.nothing_done(self.name, f"{error.strerror or error} ({root})")
@@ -102,7 +102,7 @@ class _Bundle:
             return
         data = content.encode() if isinstance(content, str) else content
         if self.written + len(data) > self.budget:
-            self.left_out.append(f"{name}: {size(len(data))} would pass the {size(MAX_BYTES)} of a run")
+            self.left_out.append(f"{name}: {size_text(len(data))} would pass the {size_text(MAX_BYTES)} of a run")
             return
         path = self.folder / name
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from healthcheck.actions.able import size
 from healthcheck.protocols import ActionContext
+from healthcheck.rulelang.quantities import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 MAX_BYTES = 64 * 2**20
@@ -36,7 +36,7 @@ class MemorySnapshot:
             _write(stem.with_suffix(".txt"), torch.cuda.memory_summary())
             if len(content) > MAX_BYTES:
                 return ActionOutcome.of(
-                    self.name, f"memory summary: {stem}.txt (the snapshot of {size(len(content))} is too large)"
+                    self.name, f"memory summary: {stem}.txt (the snapshot of {size_text(len(content))} is too large)"
                 )
             _write(stem.with_suffix(".json"), content)
         except OSError as error:

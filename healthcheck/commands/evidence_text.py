@@ -9,7 +9,8 @@ from typing import Any
 
 from healthcheck.reports.evidence import Bundle, kept_beside
 from healthcheck.reports.runs import Run
-from healthcheck.reports.text import columns, number, plural, shorten, size, step
+from healthcheck.reports.text import columns, number, plural, shorten, step
+from healthcheck.rulelang.quantities import size_text
 from healthcheck.samples import decode_number
 
 _WIDTH = 10
@@ -33,12 +34,14 @@ def list_text(run: Run, bundles: list[Bundle]) -> list[str]:
         lines = [f"{run.shown} kept no evidence: {_why_none(run)}"]
     else:
         total = sum(bundle.total_bytes for bundle in bundles)
-        lines = [f"{run.shown}: evidence of {plural(len(bundles), 'alert')}, {size(total)}"]
+        lines = [f"{run.shown}: evidence of {plural(len(bundles), 'alert')}, {size_text(total)}"]
         table = [["alert", "rule", "step", "size", "folder"]]
         for bundle in bundles:
             at = bundle.alert.get("fired_step")
             folder = bundle.folder.relative_to(run.folder).as_posix()
-            table.append([str(bundle.number), bundle.rule, step(at) if at else "-", size(bundle.total_bytes), folder])
+            table.append(
+                [str(bundle.number), bundle.rule, step(at) if at else "-", size_text(bundle.total_bytes), folder]
+            )
         lines += columns(table, "rlrrl")
         lines.append(f"  one of them: healthcheck evidence {run.name} {bundles[0].number}")
     if beside:
@@ -169,7 +172,7 @@ def _file_lines(bundle: Bundle) -> list[str]:
         entry = contents.get(name)
         shape = "x".join(map(str, entry.get("shape", []))) if entry else ""
         holds = f"{entry.get('path') or 'the batch'}: {entry.get('dtype')} {shape}" if entry else _HOLDS.get(name, "")
-        rows.append([name, size(amount), holds])
+        rows.append([name, size_text(amount), holds])
     return ["  files", *columns(rows, "lrl", indent=4)]
 
 

@@ -10,7 +10,8 @@ from healthcheck.commands.runs import age, parse_since
 from healthcheck.errors import UsageError
 from healthcheck.reports.rundir import delete, is_over
 from healthcheck.reports.runs import Run, all_runs, reading_folder
-from healthcheck.reports.text import plural, shorten, size
+from healthcheck.reports.text import plural, shorten
+from healthcheck.rulelang.quantities import size_text
 
 NAME = "prune"
 HELP = "delete old records, the oldest first; never those of runs that go on"
@@ -49,11 +50,11 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         for run in chosen:
             print(f"{run.name}  {run.status}")
-        print(f"would delete {plural(len(chosen), 'run')}, {size(amount)}, of {len(runs):,} in {folder}")
+        print(f"would delete {plural(len(chosen), 'run')}, {size_text(amount)}, of {len(runs):,} in {folder}")
         return 0
     stuck = [run.name for run in chosen if not delete(run.folder)]
     print(
-        f"deleted {plural(len(chosen) - len(stuck), 'run')}, {size(amount)}; {len(all_runs(folder)):,} left in {folder}"
+        f"deleted {plural(len(chosen) - len(stuck), 'run')}, {size_text(amount)}; {len(all_runs(folder)):,} left in {folder}"
     )
     if going:
         print(f"  left alone, because they may go on: {shorten([run.name for run in going])}")

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TextIO
 
-KIB = 1024.0
+from healthcheck.rulelang.quantities import size_text
+
 RIGHT = 88
 """Column at which the closing line's exit code stands, where the text before it is shorter."""
 
@@ -30,7 +31,7 @@ def number(value: float | None, unit: str = "") -> str:
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if unit == "bytes":
-        return size(value)
+        return size_text(value)
     if unit == "s":
         return _seconds(value)
     if unit == "fraction":
@@ -99,16 +100,6 @@ def duration(seconds: float) -> str:
 def moment(seconds: float) -> str:
     """``2026-11-28 01:27``, local time: what people compare with their clock. Files hold UTC."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-
-
-def size(count: float) -> str:
-    """``812 MiB``, ``21.4 GiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < KIB or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.3g} {unit}"
-        value /= KIB
-    raise AssertionError("the loop returns at TiB")
 
 
 def plural(n: int, word: str, many: str = "") -> str:

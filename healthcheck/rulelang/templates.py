@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from healthcheck.dispatch import suggest
-from healthcheck.rulelang.quantities import shorten
+from healthcheck.rulelang.quantities import shorten, size_text
 
 PLACEHOLDERS: dict[str, str] = {
     "value": "the sample that breached",
@@ -32,7 +32,8 @@ UNKNOWN = "?"
 MAX_LENGTH = 500
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_FORMAT = re.compile(r"[<>^]?[-+ ]?\d{0,2},?(?:\.\d{1,2})?[eEfFgGd%]?")
+_FORMAT = re.compile(r"B|[<>^]?[-+ ]?\d{0,2},?(?:\.\d{1,2})?[eEfFgGd%]?")
+"""Python's numeric formats, and ``B`` for bytes as people write them: ``812 MiB``."""
 _WHOLE = ("step", "rank", "count", "window")
 
 
@@ -111,6 +112,8 @@ def _render(name: str, spec: str, value: Any) -> str:
     if not spec:
         return number(value, whole=name in _WHOLE)
     try:
+        if spec == "B":
+            return size_text(value)
         if spec[-1] == "d":
             return format(round(value), spec)
         if isinstance(value, int) and "." not in spec and not spec[-1].isalpha() and spec[-1] != "%":

@@ -169,7 +169,7 @@ def test_cleanup_really_collects_cycles(alert: Alert, context: Context) -> None:
         ),
         (
             FakeAllocator(100 * MIB, 2000 * MIB),
-            "cleanup freed 0 KiB of 2.0 GiB: the cache could not be returned",
+            "cleanup freed 0 B of 1.95 GiB: the cache could not be returned",
         ),
     ],
 )

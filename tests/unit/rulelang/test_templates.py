@@ -22,6 +22,7 @@ VALUES = {"value": 9.01234, "score": 14.26, "normal": 2.02, "step": 1502, "rule"
         ("{epoch} {count}", "? ?"),
         ("{step:d} {step:,} {score:.0%}", "1502 1,502 1426%"),
         ("{series:.3f}", "loss"),
+        ("{value:B}", "9 B"),
     ],
 )
 def test_placeholders_are_filled_in(text, rendered) -> None:
@@ -67,7 +68,8 @@ def test_rendering_never_raises_whatever_the_value(text, value) -> None:
 
 
 @given(
-    st.sampled_from(["", "d", ".3f", "+.2e", ">9,.1f", "%", ".0%", "g", "10d"]), st.one_of(st.floats(), st.integers())
+    st.sampled_from(["", "d", ".3f", "+.2e", ">9,.1f", "%", ".0%", "g", "10d", "B"]),
+    st.one_of(st.floats(), st.integers()),
 )
 def test_every_accepted_format_takes_every_number(spec, value) -> None:
     assert Template("{value:" + spec + "}" if spec else "{value}")({"value": value})

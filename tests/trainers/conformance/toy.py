@@ -112,7 +112,9 @@ class Toy(torch.nn.Module):
         if name == "slow_divergence":
             return loss + 0.5 * since
         if name == "memory_growth":
-            self.hoard.append(torch.ones(2**20))  # 4 MiB a step that nobody gives back
+            self.hoard.append(
+                torch.ones(2**22)
+            )  # 16 MiB a step that nobody gives back, more than a large process has spare
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -18,13 +18,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from healthcheck.engine.combined import Side
+from healthcheck.engine.demand import NEVER
 from healthcheck.engine.judges import Judge
 from healthcheck.samples import Sample
 
 if TYPE_CHECKING:
     from healthcheck.engine.routes import Plan
 
-NEVER = 1 << 62
 MOST = 1024
 """Values that are kept at most."""
 LEAST = 4

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import gt, itemgetter, lt
 
 from healthcheck.engine.backlog import Backlog, Twice
+from healthcheck.engine.demand import NEVER
 from healthcheck.engine.judges import Judge, judges_of
 from healthcheck.engine.lookups import Lookups, Watch, derivations
 from healthcheck.engine.rulestate import RuleState
@@ -18,8 +19,6 @@ Series = tuple[str, Labels, str]
 
 Look = tuple[tuple[Judge, ...], Sample]
 """Rules that have to look at a sample."""
-
-NEVER = 1 << 62
 
 _MOST_PLANNED = 100_000
 """Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.lossnodes import kind_of, source_of
-from healthcheck.probes.values import is_tensor, on_host, weak
+from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 TENSORS = 2

@@ -7,8 +7,8 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import first_few
-from healthcheck.probes.values import weak
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import first_few
 from healthcheck.probes.seen import SeenModules
-from healthcheck.probes.values import optimizer_labels, weak
+from healthcheck.probes.values import optimizer_labels
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 _LISTED = "in a plain list or dict of a module: use nn.ModuleList, nn.ModuleDict or nn.ParameterList"

@@ -11,8 +11,9 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late, LateTable
 from healthcheck.probes.sampling import ElementSampler
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
 TENSORS = 16

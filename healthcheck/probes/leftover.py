@@ -9,8 +9,9 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.leftover_counts import GradientMarks
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread, weak
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 TENSORS = 16

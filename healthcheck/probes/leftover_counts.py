@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.events import Event
-from healthcheck.probes.values import weak
+from healthcheck.references import weak
 
 
 @dataclass(slots=True)

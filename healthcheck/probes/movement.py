@@ -13,8 +13,9 @@ from healthcheck.probes.learning_rate import rates_of
 from healthcheck.probes.moved import Moved, Streaks
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, weak, with_label
+from healthcheck.probes.values import on_host, optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
 PATIENCE = 5

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.values import weak
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Metric, Sample
 
 MOST = 64

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.values import on_host, optimizer_labels, weak
+from healthcheck.probes.values import on_host, optimizer_labels
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 TENSORS = 4

@@ -12,8 +12,9 @@ from healthcheck.probes.growth import looked_at
 from healthcheck.probes.late import Late, LateTable
 from healthcheck.probes.moved import ROWS
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import optimizer_labels, scalar, weak
+from healthcheck.probes.values import optimizer_labels, scalar
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Labels, Metric, Sample
 
 

@@ -9,8 +9,9 @@ from healthcheck.events import Event, EventKind
 from healthcheck.probes.foreach import l2_norms
 from healthcheck.probes.names import first_few
 from healthcheck.probes.seen import SeenModules
-from healthcheck.probes.values import scalar, weak
+from healthcheck.probes.values import scalar
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 _NAMES = ("running_mean", "running_var")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from healthcheck.probes.values import weak
+from healthcheck.references import weak
 
 
 class SeenModules:

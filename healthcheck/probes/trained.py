@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from healthcheck.events import Event
-from healthcheck.probes.values import weak
+from healthcheck.references import weak
 
 LOOK_EVERY = 50
 """Steps between two full looks at a model whose one optimizer holds all that is trained."""

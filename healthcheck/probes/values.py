@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from healthcheck.probes.late import Element, Late
-from healthcheck.references import weak as weak
 from healthcheck.samples import Labels
 
 

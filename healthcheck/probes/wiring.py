@@ -11,8 +11,9 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.seen import SeenModules
-from healthcheck.probes.values import optimizer_labels, weak
+from healthcheck.probes.values import optimizer_labels
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 PATIENCE = 5

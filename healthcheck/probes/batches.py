@@ -9,6 +9,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import first_few
+from healthcheck.probes.resting import ask_again
 from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -20,9 +21,6 @@ ONE_LABEL_ROWS = 8
 HASHED_ELEMENTS = 65_536
 """Elements of one tensor that enter its hash, evenly spread."""
 _LABELS = ("labels", "label", "targets", "target", "y")
-
-SETTLED, LOOK_EVERY = 20, 10
-"""A trainer that has shown no batch by then is asked again only after so many steps."""
 
 
 class BatchProbe:
@@ -91,8 +89,8 @@ class BatchProbe:
                 self._take(event, demand)
             return ()
         if event.kind is EventKind.STEP_END:
-            if self._last is None and event.step > SETTLED:
-                self.rests_until = event.step + LOOK_EVERY
+            if self._last is None:
+                self.rests_until = ask_again(event.step)
             self._last = None
         if self._targets is None and self._bad is None and self._repeats is None and self._one_label is None:
             return ()

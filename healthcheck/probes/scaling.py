@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.resting import ask_again
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -13,9 +14,6 @@ from healthcheck.samples import Cost, Metric, Sample
 SEARCH_FLOOR = 1.0
 """While no update was applied yet, skips above this scale are the scaler's search for a start
 value (it begins at 65536 and halves), not a streak."""
-
-SETTLED, LOOK_EVERY = 20, 10
-"""A loop that has no scaler by then is asked again only after so many steps."""
 
 
 class LossScaleProbe:
@@ -50,8 +48,7 @@ class LossScaleProbe:
         if scale is None and not event.skipped:
             if event.optimizer is not None:
                 self._applied.add(event.optimizer_index)
-                if event.step > SETTLED:
-                    self.rests_until = event.step + LOOK_EVERY
+                self.rests_until = ask_again(event.step)
             return ()
         labels = optimizer_labels(event.optimizer_index)
         samples = []

@@ -15,9 +15,6 @@ GATE = "healthcheck.gate"
 """Key in ``event.user_state``: ``(step, {optimizer: flag})``; 1 if the update of that step was held back, a number
 or a 0-dim device tensor."""
 
-SETTLED, LOOK_EVERY = 20, 10
-"""Where no update was decided upon by then, it is asked again only after so many steps."""
-
 
 class SkippedUpdateProbe:
     """Counts updates that were kept from the weights. Gives nothing where no rule may do that."""
@@ -40,7 +37,6 @@ class SkippedUpdateProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
         self._streak: dict[int, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:

@@ -16,6 +16,8 @@ WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# The tests start hundreds of processes: without bytecode each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test faults check lint fast bench docs wheels clean
 .DEFAULT_GOAL := check
@@ -57,6 +59,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/_generate.py
+	$(BIN)/python docs/_update.py
 
 wheels: $(READY)
 	rm -rf dist build plugins/*/build  # a build folder hands its old files on

@@ -89,8 +89,12 @@ class Cadence:
         for every, ahead, bit in self._marks:
             if not (step + ahead) % every:
                 due |= bit
-        if due == self._due and step < self._wake and rests and not any(p.rests_until > step for p in self._awake):
-            return self._now
+        if due == self._due and step < self._wake and rests:
+            for probe in self._awake:
+                if probe.rests_until > step:
+                    break
+            else:
+                return self._now
         wake, awake = NEVER, {}
         now: dict[EventKind, Sequence[Call]] = {}
         for kind, calls in self._calls.items():

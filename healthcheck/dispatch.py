@@ -138,7 +138,7 @@ class Dispatch:
         text = f"{type(error).__name__}: {error}"
         known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
         if known is None:
-            known = ListenerError(owner, hook, step, text, _place(error))
+            known = ListenerError(owner, hook, step, text, place_of(error))
             self.errors.append(known)
         else:
             known.count += 1
@@ -196,7 +196,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """``file:line`` of the innermost frame, which is the plugin's own."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -120,6 +120,8 @@ class Event:
     """Learning rate, where the framework reports one instead of showing its optimizer."""
     batch: Any = None
     n_samples: int | None = None
+    begins_pass: bool = False
+    """True for the first batch of a pass over the data in random order (``batch_ready``), where a loader tells."""
     dataset_size: int | None = None
     """Rows of the data set from which the batch was drawn (``batch_ready``), where it has a length."""
     n_tokens: int | None = None

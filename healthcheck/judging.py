@@ -6,6 +6,7 @@ arrived is told to listeners and judged, alerts are told, their actions run, ran
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.engine.evaluation import Evaluation, step_by_step
 from healthcheck.errors import UsageError
 from healthcheck.events import Event, EventKind
-from healthcheck.latch import CHECKPOINT, StopRequest
+from healthcheck.latch import CHECKPOINT, LatchingControls, StopRequest
+from healthcheck.protocols import Agreement
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -31,6 +33,7 @@ JUDGED_AT = frozenset(
 )
 """Events at which samples are judged. Before the update, so that it can still be held back."""
 
+_METRIC = operator.attrgetter("metric")
 _MAY_WAIT = frozenset({EventKind.BEFORE_UPDATE, EventKind.STEP_END})
 _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
@@ -44,14 +47,17 @@ class Judge:
         self._lock = threading.RLock()  # the watchdog judges silence from a thread of its own
         self._acting: frozenset[str] | None = None
 
-    def __call__(self, event: Event) -> None:
-        """Post the samples of this event, take what has arrived, judge it, act."""
+    def __call__(self, event: Event, now: float) -> None:
+        """Post the samples of this event, take what has arrived, judge it, act.
+
+        :param now: seconds of active training.
+        """
         session = self.session
         with self._lock:
             urgent = bool(session.probing.pending) and self._post(event)
             if event.kind in _MAY_WAIT and not urgent and self._waits(event):
                 return
-            now = session.judged_at = session.active()
+            session.judged_at = now
             prompt = session.prompt and event.kind is EventKind.BEFORE_UPDATE
             ready = session.mailbox.drain() if prompt or event.kind in _DRAINED_AT else session.mailbox.ready()
             if ready:
@@ -61,9 +67,15 @@ class Judge:
                 session.tell("samples", event.step, ready)
             if ready or event.kind is EventKind.STEP_END:
                 for samples in step_by_step(ready):
-                    self._handle(session.engine.evaluate(event.step, samples, now), event)
-            if event.kind is EventKind.STEP_END:
-                self._exchange(event.step)
+                    result = session.engine.evaluate(event.step, samples, now)
+                    if result:
+                        self._handle(result, event)
+            if (
+                event.kind is EventKind.STEP_END
+                and session.controls is not None
+                and session.controls.agreement is not None
+            ):
+                self._exchange(session.controls, session.controls.agreement, event.step)
 
     def _waits(self, event: Event) -> bool:
         """Whether values that come late anyhow are left for the next look: two steps are judged in one go.
@@ -85,7 +97,9 @@ class Judge:
         if not self._lock.acquire(timeout=1.0):
             return
         try:
-            self._handle(self.session.engine.tick(silent_seconds, self.session.active()), None)
+            result = self.session.engine.tick(silent_seconds, self.session.active())
+            if result:
+                self._handle(result, None)
         finally:
             self._lock.release()
 
@@ -97,27 +111,27 @@ class Judge:
         """
         session = self.session
         probing = session.probing
-        if event.kind is EventKind.BEFORE_UPDATE:
-            samples = probing.pending
-            if session.before_post is not None:
-                session.before_post(samples)
-            if not session.prompt:
-                acting = self._acting
-                if acting is None:
-                    acting = self._acting = _acted_upon(session)
-                if not any(s.metric in acting and not _comes_late(s.value) for s in samples):
-                    return False
-                late = [sample for sample in samples if _comes_late(sample.value)]
-                if late:
-                    probing.pending = late
-                    session.mailbox.post(event.step, [s for s in samples if not _comes_late(s.value)])
-                    return True
-        session.mailbox.post(event.step, probing.take())
-        return event.kind is EventKind.BEFORE_UPDATE
+        samples = probing.pending
+        if event.kind is not EventKind.BEFORE_UPDATE:
+            probing.pending = []
+            session.mailbox.post(event.step, samples)
+            return False
+        if session.before_post is not None:
+            session.before_post(samples)
+        here, late = samples, []
+        if not session.prompt:
+            if self._acting is None:
+                self._acting = _acted_upon(session)
+            late = [s for s in samples if type(s.value) is not float and _comes_late(s.value)]
+            if late:
+                here = [s for s in samples if type(s.value) is float or not _comes_late(s.value)]
+            if self._acting.isdisjoint(map(_METRIC, here)):
+                return False
+        probing.pending = late
+        session.mailbox.post(event.step, here)
+        return True
 
     def _handle(self, result: Evaluation, event: Event | None) -> None:
-        if not result:
-            return
         session = self.session
         for transition in result.transitions:
             session.dispatch.call("transition", session.step, session, transition)
@@ -137,20 +151,17 @@ class Judge:
                 session.controls.cleared(alert.rule)
             session.tell("cleared", alert)
 
-    def _exchange(self, step: int) -> None:
+    def _exchange(self, controls: LatchingControls, agreement: Agreement, step: int) -> None:
         """Sync point of several ranks: act on what they have all agreed on."""
-        controls = self.session.controls
-        if controls is None or controls.agreement is None or controls.stop is not None:
+        if controls.stop is not None:
             return
-        for decided in controls.agreement.exchange(step):
+        for decided in agreement.exchange(step):
             if decided["rule"] == CHECKPOINT:
-                self._save(decided, step)
+                self._save(controls, decided, step)
             else:
-                self._stop(decided, step)
+                self._stop(controls, decided, step)
 
-    def _save(self, decided: Mapping[str, Any], step: int) -> None:
-        controls = self.session.controls
-        assert controls is not None
+    def _save(self, controls: LatchingControls, decided: Mapping[str, Any], step: int) -> None:
         try:
             where = controls.agreed_checkpoint(decided, step)
         except UsageError as error:
@@ -158,9 +169,8 @@ class Judge:
             return
         self.session.note(f"all ranks save at step {step:,}, as asked by rank {decided['rank']}: {where}")
 
-    def _stop(self, decided: Mapping[str, Any], step: int) -> None:
-        session, controls = self.session, self.session.controls
-        assert controls is not None
+    def _stop(self, controls: LatchingControls, decided: Mapping[str, Any], step: int) -> None:
+        session = self.session
         first, ranks = int(decided["step"]), decided["ranks"]
         where = f"rank {ranks[0]} only" if len(ranks) == 1 else f"{len(ranks)} of {session.info.world_size} ranks"
         session.note(f"all ranks stop at step {step:,}: {decided['rule']} on {where}, first seen at step {first:,}")

@@ -20,7 +20,7 @@ from typing import Any
 import pluggy
 
 from healthcheck import hookspecs
-from healthcheck.dispatch import suggest
+from healthcheck.dispatch import place_of, suggest
 from healthcheck.errors import PluginError
 from healthcheck.hookspecs import PREFIX, PROJECT
 from healthcheck.registry import BUILTIN, Registry
@@ -120,7 +120,10 @@ class PluginHost:
             self._register(plugin, name, source, label=name)
         except (Exception, SystemExit) as error:
             self.registry.remove_owner(name)
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, PluginError) else str(error)
+            reason = str(error)
+            if not isinstance(error, PluginError):
+                where = f" ({place_of(error)})" if not isinstance(error, SyntaxError) else ""  # it names its own place
+                reason = f"{type(error).__name__}: {error}{where}"
             failure = PluginFailure(name, source, reason)
             if self.strict:
                 raise PluginError(str(failure)) from error
@@ -165,17 +168,36 @@ def implementations_of(plugin: object) -> Iterator[tuple[str, Callable[..., Any]
 def _refuse_unknown(plugin: object, implementations: list[tuple[str, Callable[..., Any]]], label: str) -> None:
     known = {name for name in vars(hookspecs) if name.startswith(PREFIX)}
     marked = {name for name, _ in implementations}
-    for name in marked:
-        if name not in known:
-            raise PluginError(f'"{label}" implements "{name}", which is no hook; {suggest(name, known) or "see docs"}')
-    for name in dir(plugin):
-        if name in known and name not in marked and callable(getattr(plugin, name)):
-            raise PluginError(f'"{label}" defines "{name}" without @healthcheck.hookimpl; add the mark')
+    wrong = [
+        f'"{label}" implements "{name}", which is no hook; {suggest(name, known) or "see docs"}'
+        for name, _ in implementations
+        if name not in known
+    ]
+    for name, function in implementations:
+        if name in known:
+            wrong += _unknown_arguments(name, function, label)
+    wrong += [
+        f'"{label}" defines "{name}" without @healthcheck.hookimpl; add the mark'
+        for name in dir(plugin)
+        if name in known and name not in marked and callable(getattr(plugin, name))
+    ]
+    if wrong:
+        raise PluginError("\n  ".join(wrong))
+
+
+def _unknown_arguments(hook: str, function: Callable[..., Any], label: str) -> Iterator[str]:
+    offered = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for parameter in inspect.signature(function).parameters.values():
+        is_plain = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_plain and parameter.default is parameter.empty and parameter.name not in offered:
+            hint = suggest(parameter.name, offered)
+            yield f'"{label}": {hook} has no argument "{parameter.name}"; {hint + " " if hint else ""}it has {", ".join(offered)}'
 
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise PluginError(f"no such file: {path}")
+        near = suggest(path.name, [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else [])
+        raise PluginError(f"no such file: {path}{'; ' if near else ''}{near}")
     name = f"healthcheck_local_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -109,7 +109,7 @@ class ProbeBoard:
         if self._answered:
             self._answered.clear()
         if self.device_time is not None:
-            self.measures_device = self.device_time.measures(self._steps)
+            self.measures_device = not self._steps % self.device_time.every and self.device_time.measures()
         if self._steps <= TIMED_FIRST:
             self._weight = 1
         else:
@@ -126,8 +126,11 @@ class ProbeBoard:
         if kind is not EventKind.AFTER_UPDATE or len(self._optimizers) != 1:
             return True
         # Most that listen there have had their answer before the update.
-        answered = self._answered
-        return any(not call.once or (call.name, 0) not in answered for call in calls)
+        for call in calls:
+            if call.once and (call.name, 0) in self._answered:
+                continue
+            return True
+        return False
 
     def sample(self, event: Event, at: float) -> None:
         """Let every probe look that listens to this event; errors are kept with the probe's name.
@@ -138,7 +141,9 @@ class ProbeBoard:
         if step != self._step:
             self._begin_step(step)
         if event.optimizer is not None:
-            self._meet(event.optimizer, event.optimizer_index, step)
+            known = self._optimizers.get(event.optimizer_index)
+            if known is None or known() is not event.optimizer:
+                self._meet(event.optimizer, event.optimizer_index, step)
         calls = self._now.get(event.kind)
         if not calls:
             return
@@ -169,15 +174,8 @@ class ProbeBoard:
 
     def _meet(self, optimizer: Any, index: int, step: int) -> None:
         """A new optimizer ends every rest: what probes knew of the old one says nothing of it."""
-        known = self._optimizers.get(index)
-        if known is None or known() is not optimizer:
-            self._optimizers[index] = weak(optimizer)
-            self._now = self._cadence.calls(step, rests=False)
-
-    def take(self) -> list[Sample]:
-        """The samples since the last call."""
-        pending, self.pending = self.pending, []
-        return pending
+        self._optimizers[index] = weak(optimizer)
+        self._now = self._cadence.calls(step, rests=False)
 
     def state_dict(self) -> dict[str, Any]:
         """What the probes must keep over a resume, by probe name."""

@@ -173,11 +173,6 @@ class Probe(Protocol):
 # --------------------------------------------------------------------------- conditions
 
 
-Promise = tuple[float, float, int]
-"""Nothing happens while values lie strictly between the first two, for so many of them."""
-Skim = Callable[[Sequence[float], Sequence[int], float, float], int]
-
-
 class Scorer(Protocol):
     """The memory of one condition for one series.
 
@@ -188,14 +183,9 @@ class Scorer(Protocol):
 
     A costly scorer may also have ``learn(value, step) -> bool``, which takes a value without scoring it and says
     whether there are enough to judge (parts of an ``all`` that has failed already), and ``join(other) -> Scorer | None``,
-    which gives a scorer that reads what another part remembers of the same values, where that is the same.
-
-    One that knows for a while that nothing can come may have ``foresee(last, low, high) -> Promise | None``: the next
-    so many values will, as long as they are finite and lie strictly between the two of the promise, have no score that is
-    not strictly between ``low`` and ``high``; ``last`` is the value before them. They are then shown to ``update`` later,
-    all together. With ``skim(values, steps, low, high) -> int`` most are not scored at all: it learns foreseen values up
-    to the first whose score may not lie within ``low`` and ``high``, and says how many these were (from minus to plus
-    infinity at least one). ``forgetful`` is true while the score depends on the value alone.
+    which gives a scorer that reads what another part remembers of the same values, where that is the same: the other itself
+    if both score alike. ``forgetful`` is true while the score depends on the value alone: a part on another metric is then
+    scored when somebody asks.
     """
 
     normal: float | None

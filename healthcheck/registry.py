@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from healthcheck.errors import PluginError
+from healthcheck.events import EventKind
 from healthcheck.protocols import Action, ConditionType, Probe, Reader, Report
 from healthcheck.samples import Metric
 
@@ -18,6 +19,12 @@ T = TypeVar("T")
 
 BUILTIN = "healthcheck"
 """Owner of everything that ships in this distribution."""
+
+
+_EXAMPLES = {
+    "listens_to": "listens_to = (EventKind.AFTER_UPDATE,)",
+    "provides": 'provides = (Metric("mine.value", help="..."),)',
+}
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class Registry:
         """The ``register`` callback that a registration hook of ``owner`` is given."""
 
         def register(*given: Any) -> None:
+            if isinstance(given[0], type):
+                raise PluginError(f"{owner}: register an object, not a class: register({given[0].__name__}())")
             getattr(self, f"_add_{kind}")(owner, *given)
 
         return register
@@ -79,6 +88,13 @@ class Registry:
         for needed in ("name", "listens_to", "provides", "sample"):
             if not hasattr(probe, needed):
                 raise PluginError(f'{owner}: a probe needs "{needed}"; see healthcheck.protocols.Probe')
+        for wanted, kind in (("listens_to", EventKind), ("provides", Metric)):
+            wrong = [entry for entry in getattr(probe, wanted) if not isinstance(entry, kind)]
+            if wrong:
+                raise PluginError(
+                    f'{owner}: probe "{probe.name}": {wanted} holds {wrong[0]!r}, which is no {kind.__name__}; '
+                    f"write for instance {_EXAMPLES[wanted]}"
+                )
         self._add("probes", self.probes, owner, probe.name, probe)
         for metric in probe.provides:
             self._add("metrics", self.metrics, owner, metric.key, metric)

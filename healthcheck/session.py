@@ -28,6 +28,7 @@ from healthcheck.plugins import PluginHost, implementations_of
 from healthcheck.probing import History, ProbeBoard
 from healthcheck.protocols import Agreement, Controls, Mailbox, Report
 from healthcheck.rulelang.accepted import Accepted
+from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, RuleSet
 from healthcheck.runinfo import RunInfo
 from healthcheck.samples import NO_LABELS, Sample
@@ -199,6 +200,9 @@ class Session:
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:
         """Judge and record a rule (or glob), but do nothing about it inside this block."""
         mute = Mute(rule, reason, first=self.step)
+        known = dict.fromkeys([*(r.id for r in self.rules.rules), *self.rules.off])
+        if not any(mute.covers(rule_id, self.step) for rule_id in known):
+            self.note(f'muted "{rule}": that is no rule here; {rule_hint(rule, known)}')
         self.engine.mutes.append(mute)
         try:
             yield
@@ -256,11 +260,9 @@ class Session:
         """
         if self._ended:
             return False
-        if self.dispatch.table.get(kind):
+        if self.dispatch.table.get(kind) or ((kind in JUDGED_AT or kind in _PAUSES) and self.watching):
             return True
-        if kind in self.probing.by_kind if step is None else self.probing.looks_at(kind, step):
-            return True
-        return (kind in JUDGED_AT or kind in _PAUSES) and self.watching
+        return kind in self.probing.by_kind if step is None else self.probing.looks_at(kind, step)
 
     @property
     def watching(self) -> bool:
@@ -289,12 +291,13 @@ class Session:
             now = self.clock.monotonic()
         probing = self.probing
         device_ends = probing.device_time.begin() if probing.measures_device else None
-        probing.sample(event, self.active.at(now))
+        at = self.active.at(now)
+        probing.sample(event, at)
         if self.dispatch.table.get(kind):
             self.dispatch.call(kind.value, event.step, self, event)
         if kind in JUDGED_AT:
             try:
-                self.judge(event)
+                self.judge(event, at)
             except StopTraining:
                 raise
             except Exception as error:
@@ -315,7 +318,7 @@ class Session:
             return {}
         if ending.exception is not None:
             self._guard(lambda: self.emit(Event(EventKind.EXCEPTION, self.step, exception=ending.exception)))
-        self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step)))
+        self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step, user_state=self.user_state)))
         self._ended = True
         if self._watchdog is not None:
             self._watchdog.stop()

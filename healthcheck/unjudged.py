@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.events import EventKind
+
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
@@ -48,7 +50,8 @@ def why_no_data(session: Session, rule: Any) -> str:
         unseen = [k for k in probe.listens_to if k not in session.controls.capabilities.events]
         if len(unseen) == len(probe.listens_to):
             return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
-    lacking = [need for need in metric.needs if need != "linux" or not sys.platform.startswith("linux")]
+    met = _needs_met(session) if metric.needs else set()
+    lacking = [need for need in metric.needs if need not in met]
     if lacking:
         return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
     if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
@@ -56,3 +59,15 @@ def why_no_data(session: Session, rule: Any) -> str:
     if session.step < rule.every:
         return f"first due at step {rule.every:,}"
     return f"no sample of {rule.selector} was seen"
+
+
+def _needs_met(session: Session) -> set[str]:
+    """What this run did have: another metric with the same need gave samples, or an event tells of it."""
+    engine = session.engine
+    seen = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
+    met = {need for metric in session.host.registry.metrics.values() if metric.name in seen for need in metric.needs}
+    if {EventKind.EVAL_START, EventKind.EVAL_END} & session.event_cost.keys():
+        met.add("evaluation")
+    if sys.platform.startswith("linux"):
+        met.add("linux")
+    return met

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +19,16 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # The console command without depending on where pip put it: the same entry point.
 COMMAND = (sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())")
+
+
+ALL_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast tests do not even import a file whose tests are all slow: some begin with a whole trainer framework."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return True if ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.fixture
@@ -38,6 +50,18 @@ def helper() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def small_heap() -> None:
+    """What torch and its compiler (which comes with the first optimizer) leave behind is looked through no more.
+
+    Each watched script looks for living models and collects garbage; of what was imported there are 300,000 objects.
+    """
+    torch = pytest.importorskip("torch")
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -88,7 +88,8 @@ def _norm_and_count(tensor: Any) -> tuple[Any, Any]:
     wide = torch.float64 if tensor.device.type == "cpu" else torch.float32
     finite = torch.isfinite(tensor)
     norm = torch.linalg.vector_norm(torch.where(finite, tensor, torch.zeros_like(tensor)), dtype=_real(wide, tensor))
-    return norm.to(wide), (~finite).sum().to(wide)
+    norm = norm.to(wide).masked_fill(~finite.any(), float("nan"))  # of no values at all: that is not zero
+    return norm, (~finite).sum().to(wide)
 
 
 def _real(wide: Any, tensor: Any) -> Any:

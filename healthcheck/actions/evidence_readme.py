@@ -39,7 +39,7 @@ def readme(alert: Alert, context: ActionContext, files: Mapping[str, str], left_
         lines += ["", "Not here", *(f"  {entry}" for entry in left_out)]
     lines += [
         "",
-        "Norms are L2 norms over the finite elements. RNG states belong to the moment of the alert, after the batch was",
+        "Norms are L2 norms over the finite elements, nan where there are none. RNG states belong to the moment of the alert, after the batch was",
         "drawn. Nothing here needs unpickling; the environment is an allow-list and secrets in the command line are replaced.",
         "",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,7 @@ def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> t
     from healthcheck.rulelang.compile import load_all
 
     loaded = load_all(sources, registry=registry, profile=profile)
-    problems = list(loaded.problems)
+    problems = [*loaded.problems, *_reports(loaded, registry)]
     if not profile:
         for name in loaded.merged.profiles:
             found = load_all(sources, registry=registry, profile=name).problems
@@ -91,6 +91,19 @@ def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> t
     # Advice about a pack that is only extended is for its author; here nobody can take it.
     own = {document.path for document in loaded.documents if document.own} | {str(source) for source in sources}
     return loaded, _unique(p for p in problems if p.severity == "error" or p.path in own)
+
+
+def _reports(loaded: Loaded, registry: Registry) -> Iterator[Problem]:
+    """Mistakes in ``settings: {report: ...}``: which kinds exist is known to the reports, not to the rule language."""
+    from healthcheck.reports.files import kinds_of, read_reports
+
+    entry = loaded.merged.settings.get("report")
+    if entry is None:
+        return
+    names = list(entry.value) if isinstance(entry.value, Mapping) else None
+    for index, text in read_reports(entry.value, kinds_of(registry.reports))[1]:
+        inner: tuple[str | int, ...] = (names[index],) if names else () if isinstance(entry.value, str) else (index,)
+        yield entry.document.problem((*entry.where, *inner), "bad-report", text, key=names is not None)
 
 
 def _unique(problems: Any) -> list[Problem]:

@@ -245,7 +245,7 @@ def _print_text(args: argparse.Namespace, outcomes: Sequence[Outcome], code: int
             if len(reports) > 1:
                 print(f"  {ending(report)}\n")
     if len(reports) > 1 and not args.quiet:
-        print("\n".join(table(reports)))
+        print("\n".join(table(reports, whole=args.timeline)))
     say_problems(outcomes)
     if len(reports) == 1 and len(outcomes) == 1:
         print(with_exit(f"healthcheck: {ending(reports[0])}", code))

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.usage import nearest_file
+from healthcheck.reports.text import plural
 
 NAME = "test"
 HELP = "run rule tests (*.hctest.yaml)"
@@ -48,7 +50,8 @@ def main(args: argparse.Namespace) -> int:
     """Exit code: 0 passed, 1 failures, 2 interrupted, 3 internal, 4 bad files, 5 nothing collected."""
     for path in args.paths:
         if not Path(path).exists():
-            return _usage(f"there is no {path}")
+            near = nearest_file(path, Path(path).parent, "*.hctest.yaml")
+            return _usage(f"there is no {path}{'; ' if near else ''}{near}")
         if Path(path).is_file() and not path.endswith(".hctest.yaml"):
             hint = f"; to check it: healthcheck check {path}" if path.endswith((".yaml", ".yml")) else ""
             return _usage(f"{path} is not a rule test (*.hctest.yaml){hint}")
@@ -62,7 +65,10 @@ def main(args: argparse.Namespace) -> int:
     if watcher.bad_files:
         return BAD_FILES
     if code == NOTHING:
-        print("healthcheck test: no rule tests (*.hctest.yaml) found", file=sys.stderr)
+        found = "no rule tests (*.hctest.yaml) found"
+        if watcher.left_out:
+            found = f"none of {plural(watcher.left_out, 'rule test')} has a name that matches -k {args.keyword}"
+        print(f"healthcheck test: {found}", file=sys.stderr)
     if code == OK and args.coverage == "strict" and watcher.uncovered:
         return FAILED
     return code
@@ -118,6 +124,10 @@ class _Watcher:
     def __init__(self) -> None:
         self.bad_files = False
         self.uncovered = False
+        self.left_out = 0
+
+    def pytest_deselected(self, items: Any) -> None:
+        self.left_out += len(items)
 
     def pytest_collectreport(self, report: Any) -> None:
         self.bad_files = self.bad_files or bool(report.failed)

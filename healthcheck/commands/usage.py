@@ -32,6 +32,8 @@ class Parser(argparse.ArgumentParser):
             word = unknown.split()[0].split("=")[0]
             hint = _nearest_option(word, [option for action in self._actions for option in action.option_strings])
             message = f"there is no option {word}; {hint or 'see ' + self.prog + ' --help'}"
+        elif message.startswith("the following arguments are required"):
+            message += f"\n  {' '.join(self.format_usage().split())}"
         raise UsageError(f"{self.prog}: {message}")
 
 

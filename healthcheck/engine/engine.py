@@ -14,10 +14,9 @@ from healthcheck.engine.alerts import cap, explain, message, mute
 from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.planning import plan_actions
-from healthcheck.engine.routes import Look, Routes
+from healthcheck.engine.routes import SERIES, Plans
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.saving import restore_engine, save_engine
-from healthcheck.engine.series import LOOK
 from healthcheck.rulelang.ownership import owners
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.samples import Sample
@@ -60,36 +59,18 @@ class Engine:
         """The clock at the last evaluation, in seconds of active training."""
         self._owner = owners(rules.rules, rules.derived)
         states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
-        self._states = states
-        self._by_id = {state.rule.id: state for state in states}
+        self.states = states
+        """All rules, in file order."""
+        self.by_id = {state.rule.id: state for state in states}
         self._place = {state.rule.id: i for i, state in enumerate(states)}
         self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
         self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
-        self._routes = Routes(states, self.lookups)
+        self._plans = Plans(states, self.lookups)
 
     def _mine(self, rule: Rule) -> bool:
         return rule.ranks != "zero" or self.rank == 0
-
-    @property
-    def states(self) -> list[RuleState]:
-        """All rules, in file order, as they stand after the last evaluation."""
-        self._routes.settle()
-        return self._states
-
-    @property
-    def by_id(self) -> Mapping[str, RuleState]:
-        """The same by id."""
-        self._routes.settle()
-        return self._by_id
-
-    def attend(self, rule_id: str) -> RuleState:
-        """For those who look at one rule after each evaluation: the state, which is then never behind."""
-        state = self._by_id[rule_id]
-        state.attended = True
-        self._routes.wake()
-        return state
 
     # -- evaluating -------------------------------------------------------------------
 
@@ -104,32 +85,43 @@ class Engine:
         self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        plan = self._routes.plan(samples)
+        plan = self._plans[tuple(map(SERIES, samples))]
         parts = [(plan, samples)]
         while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches, plan.derivations)):
-            plan = self._routes.plan_after(plan, made)
+            plan = self._plans[tuple(map(SERIES, made))]
             parts.append((plan, made))  # derived metrics may build on each other
-        due: list[Look] = []
         for plan, part in parts:
-            due += plan.take(part)
-            if step >= plan.due:
-                due += [(judges, part[index]) for index, judges in plan.resting]
-        for judges, sample in due:
-            for state, series, feed in judges:
-                if state.shut:
-                    state.held += 1
-                    continue
-                result = feed(sample.value, sample.step, now)
-                if result:
-                    if result == LOOK:
+            for index, judges in plan.wakeful if step < plan.due else plan.woken(part):
+                sample = part[index]
+                value, at = sample.value, sample.step
+                finite = value - value == 0.0
+                for state, series in judges:
+                    if state.shut:
+                        state.held += 1
+                        continue
+                    if series is None:
                         self._look(state, sample, now, transitions)
-                    elif series is not None:
+                        if state.touched:
+                            touched.append(state)
+                        continue
+                    # Most samples change nothing, and calls are what costs: those are noted here.
+                    if series.idle_from <= value <= series.idle_to:
+                        series.n += 1
+                        series.last_step = at
+                        series.value = value
+                        continue
+                    score = series.update(value, at) if finite or series.nonfinite_ok else None
+                    if score is not None and series.calm_from <= score <= series.calm_to:
+                        series.n += 1
+                        series.last_step = at
+                        series.value = value
+                        series.score = score
+                        continue
+                    result = series.judge(value, score, at, now)
+                    if result:
                         state.mark(result, series, sample, transitions)
-                    if state.touched:
-                        touched.append(state)
-        for plan, _ in parts:
-            if step >= plan.due:
-                plan.rest()
+                        if state.touched:
+                            touched.append(state)
         if self._grouped and len(parts) > 1:
             samples = [sample for _, part in parts for sample in part]
         if self._grouped:
@@ -149,12 +141,8 @@ class Engine:
         if state.rule.condition.absence:
             state.present(sample, now, transitions)
             return
-        self._routes.forget()
-        series = state.state_of(sample.labels)
-        if series is not None:
-            result = series.take(sample.value, sample.step, now)
-            if result:
-                state.mark(result, series, sample, transitions)
+        self._plans.forget()
+        state.judge(sample, sample.value, now, transitions)
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
         """Judge ``stale`` rules: nothing has happened for ``silent_seconds``. For the watchdog."""
@@ -184,7 +172,7 @@ class Engine:
         """
         for state in self.states:
             state.rewind(step)
-        self._routes.forget()
+        self._plans.forget()
         self.step = step
 
     def _judge_groups(
@@ -227,7 +215,7 @@ class Engine:
                 result.cleared.append(state.open)
                 state.open = None
             state.reset_marks()
-        explain(acting, self._states)
+        explain(acting, self.states)
         for state, alert in acting:
             mute(alert, self.mutes, self.mute_hits)
             alert.message = message(state.rule, alert)
@@ -259,5 +247,5 @@ class Engine:
         Raises ``StateError`` for a state of another format version.
         """
         told = restore_engine(self, saved, now)
-        self._routes.forget()
+        self._plans.forget()
         return told

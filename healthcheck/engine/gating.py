@@ -71,11 +71,6 @@ def why_not_gateable(rule: Rule) -> str:
     return f"`{kind}` draws no bound that the device could compare with"
 
 
-def _is_constant(rule: Rule) -> bool:
-    """Whether the bound does not depend on what has been seen."""
-    return rule.condition.name == "nonfinite" or rule.condition.name in COMPARATORS
-
-
 class GatingRules:
     """The rules of one engine that gate, and their bounds as things stand.
 
@@ -90,7 +85,7 @@ class GatingRules:
         for state in engine.states:
             rule = state.rule
             if not why_not_gateable(rule) and (alike is None or rule.selector.metric in alike):
-                self._states[rule.id] = state if _is_constant(rule) else engine.attend(rule.id)
+                self._states[rule.id] = state
                 self._by_metric.setdefault(rule.selector.metric, []).append(rule)
         self.rules = [state.rule for state in self._states.values()]
         self.metrics = frozenset(self._by_metric)

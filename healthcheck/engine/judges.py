@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.engine.series import LOOK, SeriesState
+from healthcheck.engine.series import SeriesState
 from healthcheck.samples import Labels
 
-Feed = Callable[[float, int, float], int]
-Judge = tuple[RuleState, "SeriesState | None", Feed]
-"""A rule, its state of one series (None: it watches absence, or its guards have not held yet), and what takes a value."""
+Judge = tuple[RuleState, "SeriesState | None"]
+"""A rule and its state of one series. None: it watches absence, or its guards have not held yet."""
 
 
-def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> tuple[Judge, ...]:
+def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> list[Judge]:
     """Who judges samples with these labels and this phase, among the rules on their metric; in file order."""
     judges: list[Judge] = []
     for state in states:
@@ -21,14 +20,9 @@ def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> tuple[
             continue
         if state.rule.condition.absence or (state.rule.only_if and labels not in state.series):
             if state.rule.selector.matches(labels):
-                judges.append((state, None, _look))
+                judges.append((state, None))
             continue
         series = state.state_of(labels)
         if series is not None:
-            judges.append((state, series, series.take))
-    return tuple(judges)
-
-
-def _look(value: float, step: int, now: float) -> int:
-    """Stands where there is no series to feed: the engine must look itself."""
-    return LOOK
+            judges.append((state, series))
+    return judges

@@ -1,21 +1,17 @@
 """Series whose score needs no call: thresholds, and the test for NaN and infinity.
 
-They differ from :class:`SeriesState` only in how they find that nothing happened; anything else is left to it.
+They differ from :class:`SeriesState` only in that they know values for which the engine need not ask them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from sys import float_info
 
-from healthcheck.engine.series import NOTHING, SeriesState
-from healthcheck.protocols import Promise, Scorer
-from healthcheck.rulelang.conditions.foresight import EVER
+from healthcheck.engine.series import NOTHING_IS_CALM, SeriesState
+from healthcheck.protocols import Scorer
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels
 from healthcheck.verdicts import State
-
-_OK = State.OK
 
 
 class ThresholdSeries(SeriesState):
@@ -23,27 +19,19 @@ class ThresholdSeries(SeriesState):
 
     __slots__ = ()
 
-    def feed(self, x: float, step: int, now: float) -> int:
-        if self.calm_from <= x <= self.calm_to:
-            self.n += 1
-            self.last_step = step
-            self.value = self.score = x
-            return NOTHING
-        return SeriesState.feed(self, x, step, now)
+    @property
+    def score(self) -> float | None:
+        value = self.value
+        return value if value - value == 0.0 else None
 
-    def foresee(self, last: float) -> Promise | None:
-        return (*self.quiet, EVER) if self.state is _OK else None
+    @score.setter
+    def score(self, score: float | None) -> None:
+        """It goes with the value."""
 
-    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
-        nearest = max(values) if self.upward else min(values)
-        away = nearest if self.upward else -nearest
-        if away > self.peak:
-            self.peak = away
-            self.peak_step = steps[values.index(nearest)]
-            self._calm_down()
-        self.n += len(values)
-        self.last_step = steps[-1]
-        self.value = self.score = values[-1]
+    def calm_down(self) -> None:
+        super().calm_down()
+        # Infinity breaches every numeric rule, whatever the comparator says.
+        self.idle_from, self.idle_to = max(self.calm_from, -float_info.max), min(self.calm_to, float_info.max)
 
 
 class FiniteSeries(SeriesState):
@@ -51,23 +39,10 @@ class FiniteSeries(SeriesState):
 
     __slots__ = ()
 
-    def feed(self, x: float, step: int, now: float) -> int:
-        if self.state is not _OK or x - x != 0.0:
-            return SeriesState.feed(self, x, step, now)
-        self.n += 1
-        self.last_step = step
-        self.value = x
-        self.score = 0.0
-        return NOTHING
-
-    def foresee(self, last: float) -> Promise | None:
-        return (-inf, inf, EVER) if self.state is _OK else None
-
-    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
-        self.n += len(values)
-        self.last_step = steps[-1]
-        self.value = values[-1]
-        self.score = 0.0
+    def calm_down(self) -> None:
+        super().calm_down()
+        ok = self.state is State.OK
+        self.idle_from, self.idle_to = (-float_info.max, float_info.max) if ok else NOTHING_IS_CALM
 
 
 def series_for(rule: Rule, labels: Labels, scorer: Scorer, start_step: int, *, excused: bool = False) -> SeriesState:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from healthcheck.engine.combined import Side
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.protocols import Comparator
+from healthcheck.rulelang.comparators import as_bounds
 from healthcheck.rulelang.rule import Derived, Guard
 from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 
@@ -15,10 +16,11 @@ from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode
 class Question:
     """What several rules ask of one metric with the same words in ``only_if``."""
 
-    __slots__ = ("answer", "states", "test")
+    __slots__ = ("answer", "states", "test", "words")
 
-    def __init__(self, test: Comparator, states: Sequence[RuleState]) -> None:
-        self.test = test
+    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
+        self.words = test.text
+        self.test = as_bounds(test)
         self.states = states
         self.answer: bool | None = None
         """The last one."""
@@ -28,9 +30,12 @@ class Watch(NamedTuple):
     """What hangs on one series."""
 
     metric: str
+    """Its name, if a guard or a formula looks it up; else empty."""
     questions: tuple[Question, ...]
     feeds: tuple[Callable[[float], None], ...]
     """Look-ups of its past in formulas."""
+    sides: tuple[Side, ...]
+    """Parts of rules on other metrics."""
     ready: tuple[Derived, ...]
     """Formulas that may have a value when this has one."""
     is_input: bool
@@ -56,33 +61,39 @@ class Lookups:
         self._steps: dict[str, int] = {}
         """The steps of the last values that formulas ask for."""
         self._states = list(states)
+        self._questions: dict[str, list[Question]] = {}
+        """By metric: all that some guard asks of it."""
+        for state in self._states:
+            for guard in state.rule.only_if:
+                self._add_question(guard, state)
 
-    def sides(self, metric: str, labels: Labels) -> list[Side]:
-        """Parts of rules on other metrics that look at this series."""
-        return [
+    def _add_question(self, guard: Guard, state: RuleState) -> None:
+        questions = self._questions.setdefault(guard.metric, [])
+        if not _held_by_guards(state):
+            return
+        for question in questions:
+            if question.words == guard.test.text:
+                question.states.append(state)
+                return
+        questions.append(Question(guard.test, [state]))
+
+    def watch(self, metric: str, labels: Labels) -> Watch | None:
+        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
+        sides = tuple(
             side
             for state in self._states
             for side in state.sides
             if side.selector.metric == metric and side.selector.matches(labels)
-        ]
-
-    def watch(self, metric: str, labels: Labels) -> Watch | None:
-        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
-        if labels:
-            return None
-        asking: dict[str, list[tuple[Guard, RuleState]]] = {}
-        for state in self._states:
-            for guard in state.rule.only_if:
-                if guard.metric == metric and _held_by_guards(state):
-                    asking.setdefault(guard.test.text, []).append((guard, state))
-        guards = any(g.metric == metric for state in self._states for g in state.rule.only_if)
-        formulas = [formula for formula in self.derived if metric in formula.inputs]
-        if not (guards or formulas):
+        )
+        questions = None if labels else self._questions.get(metric)
+        formulas = [] if labels else [formula for formula in self.derived if metric in formula.inputs]
+        if not (sides or formulas or questions is not None):
             return None
         return Watch(
-            metric,
-            tuple(Question(who[0][0].test, [state for _, state in who]) for who in asking.values()),
+            metric if formulas or questions is not None else "",
+            tuple(questions or ()),
             tuple(feed for formula in formulas for feed in formula.feeds(metric)),
+            sides,
             tuple(formula for formula in formulas if metric in formula.triggers),
             bool(formulas),
         )
@@ -96,21 +107,27 @@ class Lookups:
         evaluation of that step brought them; it is computed once per evaluation, from the last.
         """
         last, steps = self.last, self._steps
-        for index, (metric, questions, feeds, _, is_input) in watches:
+        for index, (metric, questions, feeds, sides, _, is_input) in watches:
             sample = samples[index]
             value = sample.value
-            if questions and last.get(metric) != value:
-                last[metric] = value
-                for question in questions:
-                    answer = question.test(value)
-                    if answer is not question.answer:
-                        question.answer = answer
-                        self._open_or_shut(question.states)
-            last[metric] = value
+            if metric:
+                changed, last[metric] = last.get(metric) != value, value
+                if changed:
+                    for question in questions:
+                        low, high, test = question.test
+                        answer = (value < low or value > high) if test is None else test(value)
+                        if answer is not question.answer:
+                            question.answer = answer
+                            self._open_or_shut(question.states)
             if is_input:
                 steps[metric] = sample.step
                 for feed in feeds:
                     feed(value)
+            for side in sides:
+                if side.forgetful:
+                    side.newest = (value, sample.step)
+                else:
+                    side.score(value, sample.step)
         made = []
         for formula, index in made_here:
             sample = samples[index]
@@ -127,10 +144,7 @@ class Lookups:
     def _open_or_shut(self, states: Iterable[RuleState]) -> None:
         """Whether the guards of these rules hold, all of them."""
         for state in states:
-            holds = self._holds(state)
-            if state.shut is holds:
-                state.wake()
-                state.shut = not holds
+            state.shut = not self._holds(state)
 
     def _holds(self, state: RuleState) -> bool:
         """A guard without samples counts as satisfied."""
@@ -161,9 +175,10 @@ class Lookups:
                 )
         self.last = {name: decode_number(value) for name, (_, value) in saved["last"].items()}
         self._steps = {name: int(step) for name, (step, _) in saved["last"].items() if step is not None}
-        for state in self._states:
-            if state.rule.only_if and _held_by_guards(state):
-                state.shut = not self._holds(state)
+        for questions in self._questions.values():
+            for question in questions:
+                question.answer = None
+                self._open_or_shut(question.states)
         return told
 
 

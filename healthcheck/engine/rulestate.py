@@ -25,7 +25,6 @@ class RuleState:
         "across",
         "action_runs",
         "again",
-        "attended",
         "cleared",
         "episodes",
         "excused",
@@ -53,8 +52,6 @@ class RuleState:
         self.across: str = getattr(rule.condition, "across", "")
         self.shut = False
         """A guard of ``only_if`` does not hold just now."""
-        self.attended = False
-        """Somebody looks at it after each evaluation: it is spared nothing."""
         self.start_fresh(start_step)
 
     def start_fresh(self, start_step: int) -> None:
@@ -73,12 +70,6 @@ class RuleState:
         self.action_runs = 0
         self.last_action_step: int | None = None
         self.reset_marks()
-
-    def wake(self) -> None:
-        """Learn what its series were spared, and look at the next values."""
-        for series in self.series.values():
-            if series is not None and series.backlog is not None:
-                series.backlog.wake()
 
     @property
     def samples(self) -> int:
@@ -119,10 +110,10 @@ class RuleState:
         return CombinedScorer(mixed, need_all=self.rule.condition.name == "all")
 
     def judge(self, sample: Sample, value: float, now: float, transitions: list[Transition] | None) -> None:
-        """Feed one sample; what changed is kept in ``fresh``, ``cleared`` and ``again``."""
+        """Feed one sample at its turn; what changed is kept in ``fresh``, ``cleared`` and ``again``."""
         series = self.series.get(sample.labels) or self.state_of(sample.labels)
-        if series is not None:
-            result = series.take(value, sample.step, now)
+        if series is not None and series.its_turn(sample.step):
+            result = series.feed(value, sample.step, now)
             if result:
                 self.mark(result, series, sample, transitions)
 
@@ -139,8 +130,6 @@ class RuleState:
         if result == CHANGED:
             return
         if result == AGAIN:
-            if self.rule.cooldown is None:
-                return
             self.again.append(series)
         elif result == FIRED:
             self.fresh.append(series)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.engine.series import NOTHING_IS_QUIET, SeriesState
+from healthcheck.engine.series import SeriesState
 from healthcheck.errors import StateError
 from healthcheck.samples import decode_number, encode_number
 from healthcheck.verdicts import State
@@ -134,4 +134,4 @@ def _restore_series(series: SeriesState, saved: Mapping[str, Any], now: float) -
     series.scorer.restore(saved["scorer"])
     series.scorer.normal = None if saved["normal"] is None else decode_number(saved["normal"])
     series.peak = decode_number(saved["peak"])
-    series.calm_from, series.calm_to = NOTHING_IS_QUIET
+    series.calm_down()

@@ -7,36 +7,30 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from math import inf, nextafter
-from typing import TYPE_CHECKING
+from math import inf
 
-from healthcheck.protocols import Promise, Scorer, Skim
-from healthcheck.rulelang.conditions.foresight import EVER
+from healthcheck.protocols import Scorer
+from healthcheck.rulelang.comparators import as_bounds
 from healthcheck.rulelang.rule import Rule
 from healthcheck.samples import Labels, series_name
 from healthcheck.verdicts import State
 
-if TYPE_CHECKING:
-    from healthcheck.engine.backlog import Backlog
+NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
+"""What one sample did: nothing to report, an episode began, it ended, it goes on and may act again
+(``cooldown``), or the state changed without an alert (warming, ok, pending)."""
 
-NOTHING, FIRED, CLEARED, AGAIN, CHANGED, LOOK = 0, 1, 2, 3, 4, 5
-"""What one sample did: nothing to report, an episode began, it ended, it goes on (breaching), or
-the state changed without an alert (warming, ok, pending). LOOK: there is no series to feed yet."""
-
-NOTHING_IS_QUIET = (inf, -inf)
-"""For comparators of plugins that do not say where they are quiet."""
+NOTHING_IS_CALM = (inf, -inf)
+"""Bounds between which there is nothing."""
 
 _NO_DATA, _WARMING, _OK, _PENDING, _FIRING = State.NO_DATA, State.WARMING, State.OK, State.PENDING, State.FIRING
 
 
 class SeriesState:
-    """Memory of one rule for one series. ``feed`` is the hot path of the engine."""
+    """Memory of one rule for one series. The engine passes over values that change nothing; ``judge`` takes the others."""
 
     __slots__ = (
-        "backlog",
         "before",
-        "breaches",
+        "bounds",
         "bucket",
         "calm_from",
         "calm_to",
@@ -48,6 +42,8 @@ class SeriesState:
         "excused_count",
         "first_time",
         "hits",
+        "idle_from",
+        "idle_to",
         "labels",
         "last_step",
         "n",
@@ -56,7 +52,6 @@ class SeriesState:
         "nonfinite_ok",
         "peak",
         "peak_step",
-        "quiet",
         "recent",
         "recover",
         "rule",
@@ -64,7 +59,6 @@ class SeriesState:
         "scorer",
         "seconds",
         "since",
-        "skim",
         "state",
         "streak",
         "update",
@@ -81,13 +75,11 @@ class SeriesState:
         self.name = series_name(rule.selector.metric, labels)
         self.scorer = scorer
         self.update = scorer.update
-        self.skim: Skim | None = getattr(scorer, "skim", None)
-        self.backlog: Backlog | None = None
-        """Where its values wait while nothing can come of them."""
-        self.breaches = rule.condition.breaches
-        self.quiet: tuple[float, float] = getattr(rule.condition.breaches, "quiet", NOTHING_IS_QUIET)
-        self.calm_from, self.calm_to = NOTHING_IS_QUIET
-        """Scores within these bounds change nothing."""
+        self.bounds = as_bounds(rule.condition.breaches)
+        self.calm_from, self.calm_to = NOTHING_IS_CALM
+        """Scores within these bounds change nothing: the engine only notes them."""
+        self.idle_from, self.idle_to = NOTHING_IS_CALM
+        """Values within these bounds change nothing and need no score: the engine only notes them."""
         self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
         self.recover = rule.recover
         self.nonfinite_ok = rule.condition.judges_nonfinite
@@ -122,97 +114,63 @@ class SeriesState:
 
     # -- the hot path -----------------------------------------------------------------
 
-    def feed(self, x: float, step: int, now: float) -> int:
-        """Judge one sample. Returns NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
-        if x - x == 0.0 or self.nonfinite_ok:
-            self.n += 1
-            self.last_step = step
-            self.value = x
-            score = self.score = self.update(x, step)
-            if score is None:
-                return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
-            if self.calm_from <= score <= self.calm_to:
-                return NOTHING
-            if self.warming and not self._warm(step, now):
-                return NOTHING if self.state is _FIRING else self._change(_WARMING)
+    def feed(self, value: float, step: int, now: float) -> int:
+        """Score a value and judge it. Returns what came of it: NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
+        scored = value - value == 0.0 or self.nonfinite_ok
+        return self.judge(value, self.update(value, step) if scored else None, step, now)
+
+    def judge(self, value: float, score: float | None, step: int, now: float) -> int:
+        """The same for a value that was scored: None if it cannot be judged yet, or must not be learnt from."""
+        was_ok = self.state is _OK
+        finite = value - value == 0.0 or self.nonfinite_ok
+        if not finite and self.excused:
+            self.excused_count += 1
+            return NOTHING
+        self.n += 1
+        self.last_step = step
+        self.value = value
+        self.score = score
+        if finite and score is None:
+            return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
+        if self.warming and not self._warm(step, now):
+            return NOTHING if self.state is _FIRING else self._change(_WARMING)
+        if score is None:  # NaN or infinity: a breach of every numeric rule
+            result = self._breach(now)
+        else:
             away = score if self.upward else -score
             if away > self.peak:
                 self.peak = away
                 self.peak_step = step
-            low, high = self.quiet
-            if self.state is _OK and low < score < high:
+            low, high, test = self.bounds
+            if was_ok and low <= score <= high:
                 result = NOTHING
+            elif (score < low or score > high) if test is None else test(score):
+                result = self._breach(now)
             else:
-                result = self._breach(now) if self.breaches(score) else self._healthy(now)
-        else:  # NaN or infinity: a breach of every numeric rule, and never learned
-            if self.excused:
-                self.excused_count += 1
-                return NOTHING
-            self.n += 1
-            self.last_step = step
-            self.value = x
-            self.score = None
-            if self.warming and not self._warm(step, now):
-                return NOTHING if self.state is _FIRING else self._change(_WARMING)
-            result = self._breach(now)
-        self._calm_down()
+                result = self._healthy(now)
+        if was_ok or self.state is _OK:
+            self.calm_down()
         return result
 
-    @property
-    def take(self) -> Callable[[float, int, float], int]:
-        """What a sample is given to: ``feed``, at its turn."""
-        return self.feed if self.every == 1 else self.feed_when_due
-
-    def feed_when_due(self, x: float, step: int, now: float) -> int:
-        """``feed`` for rules with ``every``: a value that comes late belongs to a bucket that was judged."""
+    def its_turn(self, step: int) -> bool:
+        """Whether a value of this step is judged: with ``every`` one of each bucket, and none that comes late."""
+        if self.every == 1:
+            return True
         bucket = step // self.every
         if bucket <= self.bucket:
-            return NOTHING
+            return False
         self.bucket = bucket
-        return self.feed(x, step, now)
+        return True
 
-    def foresee(self, last: float) -> Promise | None:
-        """Which of the next values will change nothing, going by the scorer's word; None if it cannot tell.
+    def calm_down(self) -> None:
+        """Find the scores that would change nothing: no breach, and no closer approach than there was.
 
         A state of OK says that the warm-up is over and that no breach is remembered.
         """
-        if getattr(self.scorer, "blank", False) and self.state is not _NO_DATA:
-            return -inf, inf, EVER
-        if self.state is not _OK or self.quiet[0] >= self.quiet[1]:
-            return None
-        foresee: Callable[..., Promise | None] | None = getattr(self.scorer, "foresee", None)
-        return None if foresee is None else foresee(last, *self.quiet)
-
-    def catch_up(self, values: Sequence[float], steps: Sequence[int]) -> None:
-        """Learn values that were foreseen to change nothing."""
-        count = len(values)
-        self.n += count
-        self.last_step = steps[-1]
-        self.value = values[-1]
-        self._calm_down()
-        skim, last, at, skim_at = self.skim, count - 1, 0, 0
-        while at < count:
-            if skim is not None and skim_at <= at < last:
-                end = min(last, at + 64)
-                done = skim(values[at:end], steps[at:end], self.calm_from, self.calm_to)
-                if done:
-                    at += done
-                    continue
-                skim_at = at + 8  # these are near the closest approach so far: one look at them all costs more
-            score = self.score = self.update(values[at], steps[at])
-            if score is not None and not self.calm_from <= score <= self.calm_to:
-                self.peak = score if self.upward else -score
-                self.peak_step = steps[at]
-                self._calm_down()
-            at += 1
-
-    def _calm_down(self) -> None:
-        """Find the scores that would change nothing: no breach, and no closer approach than there was."""
         if self.state is not _OK:
-            self.calm_from, self.calm_to = NOTHING_IS_QUIET
+            self.calm_from, self.calm_to = NOTHING_IS_CALM
             return
-        low, high = self.quiet
-        self.calm_from, self.calm_to = nextafter(low, inf), nextafter(high, -inf)
+        self.calm_from, self.calm_to, _ = self.bounds
         if self.upward:
             self.calm_to = min(self.calm_to, self.peak)
         else:
@@ -224,7 +182,7 @@ class SeriesState:
         if score > self.peak:
             self.peak = score
             self.peak_step = step
-        if self.breaches(score):
+        if self.rule.condition.breaches(score):
             return self._breach(now)
         return NOTHING if self.state is _OK else self._healthy(now)
 
@@ -258,7 +216,7 @@ class SeriesState:
         if self.recent is not None:
             self._remember(self.recent, True)
         if self.state is _FIRING:
-            return AGAIN
+            return NOTHING if self.rule.cooldown is None else AGAIN
         if self.seconds:
             if self.since is None:
                 self.since = now

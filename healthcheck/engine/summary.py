@@ -61,4 +61,7 @@ def _why_not(state: RuleState, why_no_data: Callable[[Rule], str]) -> str:
         return (
             f"needs {max(need, had + 1)} samples (had {had})"  # a baseline must be full before a sample is judged by it
         )
+    others = dict.fromkeys(str(s) for s, _ in getattr(rule.condition, "parts", ()) if s is not None)
+    if others and not rule.warmup.amount:
+        return f"no sample of {' or '.join(others)} came with it"
     return f"still warming up ({rule.warmup})"

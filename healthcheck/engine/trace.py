@@ -83,9 +83,9 @@ def judgements(
     if not any(rule.id == rule_id for rule in rules.rules):
         raise KeyError(rule_id)
     engine = Engine(_needed(rules, rule_id), rank=rank, recorded=recorded, start_step=start_step)
-    if rule_id not in engine.by_id:
+    state = engine.by_id.get(rule_id)
+    if state is None:
         return  # a rule of rank zero, seen from another rank
-    state = engine.attend(rule_id)
     owner = owners(rules.rules, rules.derived).get(rule_id, "")
     stood: dict[str, State] = {}
     for given in batches:

@@ -52,7 +52,7 @@ class FaultMachine:
         self._input_hook: Any = None
         self._spoilt_at = 0
         self._patches = Patches()
-        self._imports = AfterImport(self._broken)
+        self._imports = AfterImport(self._broken, self._patches)
 
     def install(self) -> FaultMachine:
         """Put everything in place; torch need not have been imported yet."""
@@ -62,7 +62,6 @@ class FaultMachine:
 
     def remove(self) -> None:
         """Give everything back, and let go of what was kept."""
-        self._imports.remove()
         self._patches.restore()
         self._kept.clear()
         self._frozen.clear()

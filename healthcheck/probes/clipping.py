@@ -7,6 +7,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late
+from healthcheck.probes.resting import ask_again
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -17,7 +18,6 @@ class ClippingProbe:
 
     name = "clipping"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
-    only_with = "max_norm"
     provides: tuple[Metric, ...] = (
         Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
         Metric(
@@ -34,9 +34,14 @@ class ClippingProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._given: dict[int, int] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.max_norm is None:
+            if event.kind is EventKind.STEP_END:
+                self.rests_until = ask_again(event.step)
+            return ()
         if event.kind is EventKind.BEFORE_UPDATE and event.clipped_scaled is not None and event.loss_scale is not None:
             labels = optimizer_labels(event.optimizer_index)
             return [
@@ -46,7 +51,7 @@ class ClippingProbe:
         return self._how_hard(event, demand)
 
     def _how_hard(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.max_norm is None or event.skipped or self._given.get(event.optimizer_index) == event.step:
+        if event.skipped or self._given.get(event.optimizer_index) == event.step:
             return ()
         norm = scalar(event.grad_norm)
         if norm is None:
@@ -54,6 +59,7 @@ class ClippingProbe:
         self._given[event.optimizer_index] = event.step
         labels = optimizer_labels(event.optimizer_index)
         limit = event.max_norm
+        assert limit is not None, "a loop that does not clip was sent away"
         applied: Any = lambda norm: float(norm > limit)  # noqa: E731
         ratio: Any = lambda norm: min(1.0, limit / (norm + 1e-6))  # noqa: E731
         made = (("clip.applied", applied), ("clip.ratio", ratio))

@@ -17,16 +17,16 @@ class DeviceTime:
     of our kernels; where it waits for the host between them, that wait is in it.
     """
 
+    every = EVERY
+
     def __init__(self) -> None:
         self.steps = 0
         """Steps that were measured."""
         self._seconds = 0.0
         self._open: list[tuple[Any, Any]] = []
 
-    def measures(self, step_count: int) -> bool:
-        """Whether the ``step_count``-th watched step is one to measure."""
-        if step_count % EVERY:
-            return False
+    def measures(self) -> bool:
+        """Whether a step can be measured now; counts it."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return False

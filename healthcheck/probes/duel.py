@@ -9,7 +9,8 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late
-from healthcheck.probes.values import on_host, scalar
+from healthcheck.probes.lossnodes import DISTANCES, kind_of, near
+from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
 
@@ -31,9 +32,12 @@ class _Side:
     count: int = 0
     first: float = 0.0
     level: float = 0.0
+    regression: bool = False
+    """Its loss is the distance to targets that differ from sample to sample: a critic that fits its values."""
 
-    def add(self, loss: float) -> None:
+    def add(self, loss: float, differ: float) -> None:
         self.count += 1
+        self.regression = self.regression or differ > 0
         if self.count <= FIRST:
             self.first += (loss - self.first) / self.count
             self.level = self.first
@@ -44,13 +48,19 @@ class _Side:
     def settled(self) -> bool:
         return self.count > FIRST and self.first > 0 and self.level >= 0
 
+    @property
+    def won(self) -> bool:
+        return self.level < NOTHING * self.first and not self.regression
+
 
 class DuelProbe:
     """Follows the losses of optimizers that take turns, such as those of a GAN.
 
     A discriminator that separates perfectly has a loss near zero and leaves the generator no gradient; the generator's
     loss (non-saturating: Goodfellow et al., 2014) grows without bound. Losses that begin below zero are passed over:
-    they have no zero to go to, but for the saturating loss of a generator, which comes up to it from below.
+    they have no zero to go to, but for the saturating loss of a generator, which comes up to it from below. Nobody wins
+    by a regression: the critic of an actor that learns to tell returns has a small loss, and is no discriminator (whose
+    targets are one number for all that is real, and one for all that is not).
     """
 
     name = "duel"
@@ -70,6 +80,7 @@ class DuelProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._loss: Any = None
+        self._differ: Any = 0.0
         self._sides: dict[int, _Side] = {}
         self._indices: set[int] = set()
         """Optimizers that have made an update with a loss of their own."""
@@ -77,8 +88,10 @@ class DuelProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
             self._loss = scalar(event.loss)
+            self._differ = _targets_differ(event.loss_graph) if self._anyone_new() else 0.0
             return ()
         loss, self._loss = self._loss, None
+        differ, self._differ = self._differ, 0.0
         if loss is None:
             return ()
         index = event.optimizer_index
@@ -87,9 +100,9 @@ class DuelProbe:
             self.rests_until = event.step + LOOK_EVERY
             return ()
         if on_host(loss):
-            value: Any = self._judge(index, loss)
+            value: Any = self._judge(index, loss, float(differ))
         else:  # in the order of the steps, when the losses have arrived
-            value = Late(lambda number: self._judge(index, number), loss)
+            value = Late(lambda *numbers: self._judge(index, *numbers), loss, differ)
         return (
             Sample("loss.one_sided", event.step, value),
             # Computed after the other, whose losses it goes by.
@@ -98,20 +111,35 @@ class DuelProbe:
             ),
         )
 
-    def _judge(self, index: int, loss: float) -> float:
+    def _anyone_new(self) -> bool:
+        """Whether the kind of some side's loss is still to be found out."""
+        sides = self._sides.values()
+        return len(self._indices) > 1 and (len(sides) < len(self._indices) or any(s.count <= FIRST for s in sides))
+
+    def _judge(self, index: int, loss: float, differ: float) -> float:
         if math.isfinite(loss):  # the rule on the loss itself names the others
-            self._sides.setdefault(index, _Side()).add(loss)
+            self._sides.setdefault(index, _Side()).add(loss, differ)
         sides = [side for side in self._sides.values() if side.settled]
         growth = 0.0
         for winner in sides:
-            if winner.level < NOTHING * winner.first:
+            if winner.won:
                 growth = max([growth, *(side.level / side.first for side in sides if side is not winner)])
         return growth
 
     def _starved(self) -> float:
         """A generator's saturating loss, log(1 - D(G(z))), ends at zero from below when nothing of it is believed."""
-        won = [side for side in self._sides.values() if side.settled and side.level < NOTHING * side.first]
+        won = [side for side in self._sides.values() if side.settled and side.won]
         lost = (
             s for s in self._sides.values() if s.count > FIRST and s.first < -0.1 and abs(s.level) < NOTHING * -s.first
         )
         return float(bool(won) and any(lost))
+
+
+def _targets_differ(root: Any) -> Any:
+    """1 if the loss holds a distance to targets that are not all one number, else 0; a 0-dim tensor on a device."""
+    for node in near(root):
+        targets: Any = getattr(node, "_saved_target", None) if kind_of(node) in DISTANCES else None
+        if is_tensor(targets) and targets.numel() > 1:
+            low, high = targets.detach().aminmax()
+            return scalar((low != high).float())
+    return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from healthcheck.probes.values import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_KIND = operator.attrgetter("device", "dtype", "layout")
 
 
 def l2_norms(tensors: Sequence[Any]) -> Tensor:
@@ -20,19 +23,14 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
     """
     import torch
 
-    groups: dict[tuple[Any, Any, Any], list[int]] = {}
-    plain: list[Any] = []
-    for index, tensor in enumerate(tensors):
-        local, sharded = plain_values(tensor)
-        plain.append(local)
-        sharding = None if sharded is None else sharding_of(sharded)
-        groups.setdefault((local.device, local.dtype, sharding), []).append(index)
+    plain, groups = _sorted_out(torch, tensors)
     home = plain[0].device
     kind = torch.float32 if home.type == "mps" else torch.float64
-    vectors, order = [], []
+    vectors: list[Any] = []
+    order: list[int] = []
     for (device, dtype, sharding), members in groups.items():
         wide = _accumulator(torch, device, dtype)
-        some = [plain[i] for i in members]
+        some = plain if len(groups) == 1 else [plain[i] for i in members]
         norms = torch.stack(torch._foreach_norm(some, 2, dtype=wide))
         if on_host(norms):
             norms = norms.double()
@@ -48,6 +46,24 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
     together = torch.empty(len(tensors), dtype=kind, device=home)
     together[torch.tensor(order).to(home, non_blocking=True)] = torch.cat(vectors)
     return together
+
+
+def _sorted_out(torch: Any, tensors: Sequence[Any]) -> tuple[list[Any], dict[tuple[Any, Any, Any], Sequence[int]]]:
+    """Plain values of all tensors, and the positions of those that can be reduced together, by device, type and
+    sharding."""
+    kinds, types = set(map(_KIND, tensors)), set(map(type, tensors))
+    if len(kinds) == 1 and types == {torch.Tensor}:  # nearly always, and each question costs something
+        device, dtype, layout = kinds.pop()
+        if layout is torch.strided and dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            return [tensor.detach() for tensor in tensors], {(device, dtype, None): range(len(tensors))}
+    groups: dict[tuple[Any, Any, Any], list[int]] = {}
+    plain: list[Any] = []
+    for index, tensor in enumerate(tensors):
+        local, sharded = plain_values(tensor)
+        plain.append(local)
+        sharding = None if sharded is None else sharding_of(sharded)
+        groups.setdefault((local.device, local.dtype, sharding), []).append(index)
+    return plain, dict(groups)
 
 
 def nonfinite_count(tensors: Sequence[Any]) -> Tensor | None:
@@ -72,8 +88,6 @@ def plain_values(tensor: Any) -> tuple[Any, Any]:
     import torch
 
     sharded = None
-    if type(tensor) is torch.Tensor and tensor.dtype is torch.float32 and tensor.layout is torch.strided:
-        return tensor.detach(), None  # nearly all are, and each question costs something
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         sharded, tensor = tensor, tensor.to_local()

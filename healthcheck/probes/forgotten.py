@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.attributes import made_of_parameters
 from healthcheck.probes.names import first_few
 from healthcheck.probes.seen import SeenModules
 from healthcheck.probes.values import optimizer_labels
@@ -16,6 +17,7 @@ from healthcheck.samples import Cost, Metric, Sample
 
 _LISTED = "in a plain list or dict of a module: use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
 _UNFROZEN = "unfrozen after the optimizer was built: optimizer.add_param_group, or build it again"
+_MADE = "a tensor of its own that is no parameter of the module: wrap the result, as in nn.Parameter(torch.randn(n).to(device))"
 _SIBLING = (
     "the smaller part of layers whose larger part an optimizer holds: look at the filters of its parameter groups"
 )
@@ -26,9 +28,11 @@ Listed = list[tuple[str, Callable[[], Any]]]
 class ForgottenParameterProbe:
     """That no optimizer holds a tensor proves no mistake: whoever trains a head need not freeze the rest.
 
-    Three things do. The tensor is kept in a plain list or dict of a module of the model, where ``parameters()`` does
-    not find it. It was frozen when first seen and is not any more. Or it is the bias of a layer whose weight is
-    trained (the smaller part of a module, the larger part of which an optimizer holds).
+    Four things do. The tensor is kept in a plain list or dict of a module of the model, where ``parameters()`` does
+    not find it. It is an attribute of a module and was calculated, as ``nn.Parameter(...).cuda()`` is:
+    the parameter itself is nowhere, and gets the gradients. It was frozen when first seen and is not any more. Or it is
+    the bias of a layer whose weight is trained (the smaller part of a module, the larger part of which an optimizer
+    holds).
     """
 
     name = "forgotten"
@@ -46,6 +50,7 @@ class ForgottenParameterProbe:
         self._frozen: dict[int, Callable[[], Any]] = {}
         self._modules = SeenModules()
         self._listed: Listed = []
+        self._made: Listed = []
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None or event.optimizer is None or not demand.due("params.forgotten", event.step):
@@ -56,12 +61,14 @@ class ForgottenParameterProbe:
         if self._modules.changed(modules):
             known = {id(p) for _, p in named}
             self._listed = [(name, weak(p)) for name, p in _listed(modules) if id(p) not in known]
+            self._made = [(name, weak(p)) for name, p in made_of_parameters(modules) if id(p) not in known]
         outside = [(name, p) for name, p in named if id(p) not in held]
         found: dict[int, tuple[str, str]] = {}
-        for name, ref in self._listed:
-            parameter = ref()
-            if parameter is not None and id(parameter) not in held and _trains(parameter):
-                found[id(parameter)] = (name, _LISTED)
+        for listed, why in ((self._listed, _LISTED), (self._made, _MADE)):
+            for name, ref in listed:
+                parameter = ref()
+                if parameter is not None and id(parameter) not in held and _trains(parameter):
+                    found[id(parameter)] = (name, why)
         for name, p in outside:
             before = self._frozen.get(id(p))
             if before is not None and before() is p and _trains(p):

@@ -54,15 +54,39 @@ class ZeroFacts:
 
     def __call__(self) -> dict[str, Any]:
         assert self._stats.table is not None
-        numbers = self._stats.table.numbers()
-        return zero_facts([numbers[self._stats.position("all_zero", k)] for k in range(len(self._names))], self._names)
+        return zero_facts(self._flags(self._stats.table.numbers()), self._names)
+
+    def count(self, numbers: Sequence[float]) -> float:
+        """How many there were, from the numbers of the table."""
+        return float(sum(self._flags(numbers)))
+
+    def _flags(self, numbers: Sequence[float]) -> list[bool]:
+        zero = [numbers[self._stats.position("all_zero", k)] != 0 for k in range(len(self._names))]
+        return [flag and zero[k] for flag, k in zip(zero, silent_together(self._names), strict=True)]
 
 
-def facts_of_norms(norms: Any, names: list[str]) -> Callable[[], dict[str, Any]]:
-    """Facts read from the norms when an alert asks: the bad ones, else the largest."""
+def silent_together(names: Sequence[str]) -> list[int]:
+    """Which tensor must be without a gradient, too, for each to count: of a bias, the weight of its layer.
+
+    The gradient of a bias cancels where the loss does not change when all answers are shifted (the difference of two
+    means, a distance, a softmax). A layer whose weight gets a gradient is not dead.
+    """
+    index = {name: k for k, name in enumerate(names)}
+    found = []
+    for k, name in enumerate(names):
+        layer, dot, own = name.rpartition(".")
+        found.append(index.get(layer + dot + own.replace("bias", "weight"), k))
+    return found
+
+
+def facts_of_norms(norms: Any, all_names: Sequence[str], indices: Sequence[int]) -> Callable[[], dict[str, Any]]:
+    """Facts read from the norms when an alert asks: the bad ones, else the largest.
+
+    :param indices: which of ``all_names`` they belong to.
+    """
 
     def facts() -> dict[str, Any]:
-        values = norms.tolist()
+        values, names = norms.tolist(), [all_names[i] for i in indices]
         bad = [name for name, value in zip(names, values, strict=True) if not math.isfinite(value)]
         if bad:
             return {"first": bad[0], "tensors": f"{len(bad):,} of {len(names):,} gradients not finite"}

@@ -8,8 +8,8 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.blame import bad_gradient_facts, remember_gradients
-from healthcheck.probes.foreach import nonfinite_count
-from healthcheck.probes.gradfacts import GradientFacts, ZeroFacts, facts_of_norms, zero_facts
+from healthcheck.probes.foreach import nonfinite_count, norm_of
+from healthcheck.probes.gradfacts import GradientFacts, ZeroFacts, facts_of_norms, silent_together, zero_facts
 from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
 from healthcheck.probes.innergrads import INNER
 from healthcheck.probes.late import Element, Late
@@ -23,7 +23,8 @@ HELD = "healthcheck.held_gradients"
 update, where it has one. Torch makes a Python object of a gradient at every first look, which costs more than all
 that is done with it; several probes look."""
 
-Named = Sequence[tuple[str, Any]]
+_BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
+"""What rules may want besides the norm of all."""
 
 
 class GradientProbe:
@@ -36,7 +37,7 @@ class GradientProbe:
     """
 
     name = "gradients"
-    stretchable = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
+    stretchable = _BESIDES
     """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (
         EventKind.BACKWARD_END,
@@ -49,7 +50,11 @@ class GradientProbe:
         Metric("grad_norm", "Global L2 norm of the gradients before clipping.", cost=Cost.DEVICE),
         Metric("grad_norm", "L2 norm of one parameter's gradient.", cost=Cost.DEVICE, labels=("parameter",)),
         Metric("grad_nonfinite", "Gradient elements that are NaN or infinite.", cost=Cost.DEVICE),
-        Metric("grads.zero", "Trainable tensors whose gradient is exactly zero.", cost=Cost.DEVICE),
+        Metric(
+            "grads.zero",
+            "Trainable tensors whose gradient is exactly zero; a bias where that of its weight is zero, too.",
+            cost=Cost.DEVICE,
+        ),
         Metric(
             "grad.layer_ratio",
             "Gradient norm of the first weight matrix divided by that of the last.",
@@ -62,6 +67,11 @@ class GradientProbe:
         self._trained = TrainedParameters()
         self._passes: dict[int, GradientPass] = {}
         self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
+        self._norm_only = False
+        """Whether nothing but the norm of all is wanted."""
+
+    def plan(self, demand: Demand) -> None:
+        self._norm_only = not any(demand.wants(key) for key in _BESIDES)
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if self._given.get(event.optimizer_index) == event.step:
@@ -94,12 +104,12 @@ class GradientProbe:
             facts = GradientFacts(stats, names)
             remember_gradients(event.user_state, event.step, facts)
             return self._late_samples(event, demand, params, stats, labels, given, facts)
-        return list(self._host_samples(event, demand, list(zip(names, params, strict=True)), stats, labels, given))
+        return self._host_samples(event, demand, params, names, stats, labels, given)
 
     def _measure(self, index: int, params: list[Any], names: list[str], hold: list[Any] | None) -> GradientStats | None:
         """One pass over the gradients of one optimizer's parameters."""
         if params[0].device.type == "cpu":
-            return gradient_stats(params)
+            return gradient_stats(params, hold)
         known = self._passes.get(index)
         if known is None:
             known = self._passes[index] = GradientPass()
@@ -123,6 +133,8 @@ class GradientProbe:
             scale, clip = self._pending_scale(event), _clipped_by(event, given)
             norm = _late_norm(norm, given, scale, clip)
         samples = [Sample("grad_norm", step, norm, labels, detail=facts)]
+        if self._norm_only:
+            return samples
         if demand.due("grad_norm[]", step):
             plain = scale is None and clip is None
             for k, own in enumerate(self._family_labels(labels, facts.all_names, stats.indices)):
@@ -137,12 +149,11 @@ class GradientProbe:
             samples.append(Sample("grad_nonfinite", step, count, labels, detail=facts))
         if demand.due("grads.zero", step):
             if stats.has("all_zero"):
-                zeros = ZeroFacts(stats, facts.names)
-                samples.append(Sample("grads.zero", step, stats.element("all_zero"), labels, detail=zeros))
+                zeros, all_zero = ZeroFacts(stats, facts.names), stats.element("all_zero")
+                value = Late(zeros.count, stats.table, device_form=all_zero.on_device)
+                samples.append(Sample("grads.zero", step, value, labels, detail=zeros))
             else:
-                zero, names = stats.norms == 0, facts.names
-                detail = lambda: zero_facts(zero.tolist(), names)  # noqa: E731
-                samples.append(Sample("grads.zero", step, zero.sum(), labels, detail=detail))
+                samples.append(_without_gradient(stats.norms, facts.names, step, labels))
         if demand.due("grad.layer_ratio", step):
             ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None:
@@ -151,39 +162,47 @@ class GradientProbe:
         return samples
 
     def _host_samples(
-        self, event: Event, demand: Demand, named: Named, stats: GradientStats, labels: Labels, given: Any
-    ) -> Iterable[Sample]:
-        total, norms, step = float(stats.total), stats.norms, event.step
-        scale, clip = self._pending_scale(event), _clipped_by(event, given)
-        if scale is not None or clip is not None:
+        self,
+        event: Event,
+        demand: Demand,
+        params: Sequence[Any],
+        all_names: Sequence[str],
+        stats: GradientStats,
+        labels: Labels,
+        given: Any,
+    ) -> list[Sample]:
+        norms, step = stats.norms, event.step
+        total = float(norm_of(norms))
+        if event.kind is EventKind.BEFORE_UPDATE or given is not None:
+            scale, clip = self._pending_scale(event), _clipped_by(event, given)
             factor = _undo(1.0, None if scale is None else float(scale), given, clip)
             total, norms = total * factor, norms * factor
         detail: Callable[[], dict[str, Any]]
         if math.isfinite(total):
-            detail = facts_of_norms(norms, [named[i][0] for i in stats.indices])
+            detail = facts_of_norms(norms, all_names, stats.indices)
         else:
-            facts = bad_gradient_facts([named[i] for i in stats.indices])
+            facts = bad_gradient_facts([(all_names[i], params[i]) for i in stats.indices])
             detail = lambda: facts  # noqa: E731
             remember_gradients(event.user_state, step, detail)
-        yield Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)
+        samples = [Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)]
+        if self._norm_only:
+            return samples
         if demand.due("grad_norm[]", step):
-            own = self._family_labels(labels, [name for name, _ in named], stats.indices)
+            own = self._family_labels(labels, all_names, stats.indices)
             for label, value in zip(own, norms.tolist(), strict=True):
-                yield Sample("grad_norm", step, value, label, detail=detail)
+                samples.append(Sample("grad_norm", step, value, label, detail=detail))
         if demand.due("grad_nonfinite", step):
             count = 0.0  # a finite norm proves it
             if not math.isfinite(total):
-                count = scalar(nonfinite_count([named[i][1].grad for i in stats.indices]))
-            yield Sample("grad_nonfinite", step, count, labels, detail=detail)
+                count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
+            samples.append(Sample("grad_nonfinite", step, count, labels, detail=detail))
         if demand.due("grads.zero", step):
-            zero, names = norms == 0, [named[i][0] for i in stats.indices]
-            yield Sample(
-                "grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names)
-            )
+            samples.append(_without_gradient(norms, [all_names[i] for i in stats.indices], step, labels))
         if demand.due("grad.layer_ratio", step):
-            ends = _first_and_last_matrix([p for _, p in named], stats.indices)
+            ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
-                yield Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels)
+                samples.append(Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels))
+        return samples
 
     def _family_labels(self, labels: Labels, named: Sequence[str], indices: list[int]) -> list[Labels]:
         """Labels of the per-parameter series, made once per set of parameters."""
@@ -199,6 +218,12 @@ class GradientProbe:
         if event.kind is not EventKind.BEFORE_UPDATE:
             return None
         return getattr(event.optimizer, "grad_scale", None)
+
+
+def _without_gradient(norms: Any, names: list[str], step: int, labels: Labels) -> Sample:
+    zero = norms == 0
+    zero &= zero[silent_together(names)]
+    return Sample("grads.zero", step, scalar(zero.sum()), labels, detail=lambda: zero_facts(zero.tolist(), names))
 
 
 def _clipped_by(event: Event, given: Any) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.probes.foreach import l2_norms, nonfinite_count, norm_of, plain_values, sharding_of
 from healthcheck.probes.late import Element, LateTable
-from healthcheck.probes.values import on_host
+from healthcheck.probes.values import GRADIENT, on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["GradientPass", "GradientStats", "gradient_stats", "l2_norms", "nonfinite_count", "plain_values"]
 
 
-_GRADIENT = operator.attrgetter("grad")
 _ADDRESS = operator.methodcaller("data_ptr")
 _BYTES = operator.attrgetter("nbytes")
 
@@ -153,7 +152,7 @@ class GradientPass:
             if list(map(id, params)) != self._ids:
                 return None
             self._same = same
-        gradients = list(map(_GRADIENT, params))
+        gradients = list(map(GRADIENT, params))
         if hold is not None:
             hold.append(gradients)
         if self._absent:
@@ -204,17 +203,18 @@ class GradientPass:
         return True
 
 
-def gradient_stats(params: Sequence[Any]) -> GradientStats | None:
-    """The same through torch's foreach kernels, for any device and layout: norms only."""
-    indices, gradients = [], []
-    for index, parameter in enumerate(params):
-        gradient = parameter.grad
-        if gradient is not None:
-            indices.append(index)
-            gradients.append(gradient)
-    if not gradients:
+def gradient_stats(params: Sequence[Any], hold: list[Any] | None = None) -> GradientStats | None:
+    """The same through torch's foreach kernels, for any device and layout: norms only.
+
+    :param hold: gets the gradients, for others who look at them in the same event.
+    """
+    gradients = list(map(GRADIENT, params))
+    if hold is not None:
+        hold.append(gradients)
+    indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    if not indices:
         return None
-    norms = l2_norms(gradients)
+    norms = l2_norms(gradients if len(indices) == len(gradients) else [gradients[index] for index in indices])
     if on_host(norms):
         return GradientStats(indices, norms=norms)
     import torch

@@ -61,7 +61,8 @@ def largest_rate(optimizer: Any) -> Any:
     """The largest rate of all groups, on the device where one is; None without any."""
     groups: Any = getattr(optimizer, "param_groups", ())
     if len(groups) == 1:
-        return scalar(groups[0].get("lr"))
+        rate = groups[0].get("lr")
+        return rate if type(rate) is float else scalar(rate)
     values = list(group_rates(optimizer).values())
     if not values:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.leftover_counts import GradientMarks
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, spread
+from healthcheck.probes.values import GRADIENT, IS_NONE, on_host, optimizer_labels, scalar, spread
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
@@ -133,7 +133,7 @@ class LeftoverProbe:
         first, left.seen_loss = not left.seen_loss, True
         if left.cleared:
             return
-        if all(p.grad is None for p in left.sampler.params):
+        if all(map(IS_NONE, map(GRADIENT, left.sampler.params))):
             left.cleared = True
             left.still = [flags & False for flags in left.still]
             return

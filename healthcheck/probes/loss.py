@@ -59,8 +59,12 @@ class LossProbe:
         self._modules = SeenModules()
         self._chance: float | None = None
         self._look_at = 0
+        self._follows_best = True
         self._cause = (0, "")
         """What the graph of a non-finite loss showed, and of which step."""
+
+    def plan(self, demand: Demand) -> None:
+        self._follows_best = demand.wants("loss.best")
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         index = event.optimizer_index
@@ -86,13 +90,13 @@ class LossProbe:
         else:
             return ()
         self._given[index] = event.step
-        return list(self._samples(value, optimizer_labels(index), event, demand))
+        return self._samples(value, optimizer_labels(index), event, demand)
 
     def _take(self, event: Event) -> None:
         value = scalar(event.loss)
         if value is None:
             return
-        if event.loss_graph is not None and on_host(value) and not math.isfinite(value):
+        if event.loss_graph is not None and type(value) is float and not math.isfinite(value):
             self._cause = (event.step, why_not_finite(event.loss_graph))
         known = self._open.get(event.optimizer_index)
         averaged = event.loss_weight is None
@@ -104,34 +108,35 @@ class LossProbe:
         else:
             self._open[event.optimizer_index] = (known[0] + value, known[1] + 1, averaged)
 
-    def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> Iterable[Sample]:
+    def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> list[Sample]:
         model, state, step = event.model, event.user_state, event.step
+        here = on_host(value)
         detail: Callable[[], dict[str, Any]] | None = None
         if model is not None:
-            late = not on_host(value)
             # The batch only where the answer is given at once: a letter would keep it in memory.
-            batch = [] if late or math.isfinite(value) else list(named_tensors(event.batch, "batch"))
+            batch = list(named_tensors(event.batch, "batch")) if here and not math.isfinite(value) else []
             cause = self._cause[1] if self._cause[0] == step else ""
 
             def detail() -> dict[str, Any]:
-                return loss_facts(model.named_parameters(), state, step, late=late, batch=batch, cause=cause)
+                return loss_facts(model.named_parameters(), state, step, late=not here, batch=batch, cause=cause)
 
-        yield Sample("loss", step, value, labels, detail=detail)
-        if demand.wants("loss.best"):
+        samples = [Sample("loss", step, value, labels, detail=detail)]
+        if self._follows_best:
             best = self._better(event.optimizer_index, value)
             if best is not None:
-                yield Sample("loss.best", step, best, labels)
-        if event.optimizer_index == 0 and on_host(value) and math.isfinite(value):
+                samples.append(Sample("loss.best", step, best, labels))
+        if event.optimizer_index == 0 and here and math.isfinite(value):
             self._recent.append(value)
             if self._saved is not None and len(self._recent) >= AFTER:
                 before, self._saved = self._saved, None
                 if before > 0:
-                    yield Sample("loss.resumed", step, statistics.median(self._recent) / before, labels)
+                    samples.append(Sample("loss.resumed", step, statistics.median(self._recent) / before, labels))
         if demand.due("loss.chance", step):
             chance = self._chance_level(event)
-            lost = on_host(value) and not math.isfinite(value)  # the rule on the loss itself says so
+            lost = here and not math.isfinite(value)  # the rule on the loss itself says so
             if chance is not None and not lost:
-                yield Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels)
+                samples.append(Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels))
+        return samples
 
     def _better(self, index: int, value: Any) -> Any:
         if not on_host(value):  # computed in the order of the steps, when the losses have arrived

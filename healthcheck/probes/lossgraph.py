@@ -10,13 +10,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.lossnodes import CROSS_ENTROPIES, DISTANCES, kind_of, near, past_neutral, shape_of, source_of
+from healthcheck.probes.lossnodes import (
+    CROSS_ENTROPIES,
+    DISTANCES,
+    kind_of,
+    near,
+    past_neutral,
+    shape_of,
+    signed,
+    source_of,
+)
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
-LOOKS = (2, 50)
-"""Backward passes at which it is looked: a few dozen nodes each time. The first may be a trial of the script's."""
+LOOKS = (2, 50, 200, 1000)
+"""Backward passes at which it is looked: a few dozen nodes each time. The first may be a trial of the script's, and a
+second training may have a loss of its own."""
 
 _SQUASHING = ("Relu", "Sigmoid", "Tanh")
 """Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
@@ -26,8 +36,8 @@ class LossGraphProbe:
     """Counts constructions in the graph of the loss that are mistakes wherever they stand.
 
     Only what needs no guess: a softmax under a cross entropy that takes one itself, a sigmoid under one that takes one
-    itself, an activation on the logits of either, the negative log likelihood of values that are no log probabilities, a
-    softmax over the batch, a prediction of shape (N, 1) against N targets.
+    itself, an activation on the logits of either, the negative log likelihood or the divergence of values that are no log
+    probabilities, a softmax over the batch, a prediction of shape (N, 1) against N targets.
     """
 
     name = "loss-graph"
@@ -35,7 +45,7 @@ class LossGraphProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "loss.misbuilt",
-            "Mistakes found in how the loss was computed, at the second backward pass and the fiftieth.",
+            "Mistakes found in how the loss was computed, at the second backward pass, the fiftieth, and two later ones.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
@@ -67,7 +77,7 @@ def why_not_finite(root: Any) -> str:
         if kind in CROSS_ENTROPIES:
             weight: Any = getattr(node, "_saved_total_weight", None)
             if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
-                return f"cross entropy over no targets: every one is ignore_index ({_signed(node._saved_ignore_index)})"
+                return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
         elif kind in ("Log", "Div"):
             read: Any = getattr(node, "_saved_self" if kind == "Log" else "_saved_other", None)
             if not is_tensor(read) or not on_host(read):
@@ -93,6 +103,8 @@ def _mistakes(root: Any) -> Iterator[str]:
                 yield f"binary_cross_entropy_with_logits of a {squashed.lower()}: logits are any number, above and below 0"
         elif kind in (*DISTANCES, "Sub") and (n := _broadcast(node)):
             yield f"a prediction of shape ({n}, 1) against {n} targets: compared each with each, {n} x {n}"
+        elif kind == "Sub" and (what := _without_logarithm(node)):
+            yield f"kl_div of {what}: its first argument wants log probabilities (log_softmax)"
 
 
 def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
@@ -112,6 +124,32 @@ def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
         yield "nll_loss of the output of a linear layer: it wants log probabilities, or use cross_entropy"
 
 
+def _without_logarithm(node: Any) -> str:
+    """What stands for the logarithms in ``t * log t - t * log p``, torch's ``kl_div`` of a distribution t; else empty.
+
+    Reads a few values of ``t``, on the host: the same difference may be made of other things.
+    """
+    parents = [parent for parent, _ in node.next_functions]
+    if len(parents) != 2 or parents[0] is not None or kind_of(parents[1]) != "Mul":
+        return ""
+    factors = [parent for parent, _ in parents[1].next_functions]
+    given = past_neutral(factors[1] if factors[0] is None else factors[0])
+    known: Any = getattr(parents[1], "_saved_self" if factors[0] is None else "_saved_other", None)
+    if None not in factors or not _are_probabilities(known):
+        return ""
+    return {"Softmax": "a softmax", "Sigmoid": "a sigmoid", "Addmm": "the output of a linear layer"}.get(
+        kind_of(given), ""
+    )
+
+
+def _are_probabilities(values: Any) -> bool:
+    """Rows that are no number below 0, add up to 1, and are not all of one class only."""
+    if not is_tensor(values) or not on_host(values) or values.dim() < 2 or not values.numel():
+        return False
+    rows = values.detach().reshape(-1, values.shape[-1])[:16].float()
+    return bool((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 0.01).all() & (rows.amax(1) < 0.999).any())
+
+
 def _broadcast(node: Any) -> int:
     """N of a prediction (N, 1) against targets (N), which have no gradient: N x N differences. Else 0."""
     shape = shape_of(node) if kind_of(node) == "Sub" else _saved_shape(node)
@@ -120,11 +158,6 @@ def _broadcast(node: Any) -> int:
         return 0
     given = source_of(parents[0]) if kind_of(parents[0]) == "Expand" else parents[0]
     return shape[0] if shape_of(given) == (shape[0], 1) else 0
-
-
-def _signed(number: int) -> int:
-    """Torch hands out negative numbers of a node as unsigned ones."""
-    return number - 2**64 if number >= 2**63 else number
 
 
 def _saved_shape(node: Any) -> tuple[int, ...]:

@@ -51,3 +51,8 @@ def shape_of(node: Any) -> tuple[int, ...]:
     """Shape of what a node made; empty where torch does not tell."""
     metadata = getattr(node, "_input_metadata", None)
     return tuple(int(n) for n in metadata[0].shape) if metadata else ()
+
+
+def signed(number: int) -> int:
+    """Torch hands out negative numbers of a node as unsigned ones."""
+    return number - 2**64 if number >= 2**63 else number

@@ -8,7 +8,7 @@ event says that it is done: one or two steps late, and never with a wait on the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.probes.devices import READ_EVERY
@@ -39,7 +39,9 @@ class HostMailbox:
         if step != self._step:
             self._step, self._unread = step, []
         for sample in samples:
-            if type(sample.value) is not float and sample.step % READ_EVERY and waits(sample.value):
+            if type(sample.value) is float:
+                self._arrived.append(sample)
+            elif sample.step % READ_EVERY and waits(sample.value):
                 self._unread.append(sample)
             elif read_now(sample):
                 self._arrived.append(sample)
@@ -172,8 +174,13 @@ class StepMailbox:
     """Starts as a host mailbox and takes on a device once the first device value is posted."""
 
     def __init__(self, max_in_flight: int = MAX_IN_FLIGHT) -> None:
-        self._box: HostMailbox | DeviceMailbox = HostMailbox()
         self._max_in_flight = max_in_flight
+        self._become(HostMailbox())
+
+    def _become(self, box: HostMailbox | DeviceMailbox) -> None:
+        self._box = box
+        self.ready: Callable[[], list[Sample]] = box.ready
+        self.drain: Callable[[], list[Sample]] = box.drain
 
     @property
     def dropped(self) -> int:
@@ -185,17 +192,14 @@ class StepMailbox:
         return getattr(self._box, "oldest", None)
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
-        if type(self._box) is HostMailbox and any(_on_cuda(s.value) for s in samples if type(s.value) is not float):
-            waiting = self._box.ready()
-            self._box = DeviceMailbox(self._max_in_flight)
-            self._box.post(step, waiting)
+        if type(self._box) is HostMailbox:
+            for sample in samples:
+                if type(sample.value) is not float and _on_cuda(sample.value):
+                    waiting = self._box.ready()
+                    self._become(DeviceMailbox(self._max_in_flight))
+                    self._box.post(step, waiting)
+                    break
         self._box.post(step, samples)
-
-    def ready(self) -> list[Sample]:
-        return self._box.ready()
-
-    def drain(self) -> list[Sample]:
-        return self._box.drain()
 
 
 def read_now(sample: Sample) -> bool:

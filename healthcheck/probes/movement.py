@@ -13,7 +13,7 @@ from healthcheck.probes.learning_rate import rates_of
 from healthcheck.probes.moved import Moved, Streaks
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.sampling import ElementSampler, SampledRows
-from healthcheck.probes.values import on_host, optimizer_labels, scalar, with_label
+from healthcheck.probes.values import GRADIENT, on_host, optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Labels, Metric, Sample
@@ -27,7 +27,6 @@ FADED = 1e-3
 NEGLIGIBLE = 1e-6
 """Part of the largest gradient under which an element's own is noise."""
 
-_GRADIENT = operator.attrgetter("grad")
 _KEYS = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
 
 
@@ -110,12 +109,12 @@ class MovementProbe:
     def _look_before(self, event: Event, demand: Demand) -> None:
         seen = self._watch(event)
         seen.rates = rates_of(event.optimizer, seen.sampler.params)
-        seen.peaks = [max(pair) for pair in zip(seen.rates, seen.peaks, strict=True)]
+        seen.peaks = list(map(max, seen.rates, seen.peaks))
         seen.before = seen.sampler.weights("before")
         seen.gradients = None
         if demand.wants("params.unmoved") or (demand.wants("updates.lost") and any(seen.low)):
             params = seen.sampler.params
-            gradients = list(map(_GRADIENT, params))
+            gradients = list(map(GRADIENT, params))
             seen.gradients = seen.sampler.gradients(of=gradients)
             # A tensor without a gradient now that had one at the look before, or was changed since, has its turns.
             absent = [-1 if gradient is not None else p._version for p, gradient in zip(params, gradients, strict=True)]
@@ -282,7 +281,7 @@ def _sizeable(torch: Any, gradients: list[SampledRows], active: list[Any]) -> li
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _ratio(torch: Any, change: Any, size: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ UPDATES = 20
 SETTLED = 40
 """Updates after which two or three in a row, the last of them one for which a rule is due, are looked at and not all."""
 _KEYS = ("grads.cleared", "updates.reused")
+_SIZE = operator.methodcaller("numel")
 
 
 @dataclass(slots=True)
@@ -129,7 +131,7 @@ class StepOrderProbe:
         return reused
 
     def _arm(self, order: _Order, params: Sequence[Any]) -> None:
-        few = sorted(params, key=lambda p: int(p.numel()))[:TENSORS]
+        few = sorted(params, key=_SIZE)[:TENSORS]
         order.got, order.looked_at = set(), len(few)
 
         def took(number: int) -> Callable[[Any], None]:
@@ -182,7 +184,7 @@ def _all_gone(params: Sequence[Any]) -> bool:
     """Whether no parameter has a gradient, or the smallest ones, on the host, have zeros for theirs."""
     if params[0].grad is None:
         return all(p.grad is None for p in params)
-    few = sorted(params, key=lambda p: int(p.numel()))[:TENSORS]
+    few = sorted(params, key=_SIZE)[:TENSORS]
     return all(p.grad is not None and on_host(p.grad) and _is_zero(p.grad) for p in few)
 
 

@@ -146,9 +146,17 @@ class PredictionProbe:
 
 
 def _are_vectors(node: Any, values: Any) -> bool:
-    """Whether these are the rows of a batch; of a division, whether by their lengths."""
+    """Whether these are the rows of a batch; of a division, whether by their lengths; of a length, whether of differences.
+
+    A length by itself compares nothing: that of a gradient in a penalty, of a capsule, of weights.
+    """
     if values.dim() != 2 or values.shape[0] < FEW or values.shape[1] < 2:
         return False
+    if kind_of(node) in ("LinalgVectorNorm", "Norm"):
+        source = past_neutral(source_of(node))
+        if kind_of(source) == "Add":  # a small number against a root of zero
+            source = past_neutral(source_of(source))
+        return kind_of(source) in ("Sub", "Rsub")
     lengths = node._saved_other if kind_of(node) == "Div" else None
     return lengths is None or tuple(lengths.shape) in ((values.shape[0], 1), tuple(values.shape))
 

@@ -50,12 +50,12 @@ class RebuiltOptimizerProbe:
             return (Sample("optimizer.rebuilt", event.step, 0.0),)
         first = optimizer.param_groups[0]["params"][0] if optimizer.param_groups[0]["params"] else None
         same = follows and first is not None and self._first() is first
-        self._row = self._row + 1 if same and _has_memory(optimizer) and not optimizer.state else 0
+        self._row = self._row + 1 if same and has_memory(optimizer) and not optimizer.state else 0
         self._optimizer, self._first = weak(optimizer), weak(first)
         return (Sample("optimizer.rebuilt", event.step, float(self._row)),)
 
 
-def _has_memory(optimizer: Any) -> bool:
+def has_memory(optimizer: Any) -> bool:
     """Whether its updates depend on the gradients before: momentum, or averages of gradients."""
     known = optimizer.defaults
     return (

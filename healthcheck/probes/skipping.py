@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.late import Late
@@ -41,12 +41,15 @@ class SkippedUpdateProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step, flags = event.user_state.get(GATE, (0, None))
-        return [] if step != event.step else [s for pair in flags.items() for s in self._samples(step, *pair)]
-
-    def _samples(self, step: int, index: int, flag: Any) -> Iterable[Sample]:
-        labels = optimizer_labels(index)
-        streak = self._count(index, flag) if on_host(flag) else Late(lambda value: self._count(index, value), flag)
-        return (Sample("updates.skipped", step, flag, labels), Sample("updates.skipped_streak", step, streak, labels))
+        samples: list[Sample] = []
+        if step != event.step:
+            return samples
+        for index, flag in flags.items():
+            labels = optimizer_labels(index)
+            streak = self._count(index, flag) if on_host(flag) else Late(partial(self._count, index), flag)
+            samples.append(Sample("updates.skipped", step, flag, labels))
+            samples.append(Sample("updates.skipped_streak", step, streak, labels))
+        return samples
 
     def _count(self, index: int, flag: float) -> float:
         self._streak[index] = self._streak.get(index, 0.0) + 1.0 if flag else 0.0

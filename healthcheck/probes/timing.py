@@ -24,6 +24,10 @@ PAUSES = (
 )
 """What may lie between two steps and is no part of either."""
 
+ALWAYS = 5
+"""Steps in a row with a pause before them, after which the pause is a part of each: evaluation of a whole graph after
+every update, epochs of a single batch."""
+
 ETA_WARMUP = 10
 ETA_WINDOW = 20
 
@@ -32,8 +36,9 @@ class StepTimeProbe:
     """Seconds from the end of one step to the end of the next, and rates made of them.
 
     The first step (which compiles and allocates) gives no sample, nor does a step with an
-    evaluation, a test, a checkpoint or an epoch's end before it: baselines stay clean. On an
-    accelerator this is the host's time, which follows the device's over a few steps.
+    evaluation, a test, a checkpoint or an epoch's end before it: baselines stay clean. Where that is so for every
+    step, it counts, or such a run would have no times at all. On an accelerator this is the host's time, which follows
+    the device's over a few steps.
     """
 
     name = "step-time"
@@ -50,6 +55,8 @@ class StepTimeProbe:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._last: float | None = None
+        self._paused = False
+        self._paused_in_a_row = 0
         self._wait: float | None = None
         self._samples = self._tokens = 0
         self._counts_samples = False
@@ -64,15 +71,20 @@ class StepTimeProbe:
             self._samples += event.n_samples or 0
             self._tokens += event.n_tokens or 0
             return ()
-        if event.kind is not EventKind.STEP_END:
+        if event.kind is EventKind.TRAIN_START:
             self._last = None
+            return ()
+        if event.kind is not EventKind.STEP_END:
+            self._paused = True
             return ()
         if event.step == self._step:  # a second optimizer's end of the same step
             return ()
         self._step = event.step
         now = self._clock()
-        taken = None if self._last is None else now - self._last
-        self._last = now
+        self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
+        clean = not self._paused or self._paused_in_a_row > ALWAYS
+        taken = now - self._last if clean and self._last is not None else None
+        self._last, self._paused = now, False
         return self._samples_of(event, taken, demand)
 
     def _samples_of(self, event: Event, taken: float | None, demand: Demand) -> list[Sample]:

@@ -49,7 +49,7 @@ class TrainedParameters:
             and self._optimizer() is optimizer
             and first() is flat[0]
             and last() is flat[-1]
-            and self._lists == _lists(optimizer)
+            and self._lists == [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
         )
 
     def _look(self, event: Event, optimizers: Any) -> list[Any]:
@@ -74,14 +74,10 @@ class TrainedParameters:
                 order = [places[id(p)] for p in params]
                 self._order = None if order == list(range(len(flat))) else order
                 self._optimizer = weak(optimizers[0])
-                self._lists = _lists(optimizers[0])
+                self._lists = [(id(group["params"]), len(group["params"])) for group in optimizers[0].param_groups]
                 self._ends = (weak(flat[0]), weak(flat[-1]))
                 self._age = 0
         ids = list(map(id, params))
         if ids != self._ids or names != self.names:
             self._ids, self.names = ids, names
         return params
-
-
-def _lists(optimizer: Any) -> list[tuple[int, int]]:
-    return [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]

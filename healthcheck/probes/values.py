@@ -5,12 +5,18 @@ Probes run where torch is loaded, but their modules are imported where it need n
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from healthcheck.probes.late import Element, Late
 from healthcheck.samples import Labels
+
+GRADIENT = operator.attrgetter("grad")
+IS_NONE = functools.partial(operator.is_, None)
+"""For ``map`` over all parameters: nothing of it runs as Python."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -62,6 +68,7 @@ def spread(things: Sequence[Any], most: int) -> Sequence[Any]:
     return things if len(things) <= most else [things[i * len(things) // most] for i in range(most)]
 
 
+@functools.cache
 def optimizer_labels(index: int) -> Labels:
     """No label for the first optimizer, ``optimizer=1`` for the second."""
     return (("optimizer", str(index)),) if index > 0 else ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import in_groups
 from healthcheck.probes.seen import SeenModules
-from healthcheck.probes.values import optimizer_labels
+from healthcheck.probes.values import GRADIENT, IS_NONE, optimizer_labels
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
@@ -28,9 +26,6 @@ LOOK_EVERY = 10
 """Steps after which it is looked again which parameters no optimizer holds."""
 SETTLED = 50
 """Steps after which such a look is enough once in so many, where optimizers hold them all."""
-
-_GRADIENT = operator.attrgetter("grad")
-_IS_NONE = functools.partial(operator.is_, None)
 
 _KEYS = ("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans")
 
@@ -91,7 +86,7 @@ class WiringProbe:
         params = [p for group in event.optimizer.param_groups for p in group["params"]]
         known = self._optimizer.get(index)
         same = known is not None and known() is event.optimizer
-        if same and self._all_seen.get(index) == len(params) and not any(map(_IS_NONE, map(_GRADIENT, params))):
+        if same and self._all_seen.get(index) == len(params) and not any(map(IS_NONE, map(GRADIENT, params))):
             # Nothing is absent and nothing was: what is known of each parameter stays true, also over a rest.
             self._updates[index] += passed
             stray = self._count_stray(event)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, StopTraining
 from healthcheck.outcome import Ending
 from healthcheck.pytesting.failure import HealthCheckFailed, block, failure_of, longrepr
 from healthcheck.pytesting.measures import Measures
 from healthcheck.pytesting.options import Wanted, runs_setting, wanted_by
 from healthcheck.pytesting.places import complaint, shown
+from healthcheck.rulelang.quantities import shorten
 from healthcheck.samples import Sample, series_name
 
 __all__ = ["REPORT", "WATCHED", "HealthCheckFailed", "Watched", "longrepr", "watch_call"]
@@ -81,10 +83,10 @@ class Watched:
         """The same with steps: ``[(1, 2.3), (2, 2.2), ...]``."""
         found = self._values.get(name)
         if found is None:
-            seen = ", ".join(self._values) or "nothing"
+            near = suggest(name, self._values)
             raise KeyError(
-                f'no sample of "{name}"; collected: {seen}. Only what rules ask for is collected: '
-                f'add it with @pytest.mark.healthcheck(metrics=["{name}"])'
+                f'no sample of "{name}"; {near + " " if near else ""}collected: {shorten(", ".join(self._values), 200)}. '
+                f'Only what rules ask for is collected: add it with @pytest.mark.healthcheck(metrics=["{name}"])'
             )
         return list(found)
 

@@ -72,6 +72,8 @@ class Columns:
         target = Target(identity.metric, identity.labels, identity.phase, identity.scale)
         if target.series in self.owners:
             target = own_name(name, identity)
+            if target.series in self.owners:  # its own name is the metric's
+                target = Target(f"{target.metric}_", target.labels, target.phase)
         self.owners[target.series] = name
         return target
 

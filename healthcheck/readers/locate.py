@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.readers.aliases import EPOCH_NAMES, EVAL_WORDS, PHASE_COLUMNS, STEP_NAMES, TEST_WORDS, TRAIN_WORDS
 from healthcheck.readers.columns import TIME_RANK, Columns, Row, Target, step_rank
-from healthcheck.readers.identify import joined
+from healthcheck.readers.identify import identify, joined
 from healthcheck.readers.values import to_seconds
 from healthcheck.samples import NO_LABELS
 
@@ -31,7 +31,8 @@ def find_phase(columns: Columns, peek: Sequence[Row]) -> None:
             return
 
 
-def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
+def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers, apart: frozenset[int] = frozenset()) -> None:
+    """``apart``: rows that are known to be of evaluations."""
     found = []
     for name, values in numbers.items():
         rank = step_rank(name)
@@ -41,7 +42,7 @@ def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
             continue
         if len(values) > 3 and len({v for _, v in values}) == 1:
             continue  # a setting, not a counter
-        if rank[0] == _EPOCH_GROUP and not _one_row_per_epoch(name, values, numbers):
+        if rank[0] == _EPOCH_GROUP and not _one_row_per_epoch(name, values, numbers, apart):
             continue
         found.append((rank, name))
     found.sort()
@@ -70,24 +71,41 @@ def find_steps(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:
         columns.notes.append("no step column: rows counted from 1")
 
 
+_INDEX = frozenset({"index", "idx", "unnamed_0", "_step", "batch_idx"})
+"""Numbers of rows, not of updates."""
+
+
 def _counters(found: list[tuple[tuple[int, int], str]], numbers: Numbers) -> list[tuple[tuple[int, int], str]]:
-    """Without columns that go up and down where another one counts: steps taken in each episode, beside ``episode``."""
+    """Without columns that do not count where another one does.
+
+    Such are the steps taken in each episode beside ``episode``, and the steps of each round beside ``iteration``.
+    """
     if any(joined(name) in EPOCH_NAMES for name in numbers):
         return found  # batches that begin again in each epoch
     falls = {name: sum(b < a for (_, a), (_, b) in pairwise(numbers[name])) for _, name in found}
-    steady = [name for name, count in falls.items() if not count and len(numbers[name]) > 3]
+    rises = {name: sum(b > a for (_, a), (_, b) in pairwise(numbers[name])) for _, name in found}
+    # A second run that was appended falls once.
+    steady = [name for name, count in falls.items() if count <= 0.05 * len(numbers[name]) and len(numbers[name]) > 3]
     fullest = max((len(numbers[name]) for name in steady), default=0)
-    return [
-        (rank, name)
-        for rank, name in found
-        if not (steady and falls[name] > 0.1 * len(numbers[name]) and fullest >= 0.9 * len(numbers[name]))
-    ]
+    strict = [name for name in steady if rises[name] >= 0.9 * (len(numbers[name]) - 1) and joined(name) not in _INDEX]
+    widest = max((len(numbers[name]) for name in strict), default=0)
+    kept = []
+    for rank, name in found:
+        rows = len(numbers[name])
+        wavers = steady and falls[name] > 0.1 * rows and fullest >= 0.9 * rows
+        stands = strict and rises[name] < 0.3 * (rows - 1) and widest >= 0.9 * rows
+        if not (wavers or stands):
+            kept.append((rank, name))
+    return kept
 
 
-def _one_row_per_epoch(name: str, values: Sequence[tuple[int, float]], numbers: Numbers) -> bool:
+def _one_row_per_epoch(name: str, values: Sequence[tuple[int, float]], numbers: Numbers, apart: frozenset[int]) -> bool:
     """Whether an epoch column can count steps: no other column has several values in one epoch."""
-    fullest = max((len(v) for n, v in numbers.items() if step_rank(n) is None), default=0)
-    return fullest <= 1.5 * len({v for _, v in values})
+    metrics = {n: sum(i not in apart for i, _ in v) for n, v in numbers.items() if step_rank(n) is None}
+    known = [count for n, count in metrics.items() if identify(n).known]
+    fullest = max(known or metrics.values(), default=0)
+    # Changes, not different values: a second run that was appended begins at epoch 1 again.
+    return fullest <= 1.5 * (1 + sum(b != a for (_, a), (_, b) in pairwise(values)))
 
 
 def find_epoch(columns: Columns, peek: Sequence[Row], numbers: Numbers) -> None:

@@ -43,7 +43,9 @@ def decide(rows: Sequence[tuple[Position | None, Row]], mapping: Mapping[str, st
     forced = _forced(columns, mapping or {}, numbers)
     find_phase(columns, peek)
     if "step" not in forced.values() and not columns.positioned:
-        find_steps(columns, peek, numbers)
+        find_steps(
+            columns, peek, numbers, frozenset(i for i, (p, _) in enumerate(rows) if p is not None and p.phase == "eval")
+        )
     find_epoch(columns, peek, numbers)
     if "time" not in forced.values():
         find_time(columns, peek, numbers)

@@ -9,7 +9,8 @@ keys, every ``null`` of a column that is otherwise numeric is a NaN. Where all r
 - if the column is *sparse*: an evaluation metric with gaps, or a column with numbers in under half of
   the rows between its first and last number; unless the columns that always come with it have numbers.
 
-Anything else is a NaN.
+A row that has no learning rate either, where rows have one, is not of a step: some trainers close their
+record with such a row, all empty. Anything else is a NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from healthcheck.readers.identify import identify
 from healthcheck.readers.values import to_number
 
 Row = Mapping[str, Any]
@@ -36,6 +38,8 @@ class Nulls:
                 if name not in special and to_number(value) is not None:
                     where.setdefault(name, []).append(index)
         self.numeric = set(where)
+        self.rates = {n for n in where if identify(n).metric == "lr"}
+        self.evaluation = evaluation
         self.text = {n for row in peek for n, v in row.items() if isinstance(v, str)} - self.numeric
         """Columns of words: nobody looks at their values again."""
         self.sparse = {
@@ -55,6 +59,8 @@ class Nulls:
     def is_nan(self, name: str, row: Row) -> bool:
         """Whether the ``null`` of column ``name`` in this row is a NaN."""
         if name in self.special or name not in self.numeric:
+            return False
+        if self.rates and name not in self.evaluation and all(row.get(n, 0.0) is None for n in self.rates):
             return False
         if not self.rectangular:
             return True

@@ -43,8 +43,15 @@ class Resume:
 
     before: int
     step: int
+    from_start: bool = False
+    """At or before the first step of the record: it may as well be another run, appended."""
 
     def __str__(self) -> str:
+        if self.from_start:
+            return (
+                f"after step {self.before:,} the record begins again at step {self.step:,}; judged as a resume: "
+                "if it is another run, give each a file of its own"
+            )
         return f"after step {self.before:,} the record goes on at step {self.step:,} (resumed)"
 
 
@@ -69,6 +76,7 @@ class RecordedRun:
         self.resumes: list[Resume] = []
         """Filled while the batches are read: each entry is there before its first batch is."""
         self._columns: Columns | None = None
+        self._first = 0
 
     # -- what is in it ----------------------------------------------------------------
 
@@ -105,7 +113,12 @@ class RecordedRun:
         self.notes = []
         self.resumes = []
         whole = getattr(self.reader, "batches", None)
-        yield from self._recorded(whole(self.path, self.notes)) if whole is not None else self._normalised()
+        read = self._recorded(whole(self.path, self.notes)) if whole is not None else self._normalised()
+        for first in read:
+            self._first = first[0]
+            yield first
+            break
+        yield from read
 
     def series(self) -> dict[str, Column]:
         """Everything at once, by series name: compact arrays for plots and benches."""
@@ -146,7 +159,7 @@ class RecordedRun:
         return RowReader(columns, nulls, self.notes, self._resumed).batches(stream)
 
     def _resumed(self, before: int, step: int) -> None:
-        resume = Resume(before, step)
+        resume = Resume(before, step, from_start=step <= self._first)
         self.resumes.append(resume)
         if len(self.resumes) <= 5:
             self.notes.append(str(resume))

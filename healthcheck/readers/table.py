@@ -19,6 +19,8 @@ from healthcheck.readers.values import cell
 
 _DELIMITERS = (",", "\t", ";", "|")
 _BLANKS = re.compile(r"\s{1,}")
+_MONITOR = {"r": "reward", "l": "episode_length", "t": "time_elapsed"}
+"""What the Monitor of OpenAI Baselines and Stable-Baselines writes, one row per episode."""
 _TAG = re.compile(r"(?:^|-)tag-(.+)$")
 
 
@@ -70,6 +72,8 @@ class TableReader:
                 rows = chain([first], rows)
             else:
                 header = _header(path, first)
+                if start[0].startswith("#{") and "t_start" in start[0]:
+                    header = [_MONITOR.get(name, name) for name in header]
             yield from self._rows(header, first, rows, delimiter == ";", notes)
 
     def _rows(

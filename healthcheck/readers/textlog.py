@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.errors import UsageError
-from healthcheck.readers.aliases import EPOCH_NAMES, EVAL_WORDS, STEP_NAMES, TEST_WORDS, TIME_NAMES, TRAIN_WORDS
+from healthcheck.readers.aliases import EPOCH_NAMES, STEP_NAMES, TIME_NAMES
 from healthcheck.readers.base import GZIP, HEAD_BYTES, Position, head_text, is_binary, open_text
 from healthcheck.readers.identify import identify, joined, words
+from healthcheck.readers.textplace import TRAIN_OR_EVAL, place
 from healthcheck.readers.values import cell
 
 _MARKUP = re.compile(rb"\s*(?:<(?:!doctype|html|\?xml|svg)|%(?:PDF|!PS))", re.IGNORECASE)
@@ -24,6 +25,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 _PREFIX = re.compile(r"^.{15,160}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR|CRITICAL)\b\W*")
 """Time, host, process and level in front of what is said."""
+_GLOG = re.compile(r"^(?:[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\s:]+:\d+\] |(?:INFO|WARNING):[\w.]+: ?)")
+"""The same of absl and glog, and of Python's logging as it is at first (``INFO:tensorflow:``)."""
 _RULED = re.compile(r"^\s*(?:[=*#]{4,}|-{4,}(?=[^|]*-{4,}\s*$)).*[=*#-]{4,}\s*$")
 """``======== Training Loss (Thu Jun 10 10:26:25 2021) ========``: a heading."""
 _PAIR = re.compile(
@@ -33,25 +36,6 @@ _PAIR = re.compile(
     r"(?:\s*/\s*(?P<of>\d+))?(?P<unit>\s?(?:ms|msec|sec|s|%|k)\b)?(?![\w]|[:.\-]\d)",
     re.IGNORECASE,
 )
-_EPOCH_ITER = (
-    # Epoch [1][50/7330], Epoch(val) [1][20/20], Train Epoch: 1 [640/60000 (1%)], Train: 0 [ 50/1251 (4%)]
-    re.compile(
-        r"(?P<word>epoch|train|training|val|valid|eval|test)\w*(?:\((?P<mode>\w+)\))?(?:\s+epoch)?\s*:?\s*\[?\s*(?P<epoch>\d+)"
-        r"(?:/\d+)?\s*\]?\s*,?\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)[^\]]*\]",
-        re.IGNORECASE,
-    ),
-    # epoch 001:  100 / 5000 loss=...
-    re.compile(
-        r"(?P<word>epoch)(?P<mode>)\s*:?\s*(?P<epoch>\d+)(?:/\d+)?\s*[:|,]\s*(?:(?:batch|iter|step)\s*:?\s*)?(?P<at>\d+)\s*/\s*(?P<of>\d+)",
-        re.IGNORECASE,
-    ),
-    # [0/25][50/1583]
-    re.compile(r"^(?P<word>)(?P<mode>)\W*\[(?P<epoch>\d+)/\d+\]\s*\[(?P<at>\d+)/(?P<of>\d+)\]"),
-)
-_EVAL_AT = re.compile(r"\b(?P<mode>val|valid|validation|eval|test)\w*\s*:?\s*\[\s*\d+\s*/\s*\d+\s*\]", re.IGNORECASE)
-_ITER = re.compile(
-    r"\b(?:iter|iteration|step|batch)s?(?:\((?P<mode>\w+)\))?\s*:?\s*\[\s*(?P<at>\d+)\s*/\s*\d+\s*\]", re.IGNORECASE
-)
 _BAR = re.compile(r"(?<![\w/.])(\d+)/(\d+)\s*(?:\[|[━╸╺=>.█#-]*[━=█])")
 _EPOCH_LINE = re.compile(r"\bepoch\s*[:#]?\s*\[?(\d+)\s*(?:/\s*\d+)?\]?", re.IGNORECASE)
 _STEPS = (
@@ -60,7 +44,6 @@ _STEPS = (
     - {"it", "index", "idx", "round", "frames", "frame"}
 )
 _TIMES = frozenset(TIME_NAMES) - {"date", "ts"}
-_TRAIN_OR_EVAL = {**dict.fromkeys(TRAIN_WORDS, "train"), **dict.fromkeys(EVAL_WORDS | TEST_WORDS, "eval")}
 _CORE = frozenset({"loss", "eval.loss", "grad_norm", "reward", "lr", "eval.accuracy", "accuracy"})
 
 
@@ -83,11 +66,12 @@ class TextLogReader:
     def _sure(self, head: bytes) -> float:
         parse = _LineParser()
         text = re.split(r"[\r\n]+", head_text(head))
-        rows = [row for line in text[:2000] if (found := parse(line)) is not None for row in (found[1],)]
-        told = sum(any(identify(k).metric in _CORE and k not in _STEPS for k in row) for row in rows)
+        rows = [found for line in text[:2000] if (found := parse(line)) is not None]
+        told = sum(any(identify(k).metric in _CORE and k not in _STEPS for k in row) for _, row in rows)
         if told < 2:
             return 0.0
-        return self.surest if any(set(row) & (_STEPS | EPOCH_NAMES) for row in rows) else 0.3
+        placed = any((at is not None and at.step is not None) or set(row) & (_STEPS | EPOCH_NAMES) for at, row in rows)
+        return self.surest if placed else 0.3
 
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
         parse = _LineParser()
@@ -184,25 +168,15 @@ class _LineParser:
         stamp = _STAMP.match(line)
         if stamp is not None and (prefix := _PREFIX.match(line)) is not None:
             line = line[prefix.end() :]
-        step = None
-        phase = None
-        head = next((m for p in _EPOCH_ITER if (m := p.search(line)) is not None), None)
-        if head is not None:
-            epoch, at, of = int(head["epoch"]), int(head["at"]), int(head["of"])
+        else:
+            line = _GLOG.sub("", line)
+        step, phase, within, rest = place(line)
+        if within is not None:
+            epoch, at, of = within
             if self.first_epoch is None:
                 self.first_epoch = min(epoch, 1)
-            phase = _TRAIN_OR_EVAL.get((head["mode"] or head["word"]).lower())
             step = (epoch - self.first_epoch) * of + at if phase != "eval" else None
             self.epoch = epoch
-        else:
-            head = _ITER.search(line)
-            if head is not None:
-                step = int(head["at"])
-                phase = _TRAIN_OR_EVAL.get((head["mode"] or "").lower())
-            else:
-                head = _EVAL_AT.search(line)
-                phase = "eval" if head is not None else None
-        rest = line if head is None else line[: head.start()] + " | " + line[head.end() :]
         bar = _BAR.search(rest)
         if bar is not None:
             if int(bar[1]) < int(bar[2]) and step is None:
@@ -252,7 +226,7 @@ class _LineParser:
                 key += "_ms"
             elif unit == "k":
                 value *= 1000.0
-            said = next((_TRAIN_OR_EVAL[w] for w in words(key) if w in _TRAIN_OR_EVAL), said)
+            said = next((TRAIN_OR_EVAL[w] for w in words(key) if w in TRAIN_OR_EVAL), said)
             if key in row and said == "eval":
                 key = f"val_{key}"
             if key in ("train", "val"):  # litgpt: "loss train: 10.9, val: 10.8"
@@ -276,6 +250,8 @@ def _clean(key: str, explicit: bool, whole: bool) -> str:
             return plain
         if plain in _TIMES or identify(name).known:
             return name
+    if explicit and key in ("D", "G"):  # the two nets of BicycleGAN and its like
+        return f"{key}_loss"
     if explicit and len(parts) <= 3 and not any(c in key for c in "/\\") and len(key) > 1:
         return key.strip("-. ")
     return parts[-1].lower() if parts and parts[-1].lower() in ("train", "val") and explicit else ""
@@ -291,5 +267,5 @@ _EVAL_START = re.compile(
 def _phase_of(line: str) -> str | None:
     """The phase that a line announces before its first number: ``Validation: loss 0.4``."""
     start = re.split(r"\d", line[24:] if _STAMP.match(line) else line, maxsplit=1)[0][:60]
-    found = {_TRAIN_OR_EVAL[w] for w in words(start) if w in _TRAIN_OR_EVAL}
+    found = {TRAIN_OR_EVAL[w] for w in words(start) if w in TRAIN_OR_EVAL}
     return "eval" if found == {"eval"} and _EVAL_START.search(start) else None

@@ -46,7 +46,7 @@ class CriticalValue:
     """
 
     def __init__(self, play: Play, rule: Rule) -> None:
-        self.state = play.engine.attend(rule.id)
+        self.state = play.engine.by_id[rule.id]
         self.hold = rule.hold
         self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
         self.best = -math.inf

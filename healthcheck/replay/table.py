@@ -9,6 +9,8 @@ from typing import Any
 from healthcheck.reports.text import columns, plural, step
 
 NAME_WIDTH = 60
+MOST = 60
+"""Up to so many runs each has its line; of more, those that are ok are counted only."""
 
 
 def first_alert(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -19,10 +21,11 @@ def first_alert(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def table(reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line per run, and how often each rule fired."""
+def table(reports: Sequence[Mapping[str, Any]], *, whole: bool = False) -> list[str]:
+    """One line per run, and how often each rule fired. ``whole``: also for those that are ok among very many."""
+    shown = reports if whole or len(reports) <= MOST else [r for r in reports if r["verdict"] != "ok"]
     rows = [["run", "verdict", "first alert", "step", "alerts", "last step"]]
-    for report in reports:
+    for report in shown:
         first = first_alert(report)
         rows.append(
             [
@@ -34,7 +37,9 @@ def table(reports: Sequence[Mapping[str, Any]]) -> list[str]:
                 step(report["record"]["last_step"]),
             ]
         )
-    lines = columns(rows, align="lllrrr")
+    lines = columns(rows, align="lllrrr") if shown else []
+    if len(shown) < len(reports):
+        lines.append(f"  and {plural(len(reports) - len(shown), 'run')} that are ok (--timeline lists them)")
     return [*lines, *by_rule(reports)]
 
 

@@ -76,29 +76,40 @@ def parse_reports(
     Raises ``UsageError`` with all mistakes: an unknown kind (with a suggestion), a kind given twice,
     a missing path.
     """
+    found, wrong = read_reports(given, kinds, example=f"{option} ")
+    if wrong:
+        raise UsageError("\n".join(f"{option}: {problem}" for _, problem in wrong))
+    return found
+
+
+def read_reports(
+    given: Any, kinds: Mapping[str, FileKind] | None = None, *, example: str = ""
+) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """What :func:`parse_reports` returns, and every mistake with the index of its entry.
+
+    :param example: what stands before an entry where it is written, for the examples in messages.
+    """
     table = KINDS if kinds is None else kinds
     pairs = (
         given.items() if isinstance(given, Mapping) else map(_pair, [given] if isinstance(given, str) else given or ())
     )
     found: dict[str, str] = {}
-    wrong: list[str] = []
-    for kind, path in pairs:
+    wrong: list[tuple[int, str]] = []
+    for index, (kind, path) in enumerate(pairs):
         kind, path = str(kind).strip(), str(path or "").strip()
         known = table.get(kind)
         if known is None:
             hint = suggest(kind, table)
             wrong.append(
-                f'{option}: there is no report "{kind}"; {hint + " " if hint else ""}there are: {", ".join(table)}'
+                (index, f'there is no report "{kind}"; {hint + " " if hint else ""}there are: {", ".join(table)}')
             )
         elif kind in found:
-            wrong.append(f"{option}: {kind} is given twice ({found[kind]} and {path})")
+            wrong.append((index, f"{kind} is given twice ({found[kind]} and {path})"))
         elif not path and known.default_path is None:
-            wrong.append(f"{option}: {kind} needs a path, for instance {option} {kind}=healthcheck.{_suffix(kind)}")
+            wrong.append((index, f"{kind} needs a path, for instance {example}{kind}=healthcheck.{_suffix(kind)}"))
         else:
             found[kind] = path
-    if wrong:
-        raise UsageError("\n".join(wrong))
-    return found
+    return found, wrong
 
 
 def write_reports(

@@ -7,9 +7,10 @@ rule and a function is the cheapest callable that Python has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, nextafter
 from typing import Any, Protocol, cast
 
+from healthcheck.protocols import Comparator
 from healthcheck.rulelang.quantities import QuantityError, number_text, parse_quantity
 
 COMPARATORS = ("above", "below", "at_least", "at_most", "equals", "outside")
@@ -28,8 +29,10 @@ class Bound(Protocol):
     high: float | None
     direction: int
     """1 if greater scores are nearer to a breach, -1 if smaller ones are, 0 for two sides."""
-    quiet: tuple[float, float]
-    """Scores strictly between these do not breach, so that one chained comparison spares the call."""
+    healthy: tuple[float, float]
+    """Scores from the first to the second do not breach, so that one chained comparison spares the call."""
+    exact: bool
+    """Whether all others do."""
 
     def __call__(self, score: float) -> bool: ...
 
@@ -52,7 +55,7 @@ def make_comparator(kind: str, value: Any) -> Bound:
     if kind == "at_most":
         return _bound(lambda score: score <= limit, words, kind, low=limit)
     if kind == "equals":
-        return _bound(lambda score: score == limit, words, kind, quiet=(limit, inf))
+        return _bound(lambda score: score == limit, words, kind, healthy=(nextafter(limit, inf), inf))
     raise QuantityError(f'"{kind}" is not a comparator; write one of {", ".join(COMPARATORS)}')
 
 
@@ -71,6 +74,15 @@ def comparator_in(options: Mapping[str, Any]) -> tuple[str, Any] | None:
 def count_reached(limit: int, words: str) -> Bound:
     """``score >= limit`` for conditions that count, with words of their own."""
     return _bound(lambda score: score >= limit, words, "at_least", high=float(limit))
+
+
+def as_bounds(test: Comparator) -> tuple[float, float, Comparator | None]:
+    """Bounds of its healthy scores, and the comparator itself where it must be called, because others may be healthy too.
+
+    Comparators of plugins need not have bounds.
+    """
+    low, high = getattr(test, "healthy", (inf, -inf))
+    return low, high, None if getattr(test, "exact", False) else test
 
 
 def _never(score: float) -> bool:
@@ -98,11 +110,16 @@ def _bound(
     *,
     low: float | None = None,
     high: float | None = None,
-    quiet: tuple[float, float] | None = None,
+    healthy: tuple[float, float] | None = None,
 ) -> Bound:
     bound = cast("Bound", test)
     bound.text, bound.kind, bound.low, bound.high = text, kind, low, high
-    bound.quiet = quiet or (-inf if low is None else low, inf if high is None else high)
+    inclusive = kind in ("at_least", "at_most")
+    bound.exact = healthy is None
+    bound.healthy = healthy or (
+        -inf if low is None else nextafter(low, inf) if inclusive else low,
+        inf if high is None else nextafter(high, -inf) if inclusive else high,
+    )
     bound.direction = 0 if kind in ("outside", "equals") else (-1 if high is None else 1)
     return bound
 

@@ -6,11 +6,12 @@ formulas, messages, cycles). All mistakes of all files come at once, as one ``Ru
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem, RuleFileError
@@ -21,7 +22,7 @@ from healthcheck.rulelang.explaining import check_explains
 from healthcheck.rulelang.formulas import check_formulas, compile_formulas
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.lintunits import missing_units
-from healthcheck.rulelang.merge import Merged, Merger
+from healthcheck.rulelang.merge import Draft, Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
 from healthcheck.rulelang.quantities import shorten
@@ -30,6 +31,8 @@ from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.settings import SettingError, parse_setting
 from healthcheck.rulelang.shape import Shape
 from healthcheck.rulelang.sources import collect
+
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
@@ -47,44 +50,19 @@ class Loaded:
         return [p for p in self.problems if p.severity == "error"]
 
 
-def load_rules(
-    sources: Any,
-    *,
-    registry: Registry,
-    profile: str | None = None,
-    off: Iterable[str] = (),
-    only: Iterable[str] = (),
-    set: Iterable[str] = (),
-    mute: Iterable[str] = (),
-    known_metrics: Iterable[str] | None = None,
-    force: bool = False,
-) -> RuleSet:
-    """Compile rules from paths, pack names, YAML texts and dicts, later ones over earlier ones.
+UNKNOWABLE = frozenset(("unknown-rule", "unknown-profile"))
+"""What nobody can say while a file or pack that is extended is missing or broken: it may define the rule."""
 
-    :param sources: one source or a list of them.
-    :param registry: conditions, actions, probes and packs that exist (``plugin_host().registry``).
-    :param profile: profile to apply; None for the one that ``settings: {profile: ...}`` names.
-    :param off: ids (or globs) of rules not to judge; ``only``: to judge no others.
-    :param set: ``ID.key=value`` changes of one leaf.
-    :param mute: ``ID@12000..12500`` or ``ID@...:reason``; rules for NaN need ``force``.
-    :param known_metrics: further metric names that rules may use.
 
-    Raises ``RuleFileError`` with all problems of all files. Warnings are in ``RuleSet.warnings``.
-    """
-    loaded = load_all(
-        sources,
-        registry=registry,
-        profile=profile,
-        off=off,
-        only=only,
-        set=set,
-        mute=mute,
-        known_metrics=known_metrics,
-        force=force,
-    )
-    if loaded.errors:
-        raise RuleFileError(loaded.errors)
-    return loaded.ruleset
+def _or_raise(load: Callable[P, Loaded]) -> Callable[P, RuleSet]:
+    @functools.wraps(load)
+    def load_rules(*sources: P.args, **choice: P.kwargs) -> RuleSet:
+        loaded = load(*sources, **choice)
+        if loaded.errors:
+            raise RuleFileError(loaded.errors)
+        return loaded.ruleset
+
+    return load_rules
 
 
 def load_all(
@@ -99,10 +77,22 @@ def load_all(
     known_metrics: Iterable[str] | None = None,
     force: bool = False,
 ) -> Loaded:
-    """Like :func:`load_rules`, without raising: problems are in the result."""
+    """Compile rules from paths, pack names, YAML texts and dicts, later ones over earlier ones.
+
+    :param sources: one source or a list of them.
+    :param registry: conditions, actions, probes and packs that exist (``plugin_host().registry``).
+    :param profile: profile to apply; None for the one that ``settings: {profile: ...}`` names.
+    :param off: ids (or globs) of rules not to judge; ``only``: to judge no others.
+    :param set: ``ID.key=value`` changes of one leaf.
+    :param mute: ``ID@12000..12500`` or ``ID@...:reason``; rules for NaN need ``force``.
+    :param known_metrics: further metric names that rules may use.
+
+    Raises nothing for mistakes: errors and warnings of all files are in ``Loaded.problems``.
+    """
     if isinstance(sources, (str, Path, Mapping)):
         sources = [sources]
-    documents, problems = collect(sources, registry)
+    collected = collect(sources, registry)
+    documents, problems = collected.documents, collected.problems
     shape = Shape(registry)
     for document in documents:
         shape.check(document)
@@ -118,7 +108,8 @@ def load_all(
     known = KnownMetrics(registry, known_metrics, merged.metrics, external)
     check_formulas(derived, merged, known, problems)
     gone = switched_off(merged.rules, off, only, problems)
-    rules = _rules(merged, gone, RuleCompiler(registry, known, problems), shape, problems)
+    compiler = RuleCompiler(registry, known, problems)
+    rules = _rules(merged, gone, compiler, lambda draft: collected.incomplete or shape.touches(draft), problems)
     mutes = file_mutes(merged.mutes, merged.rules, force, problems) + flag_mutes(mute, merged.rules, force, problems)
     ruleset = RuleSet(
         rules=rules,
@@ -132,6 +123,8 @@ def load_all(
         off=gone,
         text=effective_text(merged, gone),
     )
+    if collected.incomplete:
+        problems = [p for p in problems if p.slug not in UNKNOWABLE]
     if not any(p.severity == "error" for p in problems):
         problems += lint.warnings(ruleset, merged)
         problems += missing_units(ruleset, merged, registry)
@@ -140,6 +133,11 @@ def load_all(
     problems = ordered(problems, (document.path for document in documents))
     ruleset.warnings = [p for p in problems if p.severity != "error"]
     return Loaded(ruleset, problems, merged, documents)
+
+
+load_rules = _or_raise(load_all)
+"""Like :func:`load_all`, for who only wants the rules. Raises ``RuleFileError`` with all problems of all files.
+Warnings are in ``RuleSet.warnings``."""
 
 
 def _default_profile(documents: Iterable[Document]) -> str | None:
@@ -181,14 +179,21 @@ def _settings(merged: Merged, problems: list[Problem]) -> tuple[dict[str, Any], 
 
 
 def _rules(
-    merged: Merged, gone: Sequence[str], compiler: RuleCompiler, shape: Shape, problems: list[Problem]
+    merged: Merged,
+    gone: Sequence[str],
+    compiler: RuleCompiler,
+    excused: Callable[[Draft], bool],
+    problems: list[Problem],
 ) -> list[Rule]:
-    """All rules compiled (also those switched off, so that a typo in them is found)."""
+    """All rules compiled (also those switched off, so that a typo in them is found).
+
+    :param excused: whether a rule may lack its metric or condition because something about it is reported already.
+    """
     rules: list[Rule] = []
     for draft in merged.rules.values():
         if len(problems) > 2 * ENOUGH:
             break
-        if shape.touches(draft) and ("metric" not in draft.entries or "when" not in draft.entries):
+        if ("metric" not in draft.entries or "when" not in draft.entries) and excused(draft):
             continue
         rule = compiler.compile(draft)
         if rule is not None and rule.id not in gone:

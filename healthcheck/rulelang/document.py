@@ -64,10 +64,11 @@ class Document:
             mark = mark.children.get(part) if mark is not None else None
         if mark is None or not self.problems:
             return False
-        lines = [m.line for m in _inner(mark)]
-        head = self.mark(where, key=True)
-        first = head.line if head is not None else mark.line
-        return any(first < p.line <= max([mark.line, *lines]) + 1 for p in self.problems)
+        last = max([mark.line, *(m.line for m in _inner(mark))])
+        head = self.mark(where, key=True) or mark
+        return any(
+            head.line < p.line <= last + 1 or (p.line == head.line and p.column > head.column) for p in self.problems
+        )
 
     def rename(self, where: KeyPath, old: str, new: str) -> None:
         """Go on as if ``old`` had been written as ``new``, so that what is inside gets checked too."""

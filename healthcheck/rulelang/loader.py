@@ -46,8 +46,11 @@ def load_file(path: FilePath | str, *, shown: str = "") -> Document:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        before = raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")
         document.problems.append(
-            Problem(name, line, 1, "encoding", "the file is not UTF-8 text", suggestion="save it as UTF-8")
+            Problem(
+                name, line, len(before) + 1, "encoding", "the file is not UTF-8 text", suggestion="save it as UTF-8"
+            )
         )
         return document
     return parse(text, document)

@@ -5,6 +5,7 @@ Every function raises ``QuantityError`` with a sentence that says what is accept
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from typing import Any
@@ -32,6 +33,21 @@ UNITS: dict[str, float] = {
 }
 """Suffixes of a quantity and what they multiply by. Seconds and bytes are the base units."""
 
+SPOKEN = {
+    "percent": "%",
+    "microseconds": "us",
+    "milliseconds": "ms",
+    "seconds": "s",
+    "minutes": "min",
+    "hours": "h",
+    "days": "d",
+    "bytes": "B",
+    "kilobytes": "KB",
+    "megabytes": "MB",
+    "gigabytes": "GB",
+}
+"""Units as people say them, answered with how they are written."""
+
 DURATION_UNITS = ("us", "ms", "s", "m", "min", "h", "d")
 
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -46,6 +62,14 @@ LONGEST = 64
 
 class QuantityError(ValueError):
     """A quantity, span or hold cannot be read; the message says what is accepted."""
+
+
+def _nearest_unit(written: str) -> str:
+    """``gb`` -> ``GB``, ``GBs`` -> ``GB``, ``seconds`` -> ``s``; empty if nothing is near."""
+    words = {**{unit: unit for unit in UNITS}, **SPOKEN}
+    alike = next((unit for unit in UNITS if unit.lower() == written.lower()), "")
+    close = difflib.get_close_matches(written, words, n=1, cutoff=0.66)
+    return alike or (words[close[0]] if close else "")
 
 
 def parse_quantity(value: Any) -> float:
@@ -64,7 +88,7 @@ def parse_quantity(value: Any) -> float:
             raise QuantityError(f'"{shorten(text)}" is not a number; write for instance 0.3, 30%, 300ms or 16MiB')
         unit = found[2]
         if unit and unit not in UNITS:
-            near = next((u for u in UNITS if u.lower() == unit.lower()), "")
+            near = _nearest_unit(unit)
             hint = f'; write "{near}"' if near else f"; known units: {', '.join(UNITS)}"
             raise QuantityError(f'unknown unit "{unit}"{hint}')
         number = float(found[1].replace("_", "")) * UNITS.get(unit, 1.0)

@@ -64,7 +64,9 @@ def _translate(document: Document, error: Any) -> Iterator[Problem]:
             (*where, key), "bad-name", f'"{shorten(key)}": {message}', key=True, suggestion=_kebab(where, key)
         )
     else:
-        yield document.problem(where, "bad-value", _bad_value(error))
+        as_list = keyword == "type" and "array" in error.validator_value and isinstance(error.instance, str)
+        hint = f"write [{shorten(error.instance)}]" if as_list else ""
+        yield document.problem(where, "bad-value", _bad_value(error), suggestion=hint)
 
 
 def _unknown_key(document: Document, where: KeyPath, key: str, error: Any) -> Problem:
@@ -105,7 +107,7 @@ def _unknown_key(document: Document, where: KeyPath, key: str, error: Any) -> Pr
     hint = suggest(key, known)
     if kind == "rule" and (not hint or key in _conditions()):
         hint = _as_condition(key, value)
-    if not hint and 0 < len(known) <= 12:
+    if not hint and 0 < len(known) <= 16:
         hint = f"there are {', '.join(known)}"
     fix = (key, hint.split('"')[1]) if hint.startswith("did you mean") else None
     return document.problem((*where, key), slug, f'unknown {what} "{shorten(key)}"', key=True, suggestion=hint, fix=fix)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from itertools import islice
 
@@ -15,6 +17,9 @@ from healthcheck.rulelang.schemaerrors import schema_problems
 
 RECOVERY_PASSES = 4
 
+_clean: set[tuple[str, str]] = set()
+"""Schemas and texts of files that fitted them: a process that loads the packs again need not look again."""
+
 
 class Shape:
     """The schema stage: what it refused is not looked at again."""
@@ -22,7 +27,9 @@ class Shape:
     def __init__(self, registry: Registry) -> None:
         from jsonschema import Draft7Validator
 
-        self.validator = Draft7Validator(build_schema(registry))
+        schema = build_schema(registry)
+        self.validator = Draft7Validator(schema)
+        self._schema = _digest(json.dumps(schema, sort_keys=True))
         self.problems: list[Problem] = []
         self._bad: dict[int, set[KeyPath]] = {}
         """Per document: every refused place, and every place that holds a refused one."""
@@ -31,6 +38,9 @@ class Shape:
     def check(self, document: Document) -> list[Problem]:
         found: list[Problem] = []
         if document.data is None and document.problems:
+            return found
+        known = (self._schema, _digest("\n".join(document.lines))) if document.lines else None
+        if known in _clean:
             return found
         if not isinstance(document.data, Mapping):
             what = "empty" if document.data is None else "not a map of keys"
@@ -47,6 +57,8 @@ class Shape:
             self._refuse(document, ("rules",))
         else:
             found += self._passes(document)
+            if known is not None and not found:
+                _clean.add(known)
         self.problems += found
         return found
 
@@ -98,3 +110,7 @@ class Shape:
         """Whether something of this rule was refused."""
         places = [(draft.document, draft.where), *((e.document, e.where) for e in draft.touched)]
         return any(self.is_bad(document, where) for document, where in places)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

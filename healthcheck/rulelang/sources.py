@@ -26,6 +26,8 @@ class Collector:
         self.registry = registry
         self.documents: list[Document] = []
         self.problems: list[Problem] = []
+        self.incomplete = False
+        """Something extended is not there, or cannot be read: which rules exist is not known."""
         self._seen: set[str] = set()
         self._open: list[str] = []
 
@@ -64,6 +66,7 @@ class Collector:
         try:
             document = load_pack(name, self.registry)
         except PackError as error:
+            self.incomplete = True
             if extending is None:
                 self.problems.append(Problem(name, 0, 0, "no-such-pack", str(error), suggestion=error.suggestion))
             else:
@@ -78,16 +81,20 @@ class Collector:
             self.problems.append(document.problem((), "too-many-files", f"more than {MAX_FILES} rule files"))
             return
         names = document.data.get("extends") if isinstance(document.data, dict) else None
-        if isinstance(names, list):
+        if isinstance(names, str) and names.strip():  # refused by the schema; followed, so that its name is checked too
+            self._extend(document, names.strip(), ("extends",))
+        elif isinstance(names, list):
             for i, name in enumerate(names):
                 if isinstance(name, str) and name.strip():
                     self._extend(document, name.strip(), ("extends", i))
+        self.incomplete |= document.data is None
         self._open.pop()
         self.documents.append(document)
         self.problems.extend(document.problems)
 
     def _extend(self, document: Document, name: str, where: tuple[str | int, ...]) -> None:
         if "://" in name:
+            self.incomplete = True
             self.problems.append(
                 document.problem(
                     where, "no-network", "rules are never fetched from the network", suggestion="name a file or a pack"
@@ -101,6 +108,7 @@ class Collector:
             if self._is_open(key, name, document, where) or key in self._seen:
                 return
             if not path.is_file():
+                self.incomplete = True
                 hint = (
                     f'a pack is written with its plugin, such as "healthcheck:{name}"'
                     if "." not in name and "/" not in name
@@ -125,12 +133,12 @@ class Collector:
         return True
 
 
-def collect(sources: Iterable[Any], registry: Registry) -> tuple[list[Document], list[Problem]]:
+def collect(sources: Iterable[Any], registry: Registry) -> Collector:
     """All documents, the ones extended before those that extend them; and what went wrong."""
     collector = Collector(registry)
     for index, source in enumerate(sources):
         collector.add(source, index)
-    return collector.documents, collector.problems
+    return collector
 
 
 def _whole_file(source: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,13 +13,14 @@ def syntax_problem(document: Document, error: Any) -> Problem:
     """The problem that a ``yaml.YAMLError`` stands for."""
     place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if place is None:  # ReaderError: a character that YAML forbids
-        position = getattr(error, "position", 0)
-        number = "\n".join(document.lines).count("\n", 0, position) + 1
-        return problem_at(document, Mark(number, 1, 1), "syntax", "a control character is not allowed here")
+        before = "\n".join(document.lines)[: getattr(error, "position", 0)].split("\n")
+        mark = Mark(len(before), len(before[-1]) + 1, 1)
+        return problem_at(document, mark, "syntax", "a control character is not allowed here", "delete it")
     problem = str(getattr(error, "problem", "") or "").strip()
     context = str(getattr(error, "context", "") or "").strip()
-    if "quoted scalar" in context and error.context_mark is not None:
-        place = error.context_mark  # where the quote opens; the parser noticed at the end of the file
+    opened = getattr(error, "context_mark", None)
+    if opened is not None and ("quoted scalar" in context or ("flow" in context and opened.line < place.line)):
+        place = opened  # where the quote or brace opens; the parser noticed lines below
     mark = Mark(place.line + 1, place.column + 1, 1)
     line = document.lines[place.line] if place.line < len(document.lines) else ""
     text, hint = _explain(problem, context, line)

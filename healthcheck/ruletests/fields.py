@@ -11,6 +11,34 @@ from healthcheck.errors import Problem
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import QuantityError, parse_duration, shorten
 
+TEST_KEYS = (
+    "name",
+    "series",
+    "ranks",
+    "expect",
+    "only",
+    "off",
+    "set",
+    "warmup",
+    "profile",
+    "step_time",
+    "continue_after_stop",
+    "resume_at",
+    "xfail",
+)
+EXPECT_KEYS = (
+    "rule",
+    "fires",
+    "clears",
+    "then",
+    "series",
+    "count",
+    "severity",
+    "message",
+    "rank",
+    "explained_by",
+)
+
 SYNONYMS = {
     "rule_files": "rules",
     "input_series": "series",
@@ -49,15 +77,12 @@ class Fields:
     def known_keys(self, where: KeyPath, data: dict[str, Any], known: tuple[str, ...]) -> None:
         for key in data:
             if key not in known:
-                word = SYNONYMS.get(key, "")
-                hint = f'here it is called "{word}"' if word in known else suggest(key, known)
-                self.bad(
-                    (*where, key),
-                    f'unknown key "{shorten(key)}"',
-                    hint or f"known: {', '.join(known)}",
-                    slug="unknown-key",
-                    key=True,
-                )
+                hint = _hint(key, known) or f"known: {', '.join(known)}"
+                self.bad((*where, key), f'unknown key "{shorten(key)}"', hint, slug="unknown-key", key=True)
+
+    def lacks(self, data: dict[str, Any], wanted: str, known: tuple[str, ...]) -> bool:
+        """Whether a key is missing, and not only misspelt: that is said already, as an unknown key."""
+        return wanted not in data and all(f'"{wanted}"' not in _hint(key, known) for key in data if key not in known)
 
     def value(self, where: KeyPath, data: dict[str, Any], key: str, kind: type, wanted: str, default: Any) -> Any:
         found = data.get(key, default)
@@ -111,3 +136,8 @@ def shown(value: Any) -> str:
     if value is None:
         return "nothing"
     return f'"{shorten(str(value))}"' if isinstance(value, str) else str(value).lower()
+
+
+def _hint(key: str, known: tuple[str, ...]) -> str:
+    word = SYNONYMS.get(key, "")
+    return f'here it is called "{word}"' if word in known else suggest(key, known)

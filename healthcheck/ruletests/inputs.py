@@ -7,7 +7,7 @@ from typing import Any
 
 from healthcheck.rulelang.document import KeyPath
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.ruletests.fields import SYNONYMS, Fields, shown
+from healthcheck.ruletests.fields import TEST_KEYS, Fields, shown
 from healthcheck.ruletests.model import Source
 from healthcheck.ruletests.notation import NotationError, Piece, parse_series
 
@@ -20,9 +20,8 @@ class SeriesFields(Fields):
     def inputs(self, where: KeyPath, data: dict[str, Any]) -> dict[int, list[Source]]:
         if "ranks" not in data:
             if "series" not in data:
-                if any(SYNONYMS.get(key) == "series" for key in data):
-                    return {}  # said already, as an unknown key
-                self.bad(where, "a test needs `series`", 'write for instance series: {loss: "2.0~0.05 x300"}')
+                if self.lacks(data, "series", TEST_KEYS):
+                    self.bad(where, "a test needs `series`", 'write for instance series: {loss: "2.0~0.05 x300"}')
                 return {}
             return {0: self.series((*where, "series"), data["series"])}
         shared = self.series((*where, "series"), data["series"]) if "series" in data else []

@@ -11,7 +11,7 @@ from healthcheck.errors import Problem
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.ruletests.fields import SYNONYMS, shown
+from healthcheck.ruletests.fields import EXPECT_KEYS, TEST_KEYS, shown
 from healthcheck.ruletests.inputs import SeriesFields
 from healthcheck.ruletests.model import (
     DEFAULT_STEP_TIME,
@@ -24,33 +24,6 @@ from healthcheck.ruletests.model import (
 )
 
 FILE_KEYS = (FORMAT_KEY, "rules", "profile", "step_time", "warmup", "tests")
-TEST_KEYS = (
-    "name",
-    "series",
-    "ranks",
-    "expect",
-    "only",
-    "off",
-    "set",
-    "warmup",
-    "profile",
-    "step_time",
-    "continue_after_stop",
-    "resume_at",
-    "xfail",
-)
-EXPECT_KEYS = (
-    "rule",
-    "fires",
-    "clears",
-    "then",
-    "series",
-    "count",
-    "severity",
-    "message",
-    "rank",
-    "explained_by",
-)
 
 
 def load_tests(path: Path, *, shown: str = "") -> tuple[RuleTestFile, list[Problem]]:
@@ -146,9 +119,9 @@ class _Reader(SeriesFields):
         self.known_keys(where, data, TEST_KEYS)
         name = data.get("name")
         if not isinstance(name, str) or not name.strip():
-            self.bad(
-                (*where, "name") if "name" in data else where, "a test needs a `name`, as a sentence about behaviour"
-            )
+            if "name" in data or self.lacks(data, "name", TEST_KEYS):
+                at = (*where, "name") if "name" in data else where
+                self.bad(at, "a test needs a `name`, as a sentence about behaviour")
             name = f"test {where[-1]}"
         mark = self.document.mark((*where, "name")) or self.document.mark(where)
         test = RuleTest(name.strip(), where, mark.line if mark is not None else 0)
@@ -174,9 +147,8 @@ class _Reader(SeriesFields):
 
     def expectations(self, where: KeyPath, data: dict[str, Any]) -> list[Expected]:
         if "expect" not in data:
-            if any(SYNONYMS.get(key) == "expect" for key in data):
-                return []  # said already, as an unknown key
-            self.bad(where[:-1], "a test needs `expect`", "write `expect: none` if nothing may fire")
+            if self.lacks(data, "expect", TEST_KEYS):
+                self.bad(where[:-1], "a test needs `expect`", "write `expect: none` if nothing may fire")
             return []
         given = data["expect"]
         if given == "none" or given == []:
@@ -200,7 +172,8 @@ class _Reader(SeriesFields):
         self.known_keys(where, entry, EXPECT_KEYS)
         rule = entry.get("rule")
         if not isinstance(rule, str):
-            self.bad(where, "an expected alert needs `rule`", "write {rule: loss-spike}")
+            if "rule" in entry or self.lacks(entry, "rule", EXPECT_KEYS):
+                self.bad(where, "an expected alert needs `rule`", "write {rule: loss-spike}")
             return None
         severity = entry.get("severity")
         if severity is not None and severity not in ("info", "warning", "error"):

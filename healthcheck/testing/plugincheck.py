@@ -52,7 +52,8 @@ def check_plugin(plugin: Any, name: str | None = None) -> list[str]:
     try:
         host.register(plugin, label)
     except HealthCheckError as error:
-        return [*problems, str(error)]
+        refused = [line.strip() for line in str(error).splitlines()]
+        return [*problems, *(line for line in refused if not any(known in line for known in problems))]
     except Exception as error:
         return [*problems, f"{label} raised while it registered: {type(error).__name__}: {error}"]
     if not any(info.hooks for info in host.infos if info.name == label):

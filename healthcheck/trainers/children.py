@@ -30,7 +30,7 @@ class ChildTarget:
         self.folder = folder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        imports = AfterImport(lambda error: None)
+        imports = AfterImport(lambda error: None, Patches())
         imports.when("torch.optim.optimizer", self._listen)
         return self.target(*args, **kwargs)
 

@@ -35,6 +35,7 @@ class UpdateGate:
         self._session = session
         self._setting = str(session.settings.get("gate", "auto"))
         self._rules: GatingRules | None = None
+        self._rules_known = False
         self._now: list[tuple[Sample, Bound]] = []
         """Samples of the update at hand that must keep a bound."""
         self._asking: list[str] = []
@@ -52,12 +53,13 @@ class UpdateGate:
     @property
     def rules(self) -> GatingRules | None:
         """The rules that gate, or None. Known once the number of ranks is."""
-        if self._rules is None:
+        if not self._rules_known:
+            self._rules_known = True
             off = self._setting in ("off", "False") or self._session.observing
             alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
-            self._rules = GatingRules(self._session.engine, alike=() if off else alike)
-            self._session.before_post = self.see if self._rules else None
-        return self._rules or None
+            self._rules = GatingRules(self._session.engine, alike=() if off else alike) or None
+            self._session.before_post = self.see if self._rules is not None else None
+        return self._rules
 
     def see(self, samples: Sequence[Sample]) -> None:
         """Called with the samples of an event before they leave for the host."""

@@ -42,7 +42,7 @@ class InProcess:
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
-        self._imports = AfterImport(session.monitor_error)
+        self._imports = AfterImport(session.monitor_error, self._patches)
         session.bind(self._controls)
 
     def __enter__(self) -> InProcess:
@@ -64,7 +64,6 @@ class InProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._steps.finish()
-        self._imports.remove()
         self._patches.restore()
         current.leave(self.session)
 

@@ -153,7 +153,7 @@ class Loop:
         session.bind(controls)
         steps = self._steps = WatchedSteps(session, view, controls, only=optimizers)
         if session.watching:
-            hooks = TorchHooks(steps, self._patches, AfterImport(session.monitor_error))
+            hooks = TorchHooks(steps, self._patches, AfterImport(session.monitor_error, self._patches))
             for optimizer in optimizers:
                 hooks.watch_optimizer(optimizer)
             if optimizers:

@@ -10,10 +10,10 @@ from healthcheck.events import EventKind
 from healthcheck.probes.values import optimizer_labels
 from healthcheck.samples import Sample
 from healthcheck.trainers.guarding import guarded
-from healthcheck.trainers.modelview import parameters_of
 from healthcheck.trainers.seenloss import SeenLoss
 from healthcheck.trainers.steps import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch
+from healthcheck.trainers.withheld import WithheldGradients
 
 
 class PatientStop(StopSwitch):
@@ -30,8 +30,6 @@ class LoopSteps(TrainingSteps):
     """Optimizers are watched from ``step`` to ``step``; the loop's own call ends the step."""
 
     _last_update: tuple[Any, int, bool | None] = (None, 0, None)
-    _facts: Mapping[str, Any] = {}
-    """What the loop said about the step that is being ended."""
 
     def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
         self._next_step_if_ended()
@@ -39,13 +37,11 @@ class LoopSteps(TrainingSteps):
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         super()._before_update(optimizer, index)
-        if self.stop.pending and not self._dropped:  # the loop has not ended yet; weights stay as they are
-            self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            for parameter, _ in self._dropped:
-                parameter.grad = None
+        if self.stop.pending and self._withheld is None:  # the loop has not ended yet; weights stay as they are
+            self._withheld = WithheldGradients.of(optimizer)
 
     def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
-        self._dropped = []
+        self._withheld = None
         self._last_update = (optimizer, index, skipped)
 
     def loop_step(
@@ -65,20 +61,18 @@ class LoopSteps(TrainingSteps):
         self._next_step_if_ended(attempt=True)  # a replayed graph steps without an attempt that we see
         self.last_attempt = self._begun
         loss = loss.detach() if hasattr(loss, "detach") else loss
-        optimizer, index, skipped = self._last_update
         if loss is not None and self.session.wants(EventKind.LOSS):
             self._emit(EventKind.LOSS, loss=loss, losses=losses)
-        self._facts = {"loss": loss, "losses": losses, "n_tokens": tokens, "n_samples": samples, "metrics": metrics}
-        try:
-            self._end_step(optimizer, index, skipped=skipped)
-        finally:
-            self._facts = {}
-            self._last_update = (None, 0, None)
+        counts = {"n_tokens": tokens, "n_samples": samples}
+        self._end_told_step(self._last_update[2], loss=loss, losses=losses, metrics=metrics, **counts)
 
-    def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
-        if kind is EventKind.STEP_END:
-            facts |= self._facts
-        super()._emit_update(kind, optimizer, index, **facts)
+    def _end_told_step(self, skipped: bool | None, **facts: Any) -> None:
+        """End the step with what was told about it."""
+        optimizer, index, _ = self._last_update
+        try:
+            self._end_step(optimizer, index, skipped=skipped, **facts)
+        finally:
+            self._last_update = (None, 0, None)
 
 
 class WatchedSteps(LoopSteps):
@@ -102,14 +96,12 @@ class WatchedSteps(LoopSteps):
         self._seen_loss.begins(tensors, list(self.only or ()))
 
     def backward_done(self) -> None:
-        inside = self._inside_backward
-        if inside is not None:
-            self._inner_updates_done()
-            self._last_update = (inside(), 0, None)
+        if self._inner.first is not None:
+            self._last_update = (self._inner.end(self.view, self._begun), 0, None)
         self._seen_loss.ended(list(self.only or ()))
 
     def _step_inside_backward(self, optimizer: Any) -> None:
-        if self._inside_backward is None:
+        if self._inner.first is None:
             if not self.started:
                 self._start()
             self._next_step_if_ended(attempt=True)
@@ -138,7 +130,6 @@ class WatchedSteps(LoopSteps):
         untold, self._untold = self._untold, None
         super().loop_step(loss=untold if loss is None else loss, **told)
 
-    def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
-        if kind is EventKind.BEFORE_UPDATE:
-            guarded(self.session, self._gate_on_loss, index)
-        super()._emit_update(kind, optimizer, index, **facts)
+    def _show_update(self, optimizer: Any, index: int) -> None:
+        guarded(self.session, self._gate_on_loss, index)
+        super()._show_update(optimizer, index)

@@ -44,27 +44,28 @@ class LossMath:
         """Detached scalar loss, or None if the tensors are no losses (a vector with a given gradient)."""
         listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
         self._parts += 1
-        self._divisor = self._divisor_in(listed[0]) if len(listed) == 1 else None
-        losses = [self._unscaled(t) for t in listed if hasattr(t, "detach") and t.numel() == 1]
+        self._divisor = None
+        losses = []
+        for tensor in listed:
+            if hasattr(tensor, "detach") and tensor.numel() == 1:
+                loss, divisor = self._unscaled(tensor) if self._scaled else (tensor.detach(), _divisor_of(tensor))
+                losses.append(loss)
+                if len(listed) == 1:
+                    self._divisor = divisor
         self._scaled.clear()
         if not losses or len(losses) != len(listed):
             return None
         return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
 
-    def _divisor_in(self, tensor: Any) -> int | None:
-        for ref, _, divisor in self._scaled:
+    def _unscaled(self, tensor: Any) -> tuple[Any, int | None]:
+        """The loss and its divisor, where some losses of this pass were scaled."""
+        for ref, before, divisor in self._scaled:
             if ref() is tensor:
-                return divisor
-        return _divisor_of(tensor)
-
-    def _unscaled(self, tensor: Any) -> Any:
-        for ref, before, _ in self._scaled:
-            if ref() is tensor:
-                return before
+                return before, divisor
         loss = tensor.detach()
-        if self._scaled and self.scale is not None:  # it was scaled, then changed again
-            return loss / self.scale.to(loss.device, non_blocking=True)
-        return loss
+        if self.scale is not None:  # it was scaled, then changed again
+            loss = loss / self.scale.to(loss.device, non_blocking=True)
+        return loss, _divisor_of(tensor)
 
     def weight(self) -> float | None:
         """How micro-batch losses combine: 1.0 (add up) where they have been divided already, else None.

@@ -6,12 +6,13 @@ by weak references: watching must not keep a model alive that the script has let
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from healthcheck.probes.living import living
 
 _WRAPPERS = re.compile(r"(^|\.)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 
@@ -41,23 +42,23 @@ class FoundModel:
     # -- what probes ask --------------------------------------------------------------
 
     def optimizers(self) -> Sequence[Any]:
-        return [o for o in (ref() for ref in self._optimizers) if o is not None]
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     def named_parameters(self) -> Sequence[tuple[str, Any]]:
         signature = self._signature()
         if self._cache is not None and self._cache[0] == signature:
-            found = [(name, ref()) for name, ref in self._cache[1]]
-            if all(p is not None for _, p in found):
+            found = _all_alive(self._cache[1])
+            if found is not None:
                 return found
         named = self._name_parameters()
         self._cache = (signature, [(name, weakref.ref(p)) for name, p in named])
         return named
 
     def named_modules(self) -> Sequence[tuple[str, Any]]:
-        signature = tuple(ref for _, ref in self._roots)
+        signature = [ref for _, ref in self._roots]
         if self._modules is not None and self._modules[0] == signature:
-            found = [(name, ref()) for name, ref in self._modules[1]]
-            if all(m is not None for _, m in found):
+            found = _all_alive(self._modules[1])
+            if found is not None:
                 return found
         named: list[tuple[str, Any]] = []
         for prefix, root in self._live_roots():
@@ -118,8 +119,8 @@ class FoundModel:
         return [(prefix, root) for prefix, root in found if root is not None]
 
     def _signature(self) -> Any:
-        groups = tuple(tuple(len(g["params"]) for g in o.param_groups) for o in self.optimizers())
-        return groups, tuple(ref for _, ref in self._roots)
+        groups = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers()]
+        return groups, [ref for _, ref in self._roots]
 
     def _name_parameters(self) -> list[tuple[str, Any]]:
         named: dict[int, tuple[str, Any]] = {}
@@ -134,27 +135,19 @@ class FoundModel:
         return list(named.values())
 
 
+def _all_alive(named: Sequence[tuple[str, weakref.ref[Any]]]) -> list[tuple[str, Any]] | None:
+    """What the references lead to; None if something is gone."""
+    found = []
+    for name, ref in named:
+        thing = ref()
+        if thing is None:
+            return None
+        found.append((name, thing))
+    return found
+
+
 def parameters_of(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def living(kind: str) -> list[Any]:
-    """All living objects of a torch class: ``Module`` or ``Optimizer``.
-
-    Asks ``type(obj)``, never the object: proxies and lazy modules of other packages stay asleep.
-    """
-    torch = sys.modules["torch"]
-    base = torch.nn.Module if kind == "Module" else torch.optim.Optimizer
-    wanted: dict[type, bool] = {}
-    found = []
-    for thing in gc.get_objects():
-        cls = type(thing)
-        hit = wanted.get(cls)
-        if hit is None:
-            hit = wanted[cls] = base in cls.__mro__
-        if hit:
-            found.append(thing)
-    return found
 
 
 def living_optimizers() -> list[Any]:

@@ -162,7 +162,7 @@ class NativeWatch:
         self.steps = TrainingSteps(session, view, base, only=optimizers)
         self._patches = Patches()
         if hooked:
-            TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error)).install()
+            TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
             self._watchdog = watch_if_needed(session)
         if self._ours:
             current.enter(session, TorchSource(self.steps, base, watch=self))

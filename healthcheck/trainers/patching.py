@@ -68,10 +68,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
     The module's own loader does the work; only the moment after it is ours.
 
     :param failed: told about an error in one of those functions; the import itself goes on.
+    :param patches: once these are restored nobody waits any more, and nothing of the run is held.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, failed: Callable[[Exception], None], patches: Patches) -> None:
         self._failed = failed
+        patches.on_restore(self._remove)
         self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
         self._searching: set[str] = set()
 
@@ -85,7 +87,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def remove(self) -> None:
+    def _remove(self) -> None:
         self._waiting.clear()
         self._failed = _ignore
         if self in sys.meta_path:

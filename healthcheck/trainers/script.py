@@ -50,7 +50,7 @@ class ScriptTrainer:
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
-        self._imports = AfterImport(session.monitor_error)
+        self._imports = AfterImport(session.monitor_error, self._patches)
         self._hooks = TorchHooks(self._steps, self._patches, self._imports)
         self._store = store
         self._children = Children(self._patches, self._imports)
@@ -95,7 +95,6 @@ class ScriptTrainer:
     def _detach(self) -> None:
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._imports.remove()
         self._patches.restore()
         current.leave(self.session)
 

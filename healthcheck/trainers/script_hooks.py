@@ -6,7 +6,6 @@ No module hooks: they would switch off torch's fast paths for attention, and cha
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -16,6 +15,7 @@ from healthcheck.trainers.compiled import step_hooks, step_seen, two_faced
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.loads import seen_loads
 from healthcheck.trainers.modelview import living_optimizers, parameters_of
+from healthcheck.trainers.passes import seen_draws
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.steps import TrainingSteps
 
@@ -138,17 +138,21 @@ class TorchHooks:
         """Whether this process is being watched."""
         return self.patches.active and os.getpid() == self._pid
 
+    def _watching(self) -> TrainingSteps | None:
+        """The steps of this process, if it is being watched: what is called several times a step asks in one go."""
+        return self._steps if self.patches.active and os.getpid() == self._pid else None
+
     # -- optimizers -------------------------------------------------------------------
 
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stepped = True
-        if self.on:
-            return guarded(self.steps.session, self.steps.update_begins, optimizer, args, kwargs)
-        return None
+        steps = self._watching()
+        return None if steps is None else guarded(steps.session, steps.update_begins, optimizer, args, kwargs)
 
     def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.on:
-            guarded(self.steps.session, self.steps.update_done, optimizer)
+        steps = self._watching()
+        if steps is not None:
+            guarded(steps.session, steps.update_done, optimizer)
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,9 +182,9 @@ class TorchHooks:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.on or self.steps.backward_depth:
+            steps = self._watching()
+            if steps is None or steps.backward_depth:
                 return original(tensors, *args, **kwargs)
-            steps = self.steps
             if not hasattr(tensors, "detach"):
                 tensors = tuple(tensors)
             guarded(steps.session, steps.backward_begins, tensors)
@@ -241,25 +245,7 @@ class TorchHooks:
     # -- data, evaluation, checkpoints ------------------------------------------------
 
     def _patch_loader(self, dataloader: ModuleType) -> None:
-        self.patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._next)
-
-    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:
-            if not self.on:
-                return original(iterator)
-            began = time.perf_counter()
-            batch = original(iterator)
-            waited = time.perf_counter() - began
-            guarded(self.steps.session, self._drawn, iterator, batch, waited)
-            return batch
-
-        return __next__
-
-    def _drawn(self, iterator: Any, batch: Any, waited: float) -> None:
-        import torch
-
-        dataset = getattr(iterator, "_dataset", None)
-        self.steps.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled())
+        self.patches.replace(dataloader._BaseDataLoaderIter, "__next__", lambda original: seen_draws(original, self))
 
     def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def eval(module: Any) -> Any:

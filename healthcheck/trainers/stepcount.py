@@ -80,7 +80,8 @@ class StepCount:
             guarded(self.session, prepare)
 
     def _begin_step(self) -> None:
-        self._prepare()
+        if self.before_first is not None:
+            self._prepare()
         self._ended = False
         self._begun += 1
 
@@ -136,22 +137,23 @@ def _elapsed(session: Session) -> float:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream."""
-    ask = _capturing
-    return bool(ask()) if ask is not None else _find_capturing()
+    """Whether a CUDA graph is being captured on the current stream. Asked several times a step."""
+    global _capturing
+    if _capturing is None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return False
+        if not torch.version.cuda and not torch.version.hip:
+            _capturing = bool  # nothing to ask: no
+        elif torch.cuda.is_initialized():
+            _capturing = torch._C._cuda_isCurrentStreamCapturing
+        else:
+            return False
+    return bool(_capturing())
 
 
 _capturing: Callable[[], bool] | None = None
-"""How CUDA is asked, once it is in use in this process: several times a step."""
-
-
-def _find_capturing() -> bool:
-    global _capturing
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    _capturing = torch._C._cuda_isCurrentStreamCapturing
-    return bool(_capturing())
+"""How CUDA is asked, once it is in use in this process."""
 
 
 def _forget_capturing() -> None:

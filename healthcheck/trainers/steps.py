@@ -1,4 +1,4 @@
-"""From backward passes and optimizer steps to events: what counts as a step, and whose it is.
+"""From backward passes and optimizer steps to events.
 
 The script trainer and the loop trainer both feed this; it patches nothing itself.
 """
@@ -6,33 +6,30 @@ The script trainer and the loop trainer both feed this; it patches nothing itsel
 from __future__ import annotations
 
 import contextlib
-import itertools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
 from healthcheck.probes.gradients import HELD
-from healthcheck.probes.innergrads import INNER, InnerGradients
+from healthcheck.probes.nograd import no_grad
 from healthcheck.trainers.batches import batch_counts
 from healthcheck.trainers.compiled import RegionNotes
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.gating import UpdateGate
 from healthcheck.trainers.guarding import guarded
+from healthcheck.trainers.innerupdates import InnerUpdates
 from healthcheck.trainers.lossmath import LossMath
-from healthcheck.trainers.modelview import FoundModel, living_optimizers, parameters_of
-from healthcheck.trainers.stepcount import StepCount, capturing
+from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.stepcount import capturing
 from healthcheck.trainers.unattempted import UnattemptedUpdates
+from healthcheck.trainers.updatesteps import UpdateSteps
+from healthcheck.trainers.withheld import WithheldGradients
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
 
-class TrainingSteps(StepCount):
-    """Counts attempted updates of one or several optimizers and emits the events of each.
-
-    A step ends when the optimizers that stepped in the step before have all stepped again; the
-    next begins with the next backward pass or attempt. The step number is that of the optimizer
-    seen first: its n-th attempt is in step n.
+class TrainingSteps(UpdateSteps):
+    """Takes what torch does, call by call, and emits the events of each step.
 
     :param only: optimizers to look at; None for all.
     """
@@ -40,57 +37,38 @@ class TrainingSteps(StepCount):
     def __init__(
         self, session: Session, view: FoundModel, controls: TorchControls, *, only: list[Any] | None = None
     ) -> None:
-        super().__init__(session, view)
-        self.controls = controls
-        self.stop = controls.stop
+        super().__init__(session, view, controls, only=only)
         self.gate = controls.gate = UpdateGate(session)
         self.losses = LossMath()
         self.region = RegionNotes()
-        self.unattempted = UnattemptedUpdates()
+        self.unattempted: UnattemptedUpdates | None = UnattemptedUpdates()
+        """Until an optimizer has stepped."""
         self.backward_depth = 0
         """Above 0 inside a backward pass; passes nest under activation checkpointing."""
-        self.only = None if only is None else weakref.WeakSet(only)
-        self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._attempted: set[int] = set()
-        self._expected: set[int] | None = None
-        self._living = 1
-        self._inside_backward: weakref.ref[Any] | None = None
-        self._inner = InnerGradients(session.probing.demand)
-        self._batch: Any = None
-        self.unmatched_loads: list[tuple[Any, str]] = []
-        self._clear_update()
-
-    def _clear_update(self) -> None:
-        """Forget what belongs to one update of one optimizer."""
-        self._grad_norm: Any = None
-        self._max_norm: float | None = None
-        self._clipped_scaled: bool | None = None
-        self._backward_ended = False
-        self._loss_scale: Any = None
-        self._closure_ran = False
-        self._dropped: list[tuple[Any, Any]] = []
+        self._stepping: dict[int, int] = {}
+        """Optimizers inside their step, by id, with their index."""
+        self._inner = InnerUpdates(session)
 
     @property
     def held_back(self) -> bool:
         """Whether the optimizer that is stepping now finds no gradients, because we took them away."""
-        return bool(self._dropped)
+        return self._withheld is not None
 
-    def begin_anew(self) -> None:
-        """Another training begins in this run: its optimizers have nothing to do with those before."""
-        self._ended = True
-        self._attempted, self._expected = set(), None
-        self._index.clear()
-        self.view.forget_optimizers()
-        self._clear_update()
-        self._look_around()
-        self._announce()
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        self.losses.step_begins()
+
+    def _met(self, optimizer: Any) -> None:
+        self.unattempted = None
+        guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
 
     # -- data -------------------------------------------------------------------------
 
-    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool) -> None:
+    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, begins: bool = False) -> None:
         """A loader over ``dataset`` gave a batch after ``waited`` seconds.
 
         :param gradients: whether gradients are enabled where it was drawn.
+        :param begins: whether it is the first of a pass in random order.
         """
         self._catch_up()
         if not self.phases.draws_for_training(dataset, gradients=gradients):
@@ -101,7 +79,8 @@ class TrainingSteps(StepCount):
             self._next_step_if_ended()
             samples, tokens = batch_counts(batch)
             size = _length(dataset)
-            self._emit(EventKind.BATCH_READY, data_wait=waited, n_samples=samples, n_tokens=tokens, dataset_size=size)
+            counts: dict[str, Any] = {"n_samples": samples, "n_tokens": tokens, "dataset_size": size}
+            self._emit(EventKind.BATCH_READY, data_wait=waited, begins_pass=begins, **counts)
 
     def batch_in_use(self, batch: Any) -> None:
         """What is trained on now, where a framework tells it: loaders draw ahead."""
@@ -111,14 +90,14 @@ class TrainingSteps(StepCount):
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward pass from ``tensors`` is about to run."""
-        self.stop.check()
         if not self.started:
             self._start()
         self.phases.end()
         self.stop.check()
         self._catch_up()
         self._next_step_if_ended()
-        self.unattempted.backward_begins()
+        if self.unattempted is not None:
+            self.unattempted.backward_begins()
         if self._closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
             return
         loss = self.losses.of(tensors)
@@ -130,18 +109,19 @@ class TrainingSteps(StepCount):
 
     def backward_done(self) -> None:
         """That pass is over; its gradients are there."""
-        inside = self._inside_backward
-        if inside is not None:
-            self._inner_updates_done()
-            self._end_step(inside(), 0, skipped=None)
+        if self._inner.first is not None:
+            self._end_step(self._inner.end(self.view, self._begun), 0, skipped=None)
             return
-        self.unattempted.backward_done(self.view, self._living)
-        if self.unattempted.counts_backwards and not self._ended:
+        unattempted = self.unattempted
+        if unattempted is None:
+            return
+        unattempted.backward_done(self.view, self._living)
+        if unattempted.counts_backwards and not self._ended:
             if self.session.unit != "backward":
                 self.session.unit = "backward"
-                self._begun = self._first_step + self.unattempted.backwards
+                self._begun = self._first_step + unattempted.backwards
             self.last_attempt = self._begun
-            with _no_grad():
+            with no_grad():
                 self._emit(EventKind.BACKWARD_END)
             self._end_step(None, 0, skipped=None)
 
@@ -156,7 +136,8 @@ class TrainingSteps(StepCount):
         if norm is not None:
             self._grad_norm = norm.detach() if hasattr(norm, "detach") else norm
         self._max_norm, self._clipped_scaled = max_norm, scaled
-        self._end_backward()
+        with no_grad():
+            self._end_backward()
 
     # -- update -----------------------------------------------------------------------
 
@@ -169,7 +150,7 @@ class TrainingSteps(StepCount):
         if self.backward_depth:
             self._step_inside_backward(optimizer)
             return None
-        index = self._attempt(optimizer)
+        index = self._stepping[id(optimizer)] = self._attempt(optimizer)
         if _found_inf(optimizer):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -190,12 +171,12 @@ class TrainingSteps(StepCount):
 
     def update_done(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
-        if self.backward_depth or (self.only is not None and optimizer not in self.only):
+        index = self._stepping.pop(id(optimizer), None)
+        if index is None:
             return
-        index = self._index.get(optimizer, 0)
         self.gate.disarm(optimizer)
-        for parameter, gradient in self._dropped:
-            parameter.grad = gradient
+        if self._withheld is not None:
+            self._withheld.give_back()
         skipped = _found_inf(optimizer)
         if not skipped:
             self._emit_update(EventKind.AFTER_UPDATE, optimizer, index)
@@ -245,45 +226,13 @@ class TrainingSteps(StepCount):
 
     def _step_inside_backward(self, optimizer: Any) -> None:
         """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
-        self.unattempted.attempted()
-        if self._inside_backward is None:
-            self._inside_backward = weakref.ref(optimizer)
+        if self._inner.first is None:
+            self.unattempted = None
             self.last_attempt = self._begun
             self.session.unit = "step"
             self.controls.updates_inside_backward()
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
-        with _no_grad():
-            guarded(self.session, self._inner.take, optimizer, self._begun)
-
-    def _inner_updates_done(self) -> None:
-        self._inside_backward = None
-        with _no_grad():
-            found = guarded(self.session, self._inner.result, self.view.named_parameters())
-        if found is not None:
-            self.session.user_state[INNER] = (self._begun, *found)
-
-    def _attempt(self, optimizer: Any) -> int:
-        if not self.started:
-            self._start()
-        index = self._index.get(optimizer)
-        if index is None:
-            # Those that are gone have left theirs.
-            index = next(i for i in itertools.count() if i not in self._index.values())
-            self._index[optimizer] = index
-            self.view.add_optimizer(optimizer)
-            guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
-        self.unattempted.attempted()
-        self.session.unit = "step"
-        if index in self._attempted and not self._ended:  # the others did not step this time
-            self._ended = True
-            self._emit(EventKind.STEP_END, optimizer=optimizer, optimizer_index=index)
-            self._check_limits()
-            self.stop.check()
-        if index in self._attempted or self._begun == self._first_step:
-            self._next_step_if_ended(attempt=True)
-        self._attempted.add(index)
-        self.last_attempt = self._begun
-        return index
+        self._inner.made(optimizer, self._begun)
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         """Gradients are final: show them, and stop or skip if somebody wants that."""
@@ -291,88 +240,34 @@ class TrainingSteps(StepCount):
         if unseen:
             self.controls.update_unseen("gradients are clipped inside a compiled graph")
         way = "none" if unseen or capturing() else self.gate.way(optimizer)
-        session = self.session
+        session, controls = self.session, self.controls
         session.user_state[HELD] = []
+        controls.skipping, controls.before_update = False, True
+        session.prompt = way == "wait"
         try:
-            self._end_backward(index)
-            self.controls.skipping = False
-            self.controls.before_update = True
-            session.prompt = way == "wait"
             if not unseen:
-                with _no_grad():
-                    self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
+                with no_grad():
+                    self._show_update(optimizer, index)
         finally:
-            self.controls.before_update = session.prompt = False
+            controls.before_update = session.prompt = False
             session.user_state.pop(HELD, None)
         self.stop.check()
         if way == "device":
-            guarded(self.session, self.gate.arm, optimizer, index)
-        elif way != "none" and guarded(self.session, self.gate.breached, index):
-            self.controls.skipping = True
-        if self.controls.skipping or (self.stop.pending and self.stop.held):
-            # Without gradients an optimizer leaves weights, moments and counters alone. They are put
-            # back afterwards, for scripts that look at them.
-            self._dropped = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            for parameter, _ in self._dropped:
-                parameter.grad = None
+            guarded(session, self.gate.arm, optimizer, index)
+        elif way != "none" and guarded(session, self.gate.breached, index):
+            controls.skipping = True
+        if controls.skipping or (self.stop.pending and self.stop.held):
+            self._withheld = WithheldGradients.of(optimizer)
+
+    def _show_update(self, optimizer: Any, index: int) -> None:
+        """Tell all that is to be known of an update while it can still be held back."""
+        self._end_backward(index)
+        self._emit_update(EventKind.BEFORE_UPDATE, optimizer, index)
 
     def _end_backward(self, index: int = 0) -> None:
         if not self._backward_ended:
             self._backward_ended = True
-            with _no_grad():
-                self._emit_update(EventKind.BACKWARD_END, None, index)
-
-    def _finish_attempt(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
-        expected = self._expected
-        complete = len(self._attempted) >= self._living if expected is None else self._attempted >= expected
-        if complete and not self._ended:
-            self._end_step(optimizer, index, skipped=skipped)
-        self._clear_update()
-        self.stop.check()
-
-    # -- steps ------------------------------------------------------------------------
-
-    def _look_around(self) -> None:
-        optimizers = living_optimizers() if self.only is None else list(self.only)
-        self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
-        self.view.scan(optimizers)
-
-    def _next_step_if_ended(self, *, attempt: bool = False) -> None:
-        """Begin the next step, unless optimizers that have not stepped yet may still belong to this one."""
-        others = bool(self._index) and len(self._attempted) < max(len(self._index), self._living)
-        if self._ended and (attempt or not others):
-            if self._attempted:
-                self._expected = self._attempted
-            self._attempted = set()
-            self._begin_step()
-            self.losses.step_begins()
-            if self.session.wants(EventKind.STEP_START):
-                self._emit(EventKind.STEP_START)
-
-    def _end_step(self, optimizer: Any, index: int, *, skipped: bool | None) -> None:
-        self._ended = True
-        loads, self.unmatched_loads = self.unmatched_loads, []
-        self._emit_update(EventKind.STEP_END, optimizer, index, skipped=skipped, unmatched_loads=loads)
-        self._batch = None
-        self._clear_update()
-        self._check_limits()
-        self.stop.check()
-
-    def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
-        if not self.session.wants(kind, self._begun):
-            return
-        self._emit(
-            kind,
-            optimizer=optimizer,
-            optimizer_index=index,
-            grad_norm=self._grad_norm,
-            max_norm=self._max_norm,
-            clipped_scaled=self._clipped_scaled,
-            loss_scale=self._loss_scale,
-            batch=self._batch,
-            max_steps=self.session.settings.get("max_steps") or self.max_steps,
-            **facts,
-        )
+            self._emit_update(EventKind.BACKWARD_END, None, index)
 
 
 def _length(dataset: Any) -> int | None:
@@ -386,20 +281,3 @@ def _found_inf(optimizer: Any) -> bool:
     """Whether a ``GradScaler`` drives a fused step that will not be applied; only told on the host."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and getattr(getattr(found, "device", None), "type", "") == "cpu" and bool(found)
-
-
-class _no_grad:
-    """``torch.no_grad()`` at a fraction of its cost: it is entered twice in every step."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        import torch
-
-        self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *raised: object) -> None:
-        import torch
-
-        torch._C._set_grad_enabled(self._before)

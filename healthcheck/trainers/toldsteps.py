@@ -48,7 +48,7 @@ class ToldSteps(LoopSteps):
     @property
     def left_out(self) -> bool:
         """True while the update that has been shown is to be kept from happening."""
-        return bool(self._dropped)
+        return self._withheld is not None
 
     def ends(
         self,
@@ -79,17 +79,11 @@ class ToldSteps(LoopSteps):
             self._grad_norm = grad_norm
         if self._max_norm is None:
             self._max_norm = max_norm
-        optimizer, index, seen = self._last_update
+        skipped = self._last_update[2] if skipped is None else skipped
+        if not self.only:  # no optimizer is looked at: that an update was made is the framework's word
+            skipped = bool(skipped)
         counts = {"n_tokens": tokens, "n_samples": samples}
-        self._facts = {"loss": loss, "losses": losses, "lr": lr, "metrics": metrics, **counts}
-        try:
-            skipped = seen if skipped is None else skipped
-            if not self.only:  # no optimizer is looked at: that an update was made is the framework's word
-                skipped = bool(skipped)
-            self._end_step(optimizer, index, skipped=skipped)
-        finally:
-            self._facts = {}
-            self._last_update = (None, 0, None)
+        self._end_told_step(skipped, loss=loss, losses=losses, lr=lr, metrics=metrics, **counts)
 
     def _emit(self, kind: EventKind, **facts: Any) -> None:
         if kind is EventKind.LOSS and facts.get("loss") is not None:

@@ -104,7 +104,7 @@ class ToldWatch(NativeWatch):
             source.steps = self.steps
         if hooked:
             if self._hooked:
-                TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error)).install()
+                TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
             self._watchdog = watch_if_needed(session)
         return base
 

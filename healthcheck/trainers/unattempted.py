@@ -22,15 +22,9 @@ class UnattemptedUpdates:
         self.backwards = 0
         self.counts_backwards = False
         """True once backward passes have to serve as steps."""
-        self._attempts = 0
         self._cycles = 0
         self._fresh = False
         self._witness: weakref.ref[Any] | None = None
-
-    def attempted(self) -> None:
-        self._attempts += 1
-        self._fresh = False
-        self.counts_backwards = False
 
     def backward_begins(self) -> None:
         self.backwards += 1
@@ -41,8 +35,6 @@ class UnattemptedUpdates:
 
     def backward_done(self, view: Any, optimizers: int) -> None:
         """:param optimizers: how many live; without any, the script updates by hand."""
-        if self._attempts:
-            return
         self._fresh = True
         witness = self._witness() if self._witness is not None else None
         if witness is None or witness.grad is None:

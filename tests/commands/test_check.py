@@ -245,3 +245,12 @@ def test_a_change_to_a_rule_that_some_profile_switches_off_is_no_mistake(command
     (tmp_path / "healthcheck.yaml").write_text(text)
     code, out, _ = command("check")
     assert (code, "switched off" in out) == (0, False), out
+
+
+def test_kinds_of_reports_in_the_settings_are_checked_with_their_place(command, tmp_path) -> None:
+    text = "version: 1\nsettings:\n  report: [junit=hc.xml, jnuit=b.xml, json]\nrules: {}\n"
+    (tmp_path / "healthcheck.yaml").write_text(text)
+    code, out, _ = command("check", "-q", "healthcheck.yaml")
+    assert code == 4
+    assert 'healthcheck.yaml:3:26: error[bad-report]: there is no report "jnuit"; did you mean "junit"?' in out
+    assert "healthcheck.yaml:3:39: error[bad-report]: json needs a path, for instance json=healthcheck.json" in out

@@ -18,6 +18,7 @@ def findings(done: Any) -> list[dict[str, str]]:
     return list(json.loads(done.stdout)["findings"])
 
 
+@pytest.mark.slow
 def test_a_healthy_environment_has_no_problems(healthcheck_command: Run) -> None:
     done = healthcheck_command("doctor")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -73,6 +73,7 @@ def test_a_launcher_is_answered_with_the_line_that_works(healthcheck_command: An
     assert "healthcheck doctor train.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_an_optimizer_step_is_a_problem_after_one_run(
     healthcheck_command: Any, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_script_without_an_optimizer_step_is_a_problem_after_one_run(
     assert "run 2 of 6" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_is_not_there_or_does_not_run_is_a_usage_error(healthcheck_command: Any, tmp_path: Path) -> None:
     missing = healthcheck_command("doctor", "nowhere.py")
     assert missing.returncode == 4

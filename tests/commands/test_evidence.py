@@ -108,6 +108,7 @@ def test_reading_it_needs_no_torch(kept: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_evidence_when_asked(
     going_on: Callable[..., subprocess.Popen[bytes]], here: Path, says: Says
 ) -> None:

@@ -214,6 +214,16 @@ def test_many_runs_become_a_table_whose_exit_code_is_the_worst(says: Says, tmp_p
     assert "6 runs, 600 rows: failed 1, ok 5" in out
 
 
+def test_among_very_many_runs_those_that_are_ok_are_counted_and_the_others_listed(says: Says, tmp_path: Path) -> None:
+    for i in range(61):
+        csv(tmp_path / f"run{i:02}.csv", losses(bad=[(80, math.nan)] if i == 33 else []))
+    code, out, _ = says("run*.csv")
+    assert code == 1
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  run")] == ["run", "run33.csv"]
+    assert "and 60 runs that are ok" in out
+    assert "61 runs, 6,100 rows: failed 1, ok 60" in out
+
+
 def test_several_processes_say_the_same_in_the_same_order(says: Says, tmp_path: Path) -> None:
     for i in range(4):
         csv(tmp_path / f"run{i}.csv", losses(bad=[(40 + i, 9.0), (41 + i, 9.0)]))

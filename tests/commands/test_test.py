@@ -53,6 +53,10 @@ def test_nothing_to_run_is_5(folder: Path, healthcheck_command: Run) -> None:
     result = healthcheck_command("test")
     assert result.returncode == 5
     assert "no rule tests" in result.stderr
+    write(folder, "a.hctest.yaml", GOOD)
+    result = healthcheck_command("test", "-k", "anything")
+    assert result.returncode == 5
+    assert "none of 1 rule test has a name that matches -k anything" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,7 @@ def test_the_project_around_does_not_matter(folder: Path, healthcheck_command: R
     assert "a.hctest.yaml::fires PASSED" in result.stdout
 
 
+@pytest.mark.slow
 def test_coverage_lists_what_is_not_tested_and_strict_fails_on_it(folder: Path, healthcheck_command: Run) -> None:
     write(folder, "a.hctest.yaml", GOOD)
     listed = healthcheck_command("test", "--coverage")
@@ -86,6 +91,7 @@ def test_coverage_lists_what_is_not_tested_and_strict_fails_on_it(folder: Path, 
     assert healthcheck_command("test", "--coverage=strict").returncode == 0
 
 
+@pytest.mark.slow
 def test_coverage_keeps_rules_of_the_same_id_in_two_files_apart(folder: Path, healthcheck_command: Run) -> None:
     write(folder, "a.hctest.yaml", GOOD)
     (folder / "other.yaml").write_text(RULES, encoding="utf-8")
@@ -98,6 +104,7 @@ def test_coverage_keeps_rules_of_the_same_id_in_two_files_apart(folder: Path, he
     assert "0 of 4 rules" in result.stdout
 
 
+@pytest.mark.slow
 def test_each_of_the_nineteen_example_rules_has_a_firing_and_a_silent_test(
     repository: Path, healthcheck_command: Run
 ) -> None:
@@ -106,6 +113,7 @@ def test_each_of_the_nineteen_example_rules_has_a_firing_and_a_silent_test(
     assert "19 of 19 rules have a firing and a silent test" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_documentation_pass(repository: Path, healthcheck_command: Run) -> None:
     result = healthcheck_command("test", repository / "tests" / "rules" / "stability.hctest.yaml")
     assert result.returncode == 0, result.stdout + result.stderr

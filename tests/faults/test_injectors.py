@@ -17,6 +17,8 @@ from healthcheck.faults.machine import rehearsal
 from healthcheck.faults.spec import KINDS, parse_fault
 from healthcheck.trainers.script import ScriptTrainer
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 TABLE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("injectors.yaml").read_text())
 QUICK = {"nan-loss", "nan-grad", "nan-weight", "nan-input", "no-zero-grad in ci", "lr-zero in ci"}
 

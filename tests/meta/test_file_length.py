@@ -11,8 +11,6 @@ MAY_BE_LONGER = {
     "hookspecs.py": "the hook specification is nearly all docstring and is read from top to bottom",
     "protocols.py": "what a plugin writes and is given, on one page; half of it is docstring",
     "session.py": "the public face of one run; what it does at a judging point stands in judging.py",
-    "engine/series.py": "one state machine, whose every branch is on the hot path of the engine",
-    "trainers/steps.py": "one state machine: every branch that decides what counts as a step",
     "trainers/loop.py": "`watch` and the object that it returns, whose methods are documented for users",
 }
 

@@ -53,6 +53,7 @@ def test_every_public_name_resolves() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(4))
 def test_each_module_imports_alone_without_warnings_and_without_torch(start: int) -> None:
     """Alone: no module may rely on another having been imported before. A quarter of them per process.

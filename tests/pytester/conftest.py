@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toy import TOY, TOY_RULES
 
 RULES = """\
 version: 1
@@ -35,6 +41,7 @@ rules:
     then: [dump_stacks]
 """
 
+
 HEAD = "healthcheck_tests: 1\nrules: [stability.yaml]\ntests:\n"
 
 RunTests = Callable[..., pytest.RunResult]
@@ -50,6 +57,29 @@ def hctest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTes
 
     def run(text: str, *options: str, name: str = "stability.hctest.yaml") -> pytest.RunResult:
         (pytester.path / name).write_text(HEAD + text, encoding="utf-8")
+        return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytest_plugin", *options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def compiler_is_there() -> None:
+    """Inner runs drop the modules that they import, and torch's compiler, which comes with the first optimizer, cannot
+    be imported twice: it has to be there before.
+    """
+    torch = pytest.importorskip("torch")
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
+
+
+@pytest.fixture
+def watched(compiler_is_there: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTests:
+    """``watched(tests, *options)``: runs pytest over the toy and these tests, beside ``rules.yaml``."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("HEALTHCHECK_RUNS", raising=False)
+    pytester.makefile(".yaml", rules=TOY_RULES)
+
+    def run(tests: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_toy=TOY + tests)
         return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytest_plugin", *options)
 
     return run

@@ -68,6 +68,11 @@ def nothing_left() -> Iterator[None]:
     assert current.current() is None, "a test left a session open"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def of_these_tests(small_heap: None) -> None:
+    """Scripts are played in this process."""
+
+
 @pytest.fixture
 def play(script: Callable[[str], Path]) -> Callable[..., Played]:
     """``play(text, rules=..., on={"step_end": fn})``: run a script, keep every event, values read at once."""

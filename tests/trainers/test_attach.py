@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,17 @@ def test_an_adapter_s_own_attach_opens_a_session_for_each_training(train: Any) -
 
     _, adapter, steps = train(attach)
     assert (adapter.report["stop"]["step"], adapter.exit_code, steps) == (BAD, 1, BAD)
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_a_run_that_is_over_holds_nothing_of_the_trainer(train: Any) -> None:
+    with healthcheck.watch(rules=RULES, console=False, record=False) as health:
+        target, adapter, _ = train(health.attach)
+    finders, left = [type(finder).__name__ for finder in sys.meta_path], weakref.ref(target)
+    del health, target, adapter
+    gc.collect()
+    assert "AfterImport" not in finders
+    assert left() is None
 
 
 def test_a_class_or_a_stranger_is_refused_with_all_that_can_be_attached() -> None:

@@ -146,9 +146,9 @@ def assert_undisturbed(watched: Trained, plain: Trained) -> None:
 @pytest.mark.parametrize(
     ("how", "name", "shape"),
     [
-        ("watch", "adamw", "clipped"),
+        pytest.param("watch", "adamw", "clipped", marks=pytest.mark.slow),
         ("script", "adamw", "step"),
-        ("script", "momentum", "clipped"),
+        pytest.param("script", "momentum", "clipped", marks=pytest.mark.slow),
         ("watch", "fused", "step"),
     ],
 )

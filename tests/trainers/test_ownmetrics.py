@@ -39,6 +39,7 @@ def report_of(folder: Path) -> dict[str, object]:
     return dict(json.loads((folder / "runs" / "latest" / "report.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_rule_judges_what_the_function_returns_every_so_many_steps(
     healthcheck_command: Callable, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_the_resume_check_compares_loss_rate_and_optimizer(run: Run) -> None:
     assert "optimizer state MISSING: the optimizer began without its moments" in forgot["said"]
 
 
+@pytest.mark.slow
 def test_rules_that_changed_start_fresh_and_are_named(run: Run) -> None:
     run("--steps", "20")
 
@@ -167,6 +168,7 @@ def test_a_state_that_one_rule_cannot_read_costs_only_that_rule_its_windows(run:
     assert resumed["steps"] == 60
 
 
+@pytest.mark.slow
 def test_a_state_that_one_probe_cannot_read_costs_no_rule_its_windows(run: Run) -> None:
     first = run("--steps", "20")
     kept = first["folder"] / "checkpoints" / "step-20.json"
@@ -193,6 +195,7 @@ def test_a_lost_state_still_leaves_the_step(run: Run, damaged: str) -> None:
     assert (resumed["resumed_from"], resumed["steps"]) == (20, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--open",)], ids=["path", "open file"])
 def test_a_checkpoint_is_known_by_its_content_wherever_it_was_taken(
     run: Run, tmp_path: Path, options: tuple[str, ...]
@@ -205,6 +208,7 @@ def test_a_checkpoint_is_known_by_its_content_wherever_it_was_taken(
     assert run("--resume", "c40.pt", "--steps", "41")["resumed_from"] == 40
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_written_over_is_said_to_be_another(run: Run, tmp_path: Path) -> None:
     run("--steps", "40", "--open")
     shutil.copyfile(tmp_path / "c20.pt", tmp_path / "kept.pt")
@@ -220,6 +224,7 @@ def test_a_checkpoint_that_was_written_over_is_said_to_be_another(run: Run, tmp_
     assert "c20.pt is not the file that" in resumed["said"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loaded_in_the_middle_of_training_is_no_resume(run: Run) -> None:
     run("--steps", "20")
 
@@ -229,12 +234,14 @@ def test_a_checkpoint_loaded_in_the_middle_of_training_is_no_resume(run: Run) ->
     assert looking["steps"] == 60
 
 
+@pytest.mark.slow
 def test_another_script_that_loads_the_checkpoint_is_another_run(run: Run) -> None:
     run("--steps", "20")
 
     assert "resumed_from" not in run("--resume", "c20.pt", "--steps", "25", target="finetune.py")
 
 
+@pytest.mark.slow
 def test_ranks_without_a_process_group_are_not_continued_and_it_is_said(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

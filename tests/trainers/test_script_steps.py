@@ -492,3 +492,18 @@ def test_a_compiled_step_is_seen_like_any_other(play: Callable) -> None:
 
     assert played.steps() == [1, 2, 3]
     assert played.steps("before_update") == [1, 2, 3]
+
+
+OWN_STATES = {
+    "kept without a copy": ("model.state_dict()", 1),
+    "a copy of the dict, not of its tensors": ("dict(model.state_dict())", 1),
+    "copied": ("__import__('copy').deepcopy(model.state_dict())", 0),
+    "of another model": ("torch.nn.Linear(2, 1).state_dict()", 0),
+}
+
+
+@pytest.mark.parametrize("case", OWN_STATES)
+def test_a_state_that_is_the_models_own_tensors_is_told(play: Callable, case: str) -> None:
+    how, told = OWN_STATES[case]
+    played = play(PLAIN + f"    best = {how}\n    model.load_state_dict(best)\n")
+    assert len(played.session.user_state.get("healthcheck.own_loads", ())) == told

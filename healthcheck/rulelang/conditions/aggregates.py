@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType, Promise, Scorer
+from healthcheck.protocols import Condition, ConditionType, Scorer
 from healthcheck.rulelang.conditions.base import (
     Compiled,
     min_samples_of,
@@ -17,7 +16,6 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.foresight import EVER, ROUNDING, narrowed
 from healthcheck.rulelang.conditions.windows import SortedWindow
 
 
@@ -56,40 +54,6 @@ class WindowMean:
             self._until_fresh = values.maxlen or 1
         self._sum = total
         return shift + total / n if n >= self._min_samples else None
-
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        """As long as the mean stays within the limits with every new value at one of them."""
-        values = self._values
-        if len(values) < self._min_samples:
-            return None
-        least, most = min(values), max(values)
-        slack = ROUNDING * max(-least, most)
-        low, high = narrowed(low, high)
-        low, high = low + slack, high - slack
-        room = EVER
-        if most > high:
-            room = self._until([v - high for v in values])
-        if least < low:
-            room = min(room, self._until([low - v for v in values]))
-        return (low, high, room) if room else None
-
-    def _until(self, excess: list[float]) -> int:
-        """How many values may come before the window no longer makes up for what lies beyond a limit."""
-        total, stay = sum(excess), (self._values.maxlen or 1) - len(excess)
-        if total > 0.0:
-            return 0
-        for at, gone in enumerate(excess):
-            total -= gone
-            if total > 0.0:
-                return at + stay
-        return EVER
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        if low > -inf or high < inf:
-            return 0
-        for value, step in zip(values, steps, strict=True):
-            self.update(value, step)
-        return len(values)
 
     def state(self) -> Any:
         """The sum as well as the values: a restored window must round like the old one."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
-from healthcheck.protocols import Comparator, Condition, Promise, Scorer
+from healthcheck.protocols import Comparator, Condition, Scorer
 from healthcheck.rulelang.comparators import Bound, comparator_in, make_comparator
-from healthcheck.rulelang.conditions.foresight import EVER
 from healthcheck.rulelang.quantities import QuantityError, parse_span
 
 DEFAULT_MIN_SAMPLES = 8
@@ -80,12 +78,6 @@ class Identity:
 
     def update(self, value: float, step: int) -> float | None:
         return value
-
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        return low, high, EVER
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        return len(values) if low == -inf and high == inf else 0
 
     def state(self) -> Any:
         return None

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
 from typing import Any
 
-from healthcheck.protocols import Promise
-from healthcheck.rulelang.conditions.baselines import Echo, Ratio
-from healthcheck.rulelang.conditions.foresight import EVER, certain, narrowed
+from healthcheck.rulelang.conditions.baselines import Ratio
 from healthcheck.rulelang.conditions.learning import Learning
 from healthcheck.rulelang.conditions.windows import SortedWindow
 
@@ -24,7 +20,7 @@ class RatioToBest(Ratio):
         self._window = SortedWindow(window) if window else None
         self._best, self._count = 0.0, 0
 
-    def join(self, other: Any) -> Echo | None:
+    def join(self, other: Any) -> Ratio | None:
         return super().join(other) if getattr(other, "_largest", None) == self._largest else None
 
     def _baseline(self) -> float | None:
@@ -72,30 +68,16 @@ class RatioToFirst(Ratio):
         level = self._level
         if level is None:
             return super().update(value, step)
-        score = self.score = value / level
-        return score
+        return value / level
 
     @property
     def forgetful(self) -> bool:
         return self._level is not None
 
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        level = self._level
-        return None if level is None else (*narrowed(low * level, high * level), EVER)
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        level = self._level
-        if level is None:
-            for value, step in zip(values, steps, strict=True):
-                self.update(value, step)
-        elif low > -inf or high < inf:
-            return certain(values, narrowed(low * level, high * level))
-        return len(values)
-
     def _baseline(self) -> float | None:
         if len(self._first.ordered) < self._min_samples:
             return None
-        median = self._first.median()
+        median = self._first.median
         if self._learning.plain and median > 0.0:
             self._level = median
         return median

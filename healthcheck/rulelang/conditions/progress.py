@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import ceil, inf
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType, Promise
+from healthcheck.protocols import Condition, ConditionType
 from healthcheck.rulelang.comparators import count_reached
 from healthcheck.rulelang.conditions.base import (
     Compiled,
@@ -51,9 +50,6 @@ class NoImprovement:
             self._since += 1
         return float(self._since)
 
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        return (-inf, inf, ceil(high - self._since) - 1) if low == -inf else None
-
     def state(self) -> Any:
         return [self._best, self._since, list(self._recent)]
 
@@ -81,9 +77,6 @@ class Unchanged:
         self.normal = last
         self._run = self._run + 1 if value == last else 0
         return float(self._run)
-
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        return (-inf, inf, ceil(high - self._run) - 1) if low == -inf else None
 
     def state(self) -> Any:
         return [self._last, self._run]

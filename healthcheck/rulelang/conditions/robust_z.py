@@ -63,7 +63,7 @@ class RobustZ:
         self._streak: list[float] = []
         self._factor_n, self._factor = 0, 1.0
         self._breaches = learning.breaches
-        self._low, self._high = learning.breaches.quiet
+        self._low, self._high = learning.breaches.healthy
         self._log_ratio = log(min_ratio)
 
     def update(self, value: float, step: int) -> float | None:
@@ -82,7 +82,7 @@ class RobustZ:
             window.push(value)
         else:
             self._learn(value, score)
-        if self._log_ratio and score is not None and not self._low < score < self._high:
+        if self._log_ratio and score is not None and not self._low <= score <= self._high:
             return self._far_enough(score, value)
         return score
 
@@ -182,7 +182,7 @@ class RobustZOfLog(RobustZ):
             logs.push(logarithm)
         else:
             self._learn(value, score)
-        if self._log_ratio and score is not None and not self._low < score < self._high:
+        if self._log_ratio and score is not None and not self._low <= score <= self._high:
             return self._far_enough(score, value)
         return score
 

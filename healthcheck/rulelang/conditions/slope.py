@@ -12,8 +12,8 @@ renewed when a block is complete and stands in between.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Mapping
+from math import isfinite
 from statistics import NormalDist
 from typing import Any
 
@@ -144,15 +144,6 @@ class SureSlope:
             self._judged = self._memory.count
             self._score = self._judge()
         return self._score
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        if low > -inf or high < inf:
-            return 0
-        if self._learns:
-            take = self._memory.take
-            for value, step in zip(values, steps, strict=True):
-                take(value, step)
-        return len(values)
 
     def learn(self, value: float, step: int) -> bool:
         """Take a value; returns whether there are enough of them to judge."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 from typing import Any
 
-from healthcheck.protocols import Promise
-from healthcheck.rulelang.conditions.foresight import EVER, ROUNDING, median_within, narrowed
 from healthcheck.rulelang.conditions.newlevel import shift_in
 from healthcheck.rulelang.conditions.noise import WINDOW, NeighbourNoise
 from healthcheck.rulelang.conditions.windows import SortedWindow
@@ -16,10 +13,10 @@ SHARE = 8
 """The level is the median of one sample in so many of those so far."""
 NOISE_FLOOR = 0.002
 """Noise is at least this share of the level."""
-FORESEEN = 12
-"""Samples for which a level and its noise are foreseen."""
 LOOK_AHEAD = 16
 """Samples for which one sorting of the differences bounds the noise."""
+ROUNDING = 1e-9
+"""The bound is narrower by this share, for the sake of rounding errors."""
 DENSE = 2
 """Steps between two samples up to which a jump from one to the next is a jump, and no rise that was not seen."""
 FEW = 3
@@ -49,7 +46,6 @@ class Rebound:
         "_small",
         "_small_until",
         "_smooth",
-        "_sure_until",
         "normal",
     )
 
@@ -61,8 +57,6 @@ class Rebound:
         self._noise = NeighbourNoise()
         self._small, self._small_until = 1.0, 0
         """Ratios up to the first are within the noise, as long as there are no more samples than the second."""
-        self._sure_until = 0
-        """Up to so many samples no rise can be more than noise."""
         self._count = 0
         self._last = self._last_level = self._first = self._best = self._lowest = 0.0
         self._best_at = 0
@@ -71,21 +65,6 @@ class Rebound:
         self._negative = False
 
     def update(self, value: float, step: int) -> float | None:
-        level = self._learn(value, step)
-        count = self._count
-        if level is None or count < self._min_samples:
-            return None
-        best = self._best
-        ratio = level / best if level > best else 1.0
-        if ratio <= self._small and (count <= self._small_until or ratio == 1.0):
-            return 1.0
-        return ratio if self._turned(ratio) else 1.0
-
-    def _learn(self, value: float, step: int) -> float | None:
-        """Take a value; the level that it makes, or None if this series is not judged by it.
-
-        ``_learn_all`` does the same for many: what changes here changes there.
-        """
         if value <= 0.0:
             self._negative = self._negative or value < 0.0
             return None
@@ -102,7 +81,7 @@ class Rebound:
             if step - self._last_step > DENSE:
                 self._dense_since = count
         self._last, self._last_step = value, step
-        level = low = recent.median()
+        level = low = recent.median
         if level < self._lowest or count == 1:
             self._lowest = level
         if recent.size < FEW and self._sigmas and self._dense_since < count:
@@ -114,81 +93,14 @@ class Rebound:
         if low < best or count == 1:
             if count == 1:
                 self._first = level
-            self._best = self.normal = low
+            best = self._best = self.normal = low
             self._best_at = count
-        return level
-
-    def foresee(self, last: float, low: float, high: float) -> Promise | None:
-        """While no level can be so far above the lowest one, or so far above the noise."""
-        if self._negative or self._count < self._min_samples or low >= 1.0 or high <= 1.0:
+        if count < self._min_samples:
             return None
-        ordered, best = self._recent.ordered, self._best
-        floor = 0.5 * min(ordered[0], best)
-        if ordered[-1] < high * floor:
-            return (*narrowed(floor, high * floor), EVER)
-        for count in (FORESEEN, FORESEEN // 2):
-            if self._within_noise(count):
-                return 0.0, inf, count
-            levels = median_within(ordered, count)
-            if levels is not None and levels[1] / min(levels[0], best) < high * (1.0 - ROUNDING):
-                return 0.0, inf, count
-        return None
-
-    def _within_noise(self, count: int) -> bool:
-        """Whether no rise in the next samples can be more than noise, whatever they are: then the score is 1."""
-        if self._count + count > self._sure_until:
-            levels = median_within(self._recent.ordered, count)
-            if levels is None or levels[1] / min(levels[0], self._best) >= self._noisy(count):
-                return False
-            self._sure_until = self._count + count
-        return True
-
-    def _noisy(self, count: int) -> float:
-        """Ratios up to this will be within the noise for the next ``count`` samples."""
-        least = self._noise.least(count) if self._sigmas else None
-        if least is None:
+        ratio = level / best if level > best else 1.0
+        if ratio <= self._small and (count <= self._small_until or ratio == 1.0):
             return 1.0
-        asked = self._sigmas * (1.0 + 1.0 / sqrt(max(self._smooth, len(self._recent.ordered))))
-        return exp(asked * max(NOISE_FLOOR, least)) * (1.0 - ROUNDING)
-
-    def skim(self, values: Sequence[float], steps: Sequence[int], low: float, high: float) -> int:
-        count = min(len(values), FORESEEN)
-        values, steps = values[:count], steps[:count]
-        if not self._within_noise(count):
-            if low > -inf or high < inf:
-                return 0
-            for value, step in zip(values, steps, strict=True):
-                self.update(value, step)  # a rise may turn out to be a new level, which is more than to learn a value
-            return count
-        if not low <= 1.0 <= high:
-            return 0
-        full = len(self._recent.ordered) == self._smooth >= FEW
-        if not full or self._negative or min(values) <= 0.0:
-            for value, step in zip(values, steps, strict=True):
-                self._learn(value, step)
-        else:
-            self._learn_all(values, steps)
-        return count
-
-    def _learn_all(self, values: Sequence[float], steps: Sequence[int]) -> None:
-        """``_learn`` for positive values, once the window has its full length."""
-        if self._sigmas:
-            before = self._last
-            for value in values:
-                self._noise.differences.append(log(value / before))
-                before = value
-            gaps = [at - earlier for earlier, at in zip([self._last_step, *steps], steps, strict=False)]
-            if max(gaps) > DENSE:
-                self._dense_since = self._count + max(i for i, gap in enumerate(gaps, 1) if gap > DENSE)
-        self._last, self._last_step = values[-1], steps[-1]
-        best = self._best
-        levels = self._recent.medians(values)
-        for count, level in enumerate(levels, self._count + 1):
-            if level < best:
-                best = self._best = self.normal = level
-                self._best_at = count
-        self._lowest = min(self._lowest, *levels)
-        self._count += len(values)
+        return ratio if self._turned(ratio) else 1.0
 
     def _turned(self, ratio: float) -> bool:
         if self._lowest > self._first * (1.0 - self._fell):
@@ -202,8 +114,7 @@ class Rebound:
             return False
         asked = self._sigmas * (1.0 + 1.0 / sqrt(len(self._recent.ordered)))
         if known == WINDOW and len(self._recent.ordered) == self._smooth:
-            least = self._noise.least(LOOK_AHEAD)
-            self._small = exp(asked * max(NOISE_FLOOR, least or 0.0)) * (1.0 - ROUNDING)
+            self._small = exp(asked * max(NOISE_FLOOR, self._noise.least(LOOK_AHEAD))) * (1.0 - ROUNDING)
             self._small_until = self._count + LOOK_AHEAD
         noise = max(NOISE_FLOOR, self._noise.usual())
         if log(ratio) <= asked * noise:
@@ -219,9 +130,9 @@ class Rebound:
             return False
         if shift.settled:
             self._recent.fill(shift.values)
-            self._best = self.normal = self._last_level = self._recent.median()
+            self._best = self.normal = self._last_level = self._recent.median
             self._best_at = self._count + self._smooth // 2  # so that this jump is not looked at again
-            self._small_until = self._sure_until = 0
+            self._small_until = 0
         return True
 
     def state(self) -> Any:
@@ -240,4 +151,4 @@ class Rebound:
         self._recent.fill(state["recent"])
         self._noise.differences.clear()
         self._noise.differences.extend(float(d) for d in state["differences"])
-        self._small, self._small_until, self._sure_until = 1.0, 0, 0
+        self._small, self._small_until = 1.0, 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf, sqrt
+from statistics import median
 from typing import Any
 
 MAD_TO_SIGMA = 1.4826
@@ -18,18 +19,20 @@ MAD_TO_SIGMA = 1.4826
 class SortedWindow:
     """The last ``size`` values, also in sorted order: median and MAD without sorting again.
 
-    An update costs two binary searches and two list shifts. The MAD is exact: the k values nearest
+    ``median`` is kept up to date. An update costs two binary searches and two list shifts. The MAD is exact: the k values nearest
     to the median are neighbours in the sorted window, and where they begin moves little from one
     sample to the next, so that the search starts where the last one ended.
     """
 
-    __slots__ = ("_nearest", "ordered", "size", "values")
+    __slots__ = ("_nearest", "median", "ordered", "size", "values")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._nearest = 0
         self.values: deque[float] = deque()
         self.ordered: list[float] = []
+        self.median = 0.0
+        """0.0 while the window is empty."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -40,49 +43,22 @@ class SortedWindow:
             del ordered[bisect_left(ordered, values.popleft())]
         values.append(value)
         insort(ordered, value)
-
-    def extend(self, added: Sequence[float]) -> None:
-        """Push several values: cheaper than one by one, and the same in the end."""
-        values, ordered = self.values, self.ordered
-        values.extend(added)
-        gone = len(values) - self.size
-        if gone >= self.size:
-            self.fill(values)
-            return
-        ordered += added
-        ordered.sort()  # one sorted run and a few stragglers
-        for _ in range(gone):
-            del ordered[bisect_left(ordered, values.popleft())]
-
-    def medians(self, added: Sequence[float]) -> list[float]:
-        """Push several values to a full window; the median after each."""
-        values, ordered = self.values, self.ordered
-        low, high = (self.size - 1) >> 1, self.size >> 1
-        found = []
-        for value in added:
-            del ordered[bisect_left(ordered, values.popleft())]
-            values.append(value)
-            insort(ordered, value)
-            found.append(ordered[high] if low == high else 0.5 * (ordered[low] + ordered[high]))
-        return found
+        n = len(ordered)
+        half = n >> 1
+        self.median = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
 
     def fill(self, values: Iterable[float]) -> None:
         """Replace the content, keeping the newest ``size`` values."""
         self.values = deque(list(values)[-self.size :])
-        self.ordered = sorted(self.values)
-
-    def median(self) -> float:
-        ordered = self.ordered
-        n = len(ordered)
-        half = n >> 1
-        return ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
+        ordered = self.ordered = sorted(self.values)
+        self.median = median(ordered) if ordered else 0.0
 
     def center_and_mad(self) -> tuple[float, float]:
         """Median and median absolute deviation."""
         ordered = self.ordered
         n = len(ordered)
         k = (n + 1) >> 1
-        center = ordered[k - 1] if n & 1 else 0.5 * (ordered[k - 1] + ordered[k])
+        center = self.median
         last = n - k
         low = self._nearest
         if low > last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from healthcheck.events import Event, EventKind
 from healthcheck.probes.device import TorchDevice
 from healthcheck.protocols import ActionContext, Capabilities
 from healthcheck.verdicts import Alert, SeriesFact, Severity
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 ALL_CONTROLS = frozenset({"stop", "skip_update", "checkpoint", "scale_lr", "log"})
 

@@ -58,6 +58,13 @@ def test_the_parameter_table_finds_the_bad_gradient_and_its_norm_is_of_the_finit
     assert float(rows["0.weight"]["grad_norm"]) == pytest.approx(rest.norm().item(), rel=1e-5)
 
 
+def test_a_gradient_without_any_finite_value_has_no_norm_of_zero(alert: Alert, context: Context, view: object) -> None:
+    view.model[0].bias.grad.fill_(float("nan"))  # type: ignore[attr-defined]
+    folder = Path(Evidence().run(alert, context()).data["path"])
+    rows = {row["name"]: row for row in csv.DictReader((folder / "parameters.csv").read_text().splitlines())}
+    assert (rows["0.bias"]["grad_norm"], rows["0.bias"]["grad_nonfinite"]) == ("nan", "3")
+
+
 def test_the_series_table_has_a_row_per_step_and_leaves_missing_values_empty(alert: Alert, context: Context) -> None:
     folder = Path(Evidence().run(alert, context({"steps": 10})).data["path"])
     rows = list(csv.DictReader((folder / "series.csv").read_text().splitlines()))

@@ -62,28 +62,27 @@ def calls_per_step(ruleset: RuleSet, metrics: tuple[str, ...] = METRICS) -> dict
 def test_the_recommended_pack_keeps_to_its_budget() -> None:
     spent = calls_per_step(rules("extends: [healthcheck:recommended]"))
 
-    assert spent["python"] <= 90
+    assert spent["python"] <= 55
     assert spent["c"] <= 110
 
 
-def test_a_quiet_threshold_costs_next_to_nothing() -> None:
-    """Its values are kept, and looked at many at a time."""
+def test_a_threshold_that_holds_costs_no_call() -> None:
 
     def thresholds(count: int) -> float:
         many = "\n".join(f"  r{i}: {{metric: x, when: {{above: {9 + i}}}}}" for i in range(count))
         return calls_per_step(rules(f"external: [x]\nrules:\n{many}"), ("x",))["python"]
 
-    assert thresholds(30) - thresholds(10) <= 1
+    assert thresholds(30) == thresholds(10)
 
 
 @pytest.mark.parametrize(
     ("when", "most"),
     [
-        ("{robust_z: {above: 10, window: 128, log: true, min_ratio: 1.25}}", 4.2),
-        ("{rebound: {above: 1.05, sigmas: 5, fell: 5%}}", 2.5),
-        ("{mean: {above: 5, window: 50}}", 1.2),
-        ("{ratio: {above: 2, to: first}}", 0.1),
-        ("{slope: {above: 1, over: 50}}", 3.2),
+        ("{robust_z: {above: 10, window: 128, log: true, min_ratio: 1.25}}", 3.1),
+        ("{rebound: {above: 1.05, sigmas: 5, fell: 5%}}", 2.2),
+        ("{mean: {above: 5, window: 50}}", 1.1),
+        ("{ratio: {above: 2, to: first}}", 1.0),
+        ("{slope: {above: 1, over: 50}}", 1.6),
     ],
 )
 def test_a_condition_costs_few_calls_a_sample(when: str, most: float) -> None:
@@ -95,11 +94,12 @@ def test_a_condition_costs_few_calls_a_sample(when: str, most: float) -> None:
 
 
 def test_a_rule_rests_between_its_turns() -> None:
-    """``every: 10`` costs a tenth of the calls of a rule that looks at each value; the watch for its turn costs none."""
+    """``every: 10`` costs a tenth of the calls; the watch for its turn costs none."""
 
     def cost(every: int, count: int) -> float:
         many = "\n".join(f"  r{i}: {{metric: x, when: {{mean: {{above: 5}}}}, every: {every}}}" for i in range(count))
         return calls_per_step(rules(f"external: [x]\nrules:\n{many}"), ("x",))["python"]
 
-    calls_at_its_turn = 3.2  # `feed_when_due`, `feed` and the condition
-    assert (cost(10, 20) - cost(10, 5)) / 15 <= calls_at_its_turn / 10
+    often = (cost(1, 20) - cost(1, 5)) / 15
+    seldom = (cost(10, 20) - cost(10, 5)) / 15
+    assert seldom <= 0.1 * often + 0.05

@@ -176,3 +176,14 @@ def test_a_note_does_not_take_a_pass_away_and_a_warning_does(bench):
     note, warn = verdicts(b.engine, lambda rule: "")
     assert (note.outcome, note.episodes) == (Outcome.OK, 1)
     assert (warn.outcome, warn.episodes) == (Outcome.WARNED, 1)
+
+
+def test_a_guard_goes_by_the_newest_value_whatever_phase_it_came_in(bench):
+    b = bench("external: [a, g]\nrules: {r: {metric: a, when: {above: 1}, only_if: {g: 1}}}")
+    for step in (1, 2, 3):
+        b.step(step, a=0.0, g=1.0)
+        b.step(step, g=0.0, phase="eval")
+        b.step(step, a=5.0)
+    assert b.fired("r") == []
+    b.step(4, a=5.0, g=1.0)
+    assert b.fired("r") == [4]

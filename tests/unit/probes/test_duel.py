@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from driver import Everything, Watched
+from torch.nn import functional as F
 
 from healthcheck.events import EventKind
 from healthcheck.probes.duel import DuelProbe
@@ -17,12 +19,13 @@ class Game:
         self.sides = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
         self.step = 0
 
-    def play(self, *losses: float) -> list[float]:
+    def play(self, *losses: float | torch.Tensor) -> list[float]:
         """One step; what the probe said of it."""
         self.step += 1
         before = len(self.watched.values("loss.one_sided"))
-        for index, loss in enumerate(losses):
-            self.watched.emit(EventKind.LOSS, self.step, loss=torch.tensor(loss))
+        for index, given in enumerate(losses):
+            loss = torch.as_tensor(given)
+            self.watched.emit(EventKind.LOSS, self.step, loss=loss.detach(), loss_graph=loss.grad_fn)
             self.watched.emit(EventKind.BEFORE_UPDATE, self.step, optimizer=self.sides[index], optimizer_index=index)
         return self.watched.values("loss.one_sided")[before:]
 
@@ -83,3 +86,21 @@ def test_a_loss_that_began_near_zero_or_stays_below_it_starves_nobody() -> None:
         for _ in range(60):
             game.play(0.001, ends)
         assert game.starved == 0
+
+
+def distance(size: float, targets: torch.Tensor) -> torch.Tensor:
+    """A mean squared error of that size."""
+    return F.mse_loss((targets + size**0.5).requires_grad_() * 1.0, targets)
+
+
+@pytest.mark.parametrize(("targets", "told"), [(torch.arange(8.0), 0.0), (torch.ones(8), 10.0)])
+def test_a_critic_that_fits_its_values_has_not_won_but_a_discriminator_with_one_label_has(
+    targets: torch.Tensor, told: float
+) -> None:
+    game = Game()
+    for _ in range(20):
+        game.play(distance(1.4, targets), 0.7)
+    said: list[float] = []
+    for _ in range(60):
+        said += game.play(distance(0.001, targets), 7.0)
+    assert said[-1] == pytest.approx(told, abs=0.1)

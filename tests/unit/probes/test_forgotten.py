@@ -77,3 +77,35 @@ def test_biases_that_a_filter_lost_are_named_and_training_nothing_else_but_biase
 def test_training_a_head_without_freezing_the_rest_is_no_mistake() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     assert watch(model, model[1].parameters())[1].last("params.forgotten") == 0
+
+
+class Prototypes(nn.Module):
+    def __init__(self, prototypes: torch.Tensor) -> None:
+        super().__init__()
+        self.body, self.prototypes = nn.Linear(8, 8), prototypes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) @ self.prototypes.t()
+
+
+def test_a_parameter_that_was_calculated_with_before_it_was_kept_is_named() -> None:
+    for model, count in (
+        (Prototypes(nn.Parameter(torch.randn(8, 5)).t()), 1),
+        (Prototypes(nn.Parameter(torch.randn(5, 8).double()).float()), 1),
+        (Prototypes(nn.Parameter(torch.randn(5, 8))), 0),
+    ):
+        _, watched = watch(model, model.parameters())
+        assert watched.last("params.forgotten") == count
+        assert ("nn.Parameter" in watched.facts("params.forgotten")["why"]) is bool(count)
+
+
+def test_outputs_and_views_that_a_module_keeps_are_no_parameters() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model.view = model[0].weight.t()
+
+    def loss() -> torch.Tensor:
+        model.last = model(torch.randn(4, 8))
+        return model.last.pow(2).mean()
+
+    _, watched = watch(model, model.parameters(), loss=loss)
+    assert set(watched.values("params.forgotten")) == {0.0}

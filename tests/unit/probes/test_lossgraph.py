@@ -18,6 +18,7 @@ from healthcheck.probes.lossgraph import LossGraphProbe, why_not_finite
 N = 16
 Build = Callable[[torch.Tensor], torch.Tensor]
 CLASSES = torch.arange(N) % 8
+SOFT = torch.linspace(-1, 1, N * 8).view(N, 8).sin().softmax(1)
 
 
 def found(build: Build, losses: int = 2) -> list[tuple[float, str]]:
@@ -44,6 +45,8 @@ WRONG: dict[str, tuple[Build, str]] = {
     "no logarithm": (lambda z: F.nll_loss(z.softmax(1), CLASSES), "log probabilities"),
     "logits": (lambda z: F.nll_loss(z, CLASSES), "log probabilities"),
     "over the batch": (lambda z: F.nll_loss(z.log_softmax(0), CLASSES), "dimension 0"),
+    "a divergence of a softmax": (lambda z: F.kl_div(z.softmax(1), SOFT, reduction="batchmean"), "log_softmax"),
+    "a divergence of logits": (lambda z: F.kl_div(z, SOFT, reduction="sum") / N, "linear layer"),
     "mse of (N, 1) and (N)": (lambda z: F.mse_loss(z[:, :1], torch.zeros(N)), "each with each"),
     "squares written out": (lambda z: (torch.zeros(N) - z[:, :1]).pow(2).mean(), "each with each"),
     "l1": (lambda z: F.l1_loss(z[:, :1], torch.zeros(N)), "each with each"),
@@ -52,6 +55,11 @@ WRONG: dict[str, tuple[Build, str]] = {
 RIGHT: dict[str, Build] = {
     "cross entropy": lambda z: F.cross_entropy(z, CLASSES),
     "log softmax and nll": lambda z: F.nll_loss(z.log_softmax(1), CLASSES),
+    "a divergence": lambda z: F.kl_div(z.log_softmax(1), SOFT, reduction="batchmean"),
+    "an expected cost of choices": lambda z: (SOFT.sum() - z.softmax(1) * SOFT.log()).mean(),
+    "chosen classes, less their probabilities": lambda z: (
+        F.one_hot(CLASSES, 8) - F.one_hot(CLASSES, 8) * z.softmax(1)
+    ).sum(),
     "logarithm of a softmax": lambda z: F.nll_loss(z.softmax(1).log(), CLASSES),
     "log softmax twice, which changes nothing": lambda z: F.cross_entropy(z.log_softmax(1), CLASSES),
     "attention before the logits": lambda z: F.cross_entropy(z.softmax(1) @ torch.randn(8, 8), CLASSES),

@@ -49,6 +49,7 @@ print(json.dumps({name: watched.values(name) for name in names}))
 """
 
 
+@pytest.mark.slow
 def test_growth_of_this_process_is_seen() -> None:
     done = subprocess.run(
         [sys.executable, "-c", GROWTH], cwd=Path(__file__).parent, capture_output=True, text=True, check=True

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from driver import Loop, View, Watched
+from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.events import Event, EventKind
 from healthcheck.probes.clipping import ClippingProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
@@ -169,3 +169,22 @@ def test_script_metrics_keep_their_names() -> None:
     assert watched.of("reward") == [(3, 1.5)]
     assert watched.last("kl") == pytest.approx(0.1)
     assert "table" not in watched.names()
+
+
+def test_a_loop_that_begins_to_clip_late_is_seen_within_ten_steps() -> None:
+    """Until then the probe rests, and nobody asks for what it has nothing to say about."""
+    probe = ClippingProbe()
+    asked: list[int] = []
+    for step in range(1, 61):
+        if probe.rests_until > step:
+            continue
+        asked.append(step)
+        norm, limit = (2.0, 1.0) if step > 40 else (None, None)
+        event = Event(EventKind.STEP_END, step, grad_norm=norm, max_norm=limit)
+        if found := list(probe.sample(event, Everything())):
+            break
+
+    assert [sample.value for sample in found] == [1.0, pytest.approx(0.5, rel=1e-3)]
+    assert step <= 50
+    assert asked[:21] == list(range(1, 22))
+    assert len(asked) <= 25

@@ -47,6 +47,25 @@ def test_a_step_with_an_interruption_before_it_has_no_time(clock: Clock, pause: 
     assert [n for n, _ in watched.of("throughput")] == [2, 4]
 
 
+def test_an_interruption_before_every_step_is_a_part_of_it(clock: Clock) -> None:
+    watched = Watched([StepTimeProbe(clock)])
+    for number in range(1, 21):
+        step(watched, clock, number, 1.5)
+        clock.now += 0.5
+        watched.emit(EventKind.EVAL_START, number)
+    assert watched.of("time.step") == [(n, 2.0) for n in range(7, 21)]  # the sixth in a row
+
+
+def test_an_interruption_before_every_other_step_never_is(clock: Clock) -> None:
+    watched = Watched([StepTimeProbe(clock)])
+    for number in range(1, 41):
+        step(watched, clock, number, 1.0)
+        if number % 2:
+            clock.now += 60
+            watched.emit(EventKind.EVAL_START, number)
+    assert {seconds for _, seconds in watched.of("time.step")} == {1.0}
+
+
 def test_throughput_counts_samples_once_they_are_known_and_never_mixes_units(clock: Clock) -> None:
     watched = Watched([StepTimeProbe(clock)])
     for number, n in enumerate((None, None, 32, None, 16), start=1):

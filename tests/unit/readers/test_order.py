@@ -51,6 +51,15 @@ def test_a_run_that_goes_back_is_read_as_resumed_and_both_blocks_are_judged(read
 
     assert seen == [(10, 0), (20, 0), (30, 0), (20, 1), (30, 1)]
     assert run.resumes == [Resume(30, 20)]
+    assert run.notes == ["after step 30 the record goes on at step 20 (resumed)"]
+
+
+def test_a_record_that_begins_again_may_be_another_run_and_that_is_said(read: Read) -> None:
+    run = read("a.csv", "step,loss\n10,3.0\n20,2.5\n10,3.0\n20,2.5\n")
+
+    assert steps(run) == [10, 20, 10, 20]
+    assert run.resumes == [Resume(20, 10, from_start=True)]
+    assert "if it is another run, give each a file of its own" in run.notes[0]
 
 
 def test_a_second_pass_starts_afresh(read: Read) -> None:
@@ -83,6 +92,23 @@ def test_counting_on_works_when_the_first_epoch_is_longer_than_the_rows_looked_a
 def test_epochs_are_steps_only_with_one_row_per_epoch(read: Read) -> None:
     assert steps(read("a.csv", "epoch,loss\n0,3\n1,2.9\n2,2.8\n")) == [0, 1, 2]
     assert steps(read("b.csv", "epoch,loss\n0,3\n0,2.9\n0,2.8\n1,2.7\n1,2.6\n")) == [1, 2, 3, 4, 5]
+
+
+def test_epochs_of_an_appended_run_are_steps_too(read: Read, points: Points) -> None:
+    rows = "".join(f"{epoch},{9 - epoch}.5\n" for epoch in [*range(1, 6), *range(1, 6)])
+    run = read("history.csv", "epoch,loss\n" + rows)
+    assert points(run, "loss") == [(epoch, 9.5 - epoch) for epoch in [*range(1, 6), *range(1, 6)]]
+    assert [(r.before, r.step) for r in run.resumes] == [(5, 1)]
+
+
+def test_steps_of_each_round_are_no_counter_where_rounds_are_counted(read: Read, jsonl: Callable[..., str]) -> None:
+    rounds = [{"iteration": n, "train_steps": 300 + 10 * (n > 6), "loss": 10.0 - n} for n in range(1, 9)]
+    assert [step for step, _, _ in read("rounds.jsonl", jsonl(*rounds)).batches()] == list(range(1, 9))
+    lengths = [2000, 2000, 919, 2000, 1731, 2000, 250, 2000, 2000, 2000]
+    episodes = [{"steps": length, "episode": n, "loss": 10.0 - n} for n, length in enumerate(lengths, 1)]
+    again = [{"steps": 2000, "episode": n, "loss": 5.0} for n in range(1, 12)]
+    steps = [step for step, _, _ in read("episodes.jsonl", jsonl(*episodes, *again)).batches()]
+    assert steps == [*range(1, 11), *range(1, 12)]
 
 
 def test_a_header_in_the_middle_is_skipped(read: Read, points: Points) -> None:

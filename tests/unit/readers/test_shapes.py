@@ -407,3 +407,12 @@ def test_settings_and_text_are_no_metrics(read: Callable[..., RecordedRun]) -> N
     run = read("a.csv", "step,loss,seed,optimizer,eta_seconds\n1,2.0,7,adam,10\n2,1.5,7,adam,9\n")
 
     assert list(run.series()) == ["loss"]
+
+
+def test_the_monitor_of_baselines_tells_rewards(read: Callable[..., RecordedRun]) -> None:
+    text = '#{"t_start": 1729549721.5, "env_id": "None"}\nr,l,t\n1.5,9,0.5\n-0.5,4,1.5\n'
+    run = read("0.monitor.csv", text)
+    assert [(at, now, {s.metric: s.value for s in samples}) for at, now, samples in run.batches()] == [
+        (1, 0.0, {"reward": 1.5, "episode_length": 9.0}),
+        (2, 1.0, {"reward": -0.5, "episode_length": 4.0}),
+    ]

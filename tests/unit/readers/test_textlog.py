@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from healthcheck.errors import UsageError
+from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.find import find_runs
 from healthcheck.readers.series import RecordedRun
 
 Read = Callable[..., RecordedRun]
 Points = Callable[[RecordedRun, str], object]
 
-LOGS = {
+LOGS: dict[str, tuple[str, dict[str, Any]]] = {
     "nanoGPT": (
         "batch_size = 12\nlearning_rate = 6e-4 # max\nstep 0: train loss 10.5, val loss 10.75\n"
         "iter 0: loss 10.25, time 500.00ms, mfu -100.00%\niter 10: loss nan, time 250.00ms, mfu 3.21%\n",
@@ -54,6 +58,65 @@ LOGS = {
         "  0%|          | 0/100 [00:00<?, ?it/s]\n{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}\n"
         "{'loss': 0.25, 'grad_norm': nan, 'learning_rate': 4e-05, 'epoch': 0.2}\n{'eval_loss': 0.5, 'epoch': 0.2}\n",
         {"loss": [(1, 0.5), (2, 0.25)], "grad_norm": [(1, 1.25), (2, "nan")], "eval.loss": [(3, 0.5)]},
+    ),
+    "epoch and step in brackets": (
+        "Epoch [1/3], Step [1/4], Loss: 9.5, Perplexity: 13359.7\nEpoch [1/3], Step [4/4], Loss: 8.5, Perplexity: 4914.8\n"
+        "Epoch [2/3], Step [1/4], Loss: 7.5, Perplexity: 1808.0\n",
+        {"loss": [(1, 9.5), (4, 8.5), (5, 7.5)]},
+    ),
+    "epoch in brackets and iterations of it": (
+        "2025-06-12 13:31:13,075 - INFO - Epoch: [ 0/200] Iter [  10/100] || Time: 3.5 sec || lr: 0.5 || Loss: 2.5\n"
+        "2025-06-12 13:31:16,271 - INFO - Epoch: [ 1/200] Iter [  10/100] || Time: 6.5 sec || lr: 0.5 || Loss: 1.5\n",
+        {"loss": [(10, 2.5), (110, 1.5)], "lr": [(10, 0.5), (110, 0.5)]},
+    ),
+    "PyTorch-GAN": (
+        "[Epoch 0/200] [Batch 1/10] [D loss: 0.75] [G loss: 0.5]\n[Epoch 1/200] [Batch 1/10] [D loss: 0.5] [G loss: 1.5]\n",
+        {"loss[optimizer=discriminator]": [(1, 0.75), (11, 0.5)], "loss[optimizer=generator]": [(1, 0.5), (11, 1.5)]},
+    ),
+    "Keras-GAN": (
+        "0 [D loss: 0.75, acc.: 50.00%] [G loss: 0.5]\n1 [D loss: 0.5, acc.: 75.00%] [G loss: 1.5]\n",
+        {"loss[optimizer=discriminator]": [(0, 0.75), (1, 0.5)], "loss[optimizer=generator]": [(0, 0.5), (1, 1.5)]},
+    ),
+    "BicycleGAN": (
+        "(epoch: 1, iters: 100, time: 0.5, data: 0.25) G_GAN: 0.5 D: 0.75 G_L1: 1.5 kl: 0.25 \n"
+        "(epoch: 1, iters: 200, time: 0.5, data: 0.25) G_GAN: 1.5 D: 0.5 G_L1: 1.25 kl: 0.25 \n",
+        {
+            "loss[optimizer=discriminator]": [(100, 0.75), (200, 0.5)],
+            "loss[optimizer=generator]": [(100, 0.5), (200, 1.5)],
+        },
+    ),
+    "the first PyTorch tutorial": (
+        "[1,  2000] loss: 2.250\n[1,  4000] loss: 1.750\n[2,  2000] loss: 1.500\n",
+        {"loss": [(2000, 2.25), (4000, 1.75), (6000, 1.5)]},
+    ),
+    "a loss at a step": (
+        "2017-08-18 02:45:14,344:\tLoss at step 1: 8.5\n2017-08-18 02:45:15,257:\tLoss at step 2: 8.25\n",
+        {"loss": [(1, 8.5), (2, 8.25)]},
+    ),
+    "a cost after an iteration": (
+        "Cost after iteration 0: 0.75\nCost after iteration 100: nan\n",
+        {"loss": [(0, 0.75), (100, "nan")]},
+    ),
+    "TensorFlow's logger, beside absl": (
+        "INFO:tensorflow:[  5000] | gnorm  8.5 lr  0.25 | loss  5.5\n"
+        "I1212 15:10:27.449019 128529813321536 train.py:298] [  5000] | gnorm  8.5 lr  0.25 | loss  5.5\n"
+        "INFO:tensorflow:[ 10000] | gnorm  0.5 lr  0.25 | loss  5.25\n",
+        {"loss": [(5000, 5.5), (10000, 5.25)], "grad_norm": [(5000, 8.5), (10000, 0.5)]},
+    ),
+    "PaddleVideo": (
+        "[12/25 14:29:44] epoch:[  1/25 ] train step:0    loss: 3.5 lr: 0.5 top1: 0.25\n"
+        "[12/25 14:30:14] epoch:[  1/25 ] train step:20   loss: 3.0 lr: 0.5 top1: 0.25\n"
+        "[12/25 14:30:44] epoch:[  1/25 ] val step:0    loss: 4.5 top1: 0.25\n"
+        "[12/25 14:31:44] epoch:[  2/25 ] train step:40   loss: 2.5 lr: 0.5 top1: 0.5\n"
+        "[12/25 14:31:54] epoch:[  2/25 ] train step:60   loss: 2.0 lr: 0.5 top1: 0.5\n",
+        {"loss": [(0, 3.5), (20, 3.0), (40, 2.5), (60, 2.0)], "eval.loss": [(20, 4.5)]},
+    ),
+    "a section per epoch, a line per phase": (
+        "".join(
+            f"Epoch {e}/6:\nTrain - Loss: {1 - e / 8} | Acc: 0.5\nVal - Loss: {1.5 - e / 8} | Acc: 0.5\n"
+            for e in range(1, 6)
+        ),
+        {"loss": [(e, 1 - e / 8) for e in range(1, 6)], "eval.loss": [(e, 1.5 - e / 8) for e in range(1, 6)]},
     ),
     "the PyTorch examples": (
         "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.250000\nTrain Epoch: 1 [640/60000 (1%)]\tLoss: 1.250000\n"
@@ -154,3 +217,20 @@ def test_a_pattern_without_names_says_how_to_write_one(read: Read) -> None:
 def test_a_broken_pattern_is_a_usage_error(read: Read) -> None:
     with pytest.raises(UsageError, match="--pattern"):
         read("odd.txt", "x\n", pattern=r"loss (?P<loss>\d+")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Epoch [1/3], Step [{}/40], Loss: 0.5\n", "[{}] loss: 0.5\n", "Train Epoch: 1 [{}/60000 (0%)]\tLoss: 0.5\n"],
+)
+def test_a_log_whose_lines_say_the_step_is_found_in_a_folder(line: str, write: Callable[[str, str], Path]) -> None:
+    path = write("runs/train.log", "".join(line.format(i) for i in range(1, 9)))
+    assert [run.path for run in find_runs([path.parent])] == [path]
+
+
+def test_prose_with_numbers_in_brackets_is_no_log(read: Read) -> None:
+    with pytest.raises(UnreadableRunError):
+        read(
+            "notes.txt",
+            "[1] Smith et al., loss of plants in 3 fields\n[2] Jones, 7 gains\n1 [see above]\n2 [see below]\n",
+        )

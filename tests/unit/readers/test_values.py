@@ -55,6 +55,17 @@ def test_a_loss_that_became_null_is_a_nan(read: Read, points: Points, jsonl: Cal
     assert any("null" in note and "NaN" in note for note in run.notes)
 
 
+def test_a_closing_row_of_which_all_is_null_is_no_nan(read: Read, points: Points, jsonl: Callable[..., str]) -> None:
+    rows = [{"current_steps": n, "loss": 1.5, "eval_loss": None, "learning_rate": 0.5} for n in range(1, 6)]
+    closing = {"current_steps": 6, "loss": None, "eval_loss": None, "learning_rate": None}
+    assert points(read("trainer_log.jsonl", jsonl(*rows, closing)), "loss") == [(n, 1.5) for n in range(1, 6)]
+    bad = {"current_steps": 6, "loss": None, "eval_loss": None, "learning_rate": 0.5}
+    assert points(read("trainer_log.jsonl", jsonl(*rows, bad)), "loss") == [
+        *((n, 1.5) for n in range(1, 6)),
+        (6, "nan"),
+    ]
+
+
 def test_a_null_in_rows_of_different_keys_is_a_nan(read: Read, points: Points, jsonl: Callable[..., str]) -> None:
     run = read(
         "a.jsonl",

@@ -6,10 +6,14 @@ import math
 import random
 from typing import Any
 
+import pytest
+
+from healthcheck.errors import RuleFileError
 from healthcheck.plugins import PluginHost
 from healthcheck.protocols import Condition
 from healthcheck.registry import Registry
 from healthcheck.rulelang import conditions
+from healthcheck.rulelang.compile import load_rules
 from healthcheck.samples import Metric
 
 
@@ -89,3 +93,27 @@ def scores(compiled: Condition, values: list[float]) -> list[float | None]:
     return [
         scorer.update(v, i + 1) if math.isfinite(v) or compiled.judges_nonfinite else None for i, v in enumerate(values)
     ]
+
+
+BASE = """\
+version: 1
+defaults: {warmup: 50}
+rules:
+  loss-high: {metric: loss, when: {above: 5}, for: 3, severity: error, tags: [loss]}
+  lr-zero: {metric: lr, when: {equals: 0}}
+  opt-in: {metric: lr, when: {above: 1}, enabled: false}
+profiles:
+  ci:
+    defaults: {warmup: 5}
+    rules: {lr-zero: off, loss-high: {for: 1}}
+"""
+
+
+def load(known, *sources, **options):
+    return load_rules(list(sources), registry=known, **options)
+
+
+def errors(known, *sources, **options):
+    with pytest.raises(RuleFileError) as raised:
+        load_rules(list(sources), registry=known, **options)
+    return [str(p) for p in raised.value.problems]

@@ -110,6 +110,12 @@ def test_all_mistakes_come_at_once_those_beside_the_rules_included(book: Book) -
     ]
 
 
+def test_a_misspelt_key_is_one_mistake_and_not_a_missing_key_as_well(book: Book) -> None:
+    tests = '  - {nam: a, seris: {loss: "1"}, expct: none}\n  - {name: b, series: {loss: "9"}, expect: [{rul: loss-high}]}\n'
+    found = complaints(book, tests)
+    assert [line.split('did you mean "')[1].split('"')[0] for line in found] == ["name", "series", "expect", "rule"]
+
+
 def test_mistakes_of_the_rule_file_come_with_those_of_the_tests(book: Book) -> None:
     found = complaints(
         book, "  - {name: a, expect: none}\n", rules="version: 1\nrules:\n  r: {metric: loss, when: {abov: 5}}\n"

@@ -184,6 +184,15 @@ def test_muting_in_code_covers_the_block_only(watched):
     assert [a.muted for a in run.session.alerts] == ["planned restart", ""]
 
 
+def test_muting_what_is_no_rule_is_said_at_once(watched):
+    run = watched("rules: {high-loss: {metric: loss, when: {above: 5}}}")
+    said = []
+    run.session.tell = lambda kind, text: said.append(text)
+    with run.session.muted("hihg-loss", reason="x"), run.session.muted("high-*", reason="y"):
+        run.step(1)
+    assert said == ['muted "hihg-loss": that is no rule here; did you mean "high-loss"?']
+
+
 def test_nobody_listens_then_nothing_is_wanted(watched):
     run = watched("rules: {}")
     assert not run.session.watching
@@ -267,4 +276,4 @@ def test_what_is_logged_and_is_no_number_is_said_once_and_left_out(watched):
     for _ in range(3):
         run.session.log({"kl": "abc", "accuracy": 0.5})
     assert said == ['logged "kl" is no number but str: it is left out']
-    assert [sample.metric for sample in run.session.probing.take()] == ["accuracy"] * 3
+    assert [sample.metric for sample in run.session.probing.pending] == ["accuracy"] * 3

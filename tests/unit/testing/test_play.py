@@ -34,6 +34,13 @@ def test_a_stop_ends_the_playing_and_no_update_is_made_after_it() -> None:
     assert played.trainer.controls.asked == ["skip_update", "stop by nan at 4"]
 
 
+def test_a_rule_over_two_metrics_names_the_one_that_never_came() -> None:
+    both = {"metric": "loss", "when": {"all": [{"above": 1}, {"metric": "kl", "above": 1}]}}
+    played = play({"version": 1, "external": ["kl"], "rules": {"both": both}}, {"loss": "2 x20"})
+    assert played.verdict("both") == "not judged"
+    assert played.report["rules"]["both"]["reason"] == "no sample of kl came with it"
+
+
 def test_series_without_data_are_not_judged_and_never_ok() -> None:
     played = play(
         {"version": 1, "external": ["kl"], "rules": {"kl": {"metric": "kl", "when": {"above": 1}}}}, {"loss": "1 x3"}

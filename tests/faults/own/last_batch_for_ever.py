@@ -1,0 +1,34 @@
+"""The iterator is empty after one epoch; the loop goes on with the last batch it had."""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+STEPS = 400
+
+
+def main(steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(6400, 16)
+    data = TensorDataset(x, (x @ torch.randn(16, 5)).argmax(1))
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    batches = iter(DataLoader(data, batch_size=64, shuffle=True))
+    for _ in range(steps):
+        try:
+            x, y = next(batches)
+        except StopIteration:
+            pass
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

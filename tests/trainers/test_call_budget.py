@@ -1,0 +1,117 @@
+"""What a step of training costs in a whole session, counted in calls of our Python functions.
+
+Times are measured by ``benchmarks/overhead.py``. A count is the same on every machine, however busy, and shows the
+kind of mistake that makes each step dearer: a call per tensor or per sample that could have been made once, a probe
+that looks where no rule is due, an event that is built for nobody.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import healthcheck
+from healthcheck.assembly import open_session, plugin_host
+from healthcheck.rulelang.compile import load_rules
+from healthcheck.trainers.script import ScriptTrainer
+
+OURS = str(Path(healthcheck.__file__).parent)
+WARM = 160
+"""Steps until windows are full and probes look at their usual pace."""
+COUNTED = 40
+"""Steps that are counted: a multiple of most rules' ``every``."""
+
+SCRIPT = """
+    import counting
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    body = [layer for _ in range({layers}) for layer in (nn.Linear(8, 8), nn.LayerNorm(8))]
+    model = nn.Sequential(nn.Embedding(32, 8), *body, nn.Linear(8, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids = torch.randint(0, 32, (8, 16, 5))
+    for step in range({steps}):
+        counting.step_begins()
+        batch = ids[step % 8]
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+        loss.backward()
+        optimizer.step()
+    counting.step_begins()
+"""
+
+
+class Counter:
+    """Calls of functions in our package, for each step after the first :data:`WARM`."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self._begun = 0
+        self._before: Any = None
+
+    def step_begins(self) -> None:
+        self._begun += 1
+        if self._begun == WARM + 1:
+            self._before = sys.getprofile()
+        if self._begun == WARM + COUNTED + 1:
+            sys.setprofile(self._before)
+        elif self._begun > WARM:
+            self.steps.append(0)
+            sys.setprofile(self._count)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.steps[-1] += 1
+
+
+@functools.cache
+def calls(layers: int) -> list[int]:
+    """Train an unmodified script with the recommended pack; calls of each counted step."""
+    pack = load_rules(["version: 1\nextends: [healthcheck:recommended]"], registry=plugin_host().registry)
+    by_the_clock = [r.id for r in pack.rules if r.selector.metric.startswith(("time.", "throughput", "monitor."))]
+    session = open_session(
+        target="train.py",
+        rules="healthcheck:recommended",
+        off=by_the_clock,  # on a busy machine they would have something to say
+        console=False,
+        record=False,
+    )
+    counter = Counter()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setitem(sys.modules, "counting", SimpleNamespace(step_begins=counter.step_begins))
+        script = Path(folder, "train.py")
+        script.write_text(textwrap.dedent(SCRIPT).format(layers=layers, steps=WARM + COUNTED))
+        assert ScriptTrainer(session).run(str(script), []) == 0
+    assert session.internal_errors == [] == session.dispatch.errors
+    assert session.alerts == []
+    return counter.steps
+
+
+def usual(spent: list[int]) -> float:
+    """Of a step in which nobody takes a closer look: most looks come every fifth, tenth or twentieth step."""
+    return statistics.quantiles(spent, n=4)[0]
+
+
+def test_a_step_keeps_to_its_budget() -> None:
+    spent = calls(layers=8)
+
+    assert usual(spent) <= 300
+    assert statistics.mean(spent) <= 410
+
+
+def test_a_larger_model_costs_hardly_more_calls() -> None:
+    """What is done for each tensor is done in C."""
+    small, large = calls(layers=8), calls(layers=24)
+    tensors = 2 * 2 * (24 - 8)
+
+    assert (usual(large) - usual(small)) / tensors <= 0.4
+    assert (statistics.mean(large) - statistics.mean(small)) / tensors <= 0.5

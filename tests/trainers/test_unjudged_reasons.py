@@ -1,0 +1,59 @@
+"""Why a rule could not be judged: what a run did have is not given as the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from healthcheck.outcome import Ending
+
+TRAIN = """
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    for epoch in range(3):
+        for x, y in torch.utils.data.DataLoader(data, batch_size=8):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+"""
+
+EVALUATE = """
+        model.eval()
+        with torch.no_grad():
+            for x, y in torch.utils.data.DataLoader(data, batch_size=8):
+                torch.nn.functional.cross_entropy(model(x), y).item()
+        model.train()
+"""
+
+EVAL_RULE = {"version": 1, "rules": {"eval-high": {"metric": "eval.loss", "when": {"above": 100}}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(TRAIN, "no evaluation seen"), (TRAIN + EVALUATE, "no sample of eval.loss was seen")]
+)
+def test_an_evaluation_that_was_seen_is_not_denied(play: Callable, text: str, reason: str) -> None:
+    played = play(text, rules=EVAL_RULE)
+
+    assert bool(played.of("eval_start")) is (EVALUATE in text)
+    assert _reasons(played) == {"eval-high": reason}
+
+
+def test_a_need_that_another_metric_shows_to_be_met_is_not_the_reason(play: Callable) -> None:
+    latent = {"metric": "latent.kl", "when": {"above": 0.99}}
+    alone = play(TRAIN, rules={"version": 1, "rules": {"latent": latent}})
+    beside = play(
+        TRAIN,
+        rules={"version": 1, "rules": {"latent": latent, "sign": {"metric": "loss.maximised", "when": {"above": 9}}}},
+    )
+
+    assert _reasons(alone) == {"latent": "needs the graph of the loss"}
+    assert _reasons(beside)["latent"] == "no sample of latent.kl was seen"
+
+
+def _reasons(played: Any) -> dict[str, str]:
+    return {name: rule["reason"] for name, rule in played.session.finish(Ending())["rules"].items() if "reason" in rule}

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradstats import GradientPass, gradient_stats
-from healthcheck.probes.trained import TrainedParameters
+from healthcheck.probes.gradients.statistics import GradientPass, gradient_stats
+from healthcheck.probes.gradients.trained import TrainedParameters
 
 SHAPES = {
     "150 tensors, 124M": (150, 124_000_000),

@@ -10,6 +10,7 @@ tests/meta fails while the two differ.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
@@ -137,13 +138,13 @@ def mistakes_page() -> str:
 
 
 ADAPTERS = {
-    "huggingface": "huggingface_controls",
-    "lightning": "lightning_controls",
+    "huggingface": "huggingface.controls",
+    "lightning": "lightning.controls",
     "accelerate": "accelerate",
-    "megatron_bridge": "megatron_controls",
-    "automodel": "automodel_controls",
-    "torchtitan": "torchtitan_controls",
-    "dream": "dream",
+    "megatron_bridge": "megatron_bridge.controls",
+    "automodel": "automodel.controls",
+    "torchtitan": "torchtitan.controls",
+    "dream": "dream.callback",
 }
 """Trainer -> the module of healthcheck.trainers that states what it can do; none of them imports a framework."""
 
@@ -188,7 +189,7 @@ def capabilities_page() -> str:
 def devices_page() -> str:
     """Metric by device, from the declarations of the built-in probes."""
     from healthcheck.probes import PROBES
-    from healthcheck.probes.devices import DEVICES, availability
+    from healthcheck.probes.transfer.devices import DEVICES, availability
 
     lines = [
         MARK,
@@ -239,6 +240,35 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def source_map_page() -> str:
+    """docs/explanation/source-map.md: every file of the package with the first sentence of its docstring."""
+    package = DOCS.parent / "healthcheck"
+    lines = [
+        MARK,
+        "# Source map",
+        "",
+        "Every file and what it is for, in its own words. How an event and a key of a rule file travel through them:",
+        "[architecture.md](architecture.md).",
+    ]
+    folders = sorted({path.parent for path in package.rglob("*.py")}, key=lambda f: f.relative_to(package).parts)
+    for folder in folders:
+        modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        lines += [
+            "",
+            f"## {folder.relative_to(package.parent).as_posix()}/",
+            "",
+            f"{_first_line(folder / '__init__.py')}",
+            "",
+        ]
+        lines += [f"- `{path.name}`: {_first_line(path)}" for path in modules]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _first_line(path: Path) -> str:
+    paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    return markdown(" ".join(paragraph.split()))
+
+
 def _sentence(text: str) -> str:
     end = "" if text.endswith(("?", ".")) else "."
     return f"{text[:1].upper()}{text[1:]}{end}"
@@ -266,6 +296,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/capabilities.md": capabilities_page,
     "reference/devices.md": devices_page,
     "reference/rule-file-errors.md": mistakes_page,
+    "explanation/source-map.md": source_map_page,
 }
 
 

@@ -137,11 +137,11 @@ def open_session(
 
     Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
     """
-    from healthcheck.probes.device_time import DeviceTime
-    from healthcheck.probes.mailbox import StepMailbox
-    from healthcheck.reports import launch
-    from healthcheck.reports.files import kinds_of, parse_reports
-    from healthcheck.reports.rundir import open_run_dir
+    from healthcheck.probes.transfer.device_time import DeviceTime
+    from healthcheck.probes.transfer.mailbox import StepMailbox
+    from healthcheck.reports.ci.files import kinds_of, parse_reports
+    from healthcheck.reports.record import launch
+    from healthcheck.reports.record.rundir import open_run_dir
 
     notes: list[str] = []
     given = dict(settings or {})

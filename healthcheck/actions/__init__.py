@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from healthcheck.actions.checkpoint import Checkpoint
 from healthcheck.actions.cleanup import Cleanup
 from healthcheck.actions.dump_stacks import DumpStacks
-from healthcheck.actions.evidence import Evidence
-from healthcheck.actions.locate import Locate
+from healthcheck.actions.evidence.action import Evidence
+from healthcheck.actions.locate.action import Locate
 from healthcheck.actions.mark import Note, Warn
 from healthcheck.actions.memory_snapshot import MemorySnapshot
 from healthcheck.actions.profile import Profile

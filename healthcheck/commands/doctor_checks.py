@@ -138,7 +138,7 @@ def _devices(torch: Any) -> Iterator[Finding]:
 
 def limits() -> Iterator[Finding]:
     """Memory and processors that this process may use, cgroup limits included."""
-    from healthcheck.probes.host import memory_limit_bytes, physical_bytes
+    from healthcheck.probes.memory.host import memory_limit_bytes, physical_bytes
 
     allowed, physical = memory_limit_bytes(), physical_bytes()
     if allowed is not None and physical is not None:
@@ -173,7 +173,7 @@ def plugin_state(host: Any) -> Iterator[Finding]:
 
 def run_folder() -> Iterator[Finding]:
     """Whether records can be written where they would go. Leaves nothing behind."""
-    from healthcheck.reports.rundir import RUNS_VARIABLE, runs_folder
+    from healthcheck.reports.record.rundir import RUNS_VARIABLE, runs_folder
 
     wanted = runs_folder()
     existing = wanted

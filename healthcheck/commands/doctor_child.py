@@ -101,7 +101,7 @@ def _synchronize() -> bool:
 
 
 def _peak_memory() -> dict[str, int]:
-    from healthcheck.probes.host import peak_resident_bytes
+    from healthcheck.probes.memory.host import peak_resident_bytes
 
     torch = sys.modules.get("torch")
     memory = {"host": peak_resident_bytes() or 0}
@@ -133,7 +133,7 @@ def main() -> None:
 
 def _watched(script: str, arguments: list[str]) -> None:
     from healthcheck.assembly import open_session
-    from healthcheck.trainers.script import ScriptTrainer
+    from healthcheck.trainers.script.watching import ScriptTrainer
 
     session = open_session(target=script, settings={"mode": "observe"}, argv=[script, *arguments], console=False)
     ScriptTrainer(session).run(script, arguments)

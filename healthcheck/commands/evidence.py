@@ -10,8 +10,8 @@ from healthcheck.commands.evidence_text import bundle_text, list_text
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
 from healthcheck.reports.evidence import Bundle, bundles_of
-from healthcheck.reports.requests import LOOK_SECONDS, ask_for_evidence
-from healthcheck.reports.runs import Run
+from healthcheck.reports.record.requests import LOOK_SECONDS, ask_for_evidence
+from healthcheck.reports.record.runs import Run
 from healthcheck.reports.strict import strict
 
 NAME = "evidence"

@@ -10,9 +10,9 @@ from typing import Any
 from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import UsageError
 from healthcheck.reports.alerttext import actions_done
-from healthcheck.reports.closing import closing_line, count_line
-from healthcheck.reports.runs import Run, find_run
-from healthcheck.reports.sharing import names_to_hide, shareable
+from healthcheck.reports.console.closing import closing_line, count_line
+from healthcheck.reports.record.runs import Run, find_run
+from healthcheck.reports.record.sharing import names_to_hide, shareable
 from healthcheck.reports.text import columns, moment, step
 
 NAME = "report"
@@ -55,8 +55,8 @@ def _write_utf8(page: str) -> None:
 
 
 def _page(run: Run, content: dict[str, Any]) -> str:
-    from healthcheck.reports.charts import recorded_lines
-    from healthcheck.reports.page import page_html
+    from healthcheck.reports.page.charts import recorded_lines
+    from healthcheck.reports.page.page import page_html
 
     if content["report"] is None:
         raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")

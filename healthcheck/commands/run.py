@@ -73,8 +73,8 @@ def main(args: argparse.Namespace) -> int:
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
-    from healthcheck.reports.keptstates import KeptStates
-    from healthcheck.trainers.script import ScriptTrainer
+    from healthcheck.reports.record.keptstates import KeptStates
+    from healthcheck.trainers.script.watching import ScriptTrainer
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
 
@@ -224,7 +224,7 @@ def _reports(given: Sequence[str]) -> dict[str, str]:
 
 def name_clash(target: str, as_module: bool) -> str:
     """One line if the script has its own ``healthcheck`` module, which it would not get here; else empty."""
-    from healthcheck.trainers.script_target import Target
+    from healthcheck.trainers.script.target import Target
 
     folder = Path(Target(target, [], as_module).folder())
     ours = Path(__file__).resolve().parents[1]

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import UsageError
-from healthcheck.reports.charts import FIRST
-from healthcheck.reports.following import Follower
-from healthcheck.reports.runs import Run, find_run, load_run
+from healthcheck.reports.page.charts import FIRST
+from healthcheck.reports.record.following import Follower
+from healthcheck.reports.record.runs import Run, find_run, load_run
 from healthcheck.reports.text import columns, duration, number, plural, step
 
 NAME = "top"

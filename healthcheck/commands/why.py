@@ -13,7 +13,7 @@ from healthcheck.commands.why_text import alert_text, silent_text
 from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, UsageError
 from healthcheck.plugins import PluginHost
-from healthcheck.reports.runs import Run
+from healthcheck.reports.record.runs import Run
 from healthcheck.reports.strict import strict
 from healthcheck.reports.why import explain_alert
 from healthcheck.rulelang.rule import RuleSet

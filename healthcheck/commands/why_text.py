@@ -9,8 +9,8 @@ from typing import Any
 
 from healthcheck.engine.trace import TraceRow
 from healthcheck.reports.alerttext import actions_done
-from healthcheck.reports.closing import count_line
-from healthcheck.reports.runs import Run
+from healthcheck.reports.console.closing import count_line
+from healthcheck.reports.record.runs import Run
 from healthcheck.reports.text import columns, number, shorten, step
 from healthcheck.reports.why import Explanation, own_numbers
 from healthcheck.samples import decode_number

@@ -9,61 +9,61 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from healthcheck.hookspecs import hookimpl
-from healthcheck.probes.activations import ActivationProbe
-from healthcheck.probes.batches import BatchProbe
-from healthcheck.probes.bystanders import BystanderProbe
-from healthcheck.probes.clipping import ClippingProbe
-from healthcheck.probes.compilation import CompilationProbe
-from healthcheck.probes.dead_units import DeadUnitProbe
-from healthcheck.probes.discarded import DiscardedGradientProbe
-from healthcheck.probes.dry import DryLoaderProbe
-from healthcheck.probes.duel import DuelProbe
-from healthcheck.probes.evalmode import EvaluationModeProbe
-from healthcheck.probes.evalstart import EvalStartProbe
-from healthcheck.probes.forecast import MemoryForecastProbe
-from healthcheck.probes.forgotten import ForgottenParameterProbe
-from healthcheck.probes.gradients import GradientProbe
-from healthcheck.probes.growth import WeightGrowthProbe
-from healthcheck.probes.initial import InitialWeightProbe
-from healthcheck.probes.keptgraphs import KeptGraphProbe
-from healthcheck.probes.latent import LatentProbe
-from healthcheck.probes.layout import BatchLayoutProbe
-from healthcheck.probes.leaked import LabelLeakProbe
-from healthcheck.probes.learning_rate import LearningRateProbe
-from healthcheck.probes.leftover import LeftoverProbe
-from healthcheck.probes.loaded import LoadedStateProbe
-from healthcheck.probes.loss import LossProbe
-from healthcheck.probes.lossgraph import LossGraphProbe
-from healthcheck.probes.losskind import LossKindProbe
-from healthcheck.probes.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
-from healthcheck.probes.memory_events import MemoryEpochProbe, MemoryEventProbe
-from healthcheck.probes.modes import ModeProbe
-from healthcheck.probes.movement import MovementProbe
-from healthcheck.probes.optimizer_state import OptimizerStateProbe
-from healthcheck.probes.optimizers import OptimizerCountProbe
-from healthcheck.probes.order import StepOrderProbe
-from healthcheck.probes.own_cost import OwnCostProbe
-from healthcheck.probes.pace import PaceProbe
-from healthcheck.probes.padding import PaddingProbe
-from healthcheck.probes.passes import PassOrderProbe
-from healthcheck.probes.predictions import PredictionProbe
-from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
-from healthcheck.probes.reach import ScheduleReachProbe
-from healthcheck.probes.rebuilt import RebuiltOptimizerProbe
+from healthcheck.probes.data.batches import BatchProbe
+from healthcheck.probes.data.dry import DryLoaderProbe
+from healthcheck.probes.data.leaked import LabelLeakProbe
+from healthcheck.probes.data.padding import PaddingProbe
+from healthcheck.probes.data.passes import PassOrderProbe
+from healthcheck.probes.data.tokens import TokenProbe
+from healthcheck.probes.gradients.clipping import ClippingProbe
+from healthcheck.probes.gradients.discarded import DiscardedGradientProbe
+from healthcheck.probes.gradients.leftover import LeftoverProbe
+from healthcheck.probes.gradients.norms import GradientProbe
+from healthcheck.probes.gradients.order import StepOrderProbe
+from healthcheck.probes.gradients.unsynced import UnsyncedGradientProbe
+from healthcheck.probes.loss.duel import DuelProbe
+from healthcheck.probes.loss.kind import LossKindProbe
+from healthcheck.probes.loss.latent import LatentProbe
+from healthcheck.probes.loss.loss import LossProbe
+from healthcheck.probes.loss.predictions import PredictionProbe
+from healthcheck.probes.loss.shape import LossGraphProbe
+from healthcheck.probes.loss.sign import LossSignProbe
+from healthcheck.probes.memory.events import MemoryEpochProbe, MemoryEventProbe
+from healthcheck.probes.memory.forecast import MemoryForecastProbe
+from healthcheck.probes.memory.keptgraphs import KeptGraphProbe
+from healthcheck.probes.memory.memory import HostMemoryProbe, LiveTensorProbe, MemoryProbe
+from healthcheck.probes.model.activations import ActivationProbe
+from healthcheck.probes.model.dead_units import DeadUnitProbe
+from healthcheck.probes.model.evalmode import EvaluationModeProbe
+from healthcheck.probes.model.evalstart import EvalStartProbe
+from healthcheck.probes.model.forgotten import ForgottenParameterProbe
+from healthcheck.probes.model.layout import BatchLayoutProbe
+from healthcheck.probes.model.modes import ModeProbe
+from healthcheck.probes.model.running_stats import RunningStatisticsProbe
+from healthcheck.probes.model.wiring import WiringProbe
+from healthcheck.probes.optimizer.bystanders import BystanderProbe
+from healthcheck.probes.optimizer.learning_rate import LearningRateProbe
+from healthcheck.probes.optimizer.progress import HeartbeatProbe, StepCountProbe
+from healthcheck.probes.optimizer.reach import ScheduleReachProbe
+from healthcheck.probes.optimizer.rebuilt import RebuiltOptimizerProbe
+from healthcheck.probes.optimizer.resumed import ResumedOptimizerProbe
+from healthcheck.probes.optimizer.scaling import LossScaleProbe
+from healthcheck.probes.optimizer.schedule import ScheduleProbe
+from healthcheck.probes.optimizer.several import OptimizerCountProbe
+from healthcheck.probes.optimizer.skipping import SkippedUpdateProbe
+from healthcheck.probes.optimizer.state import OptimizerStateProbe
+from healthcheck.probes.optimizer.warmups import WarmupProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
-from healthcheck.probes.restored import RestoredWeightProbe
-from healthcheck.probes.resumed import ResumedOptimizerProbe
-from healthcheck.probes.running_stats import RunningStatisticsProbe
-from healthcheck.probes.scaling import LossScaleProbe
-from healthcheck.probes.schedule import ScheduleProbe
-from healthcheck.probes.sign import LossSignProbe
-from healthcheck.probes.skipping import SkippedUpdateProbe
-from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
-from healthcheck.probes.tokens import TokenProbe
-from healthcheck.probes.unsynced import UnsyncedGradientProbe
-from healthcheck.probes.warmups import WarmupProbe
-from healthcheck.probes.weights import TiedWeightProbe, WeightProbe
-from healthcheck.probes.wiring import WiringProbe
+from healthcheck.probes.speed.compilation import CompilationProbe
+from healthcheck.probes.speed.own_cost import OwnCostProbe
+from healthcheck.probes.speed.pace import PaceProbe
+from healthcheck.probes.speed.timing import StepPartsProbe, StepTimeProbe
+from healthcheck.probes.weights.growth import WeightGrowthProbe
+from healthcheck.probes.weights.initial import InitialWeightProbe
+from healthcheck.probes.weights.loaded import LoadedStateProbe
+from healthcheck.probes.weights.movement import MovementProbe
+from healthcheck.probes.weights.restored import RestoredWeightProbe
+from healthcheck.probes.weights.weights import TiedWeightProbe, WeightProbe
 from healthcheck.protocols import Probe
 
 PROBES: tuple[type[Probe], ...] = (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from healthcheck.probes.late import Element, Late
+from healthcheck.probes.transfer.late import Element, Late
 from healthcheck.samples import Labels
 
 GRADIENT = operator.attrgetter("grad")

@@ -39,7 +39,7 @@ def longrepr(error: HealthCheckFailed, place: tuple[str, int]) -> Any:
 
 def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed | None:
     """What a finished session makes of its test; None if the test may pass."""
-    from healthcheck.reports.closing import closing_line
+    from healthcheck.reports.console.closing import closing_line
 
     ending = " ".join(closing_line(report).split())
     broken = report["plugin_errors"]
@@ -81,7 +81,7 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
-    from healthcheck.reports.blocks import action_text, evidence_path, facts_text
+    from healthcheck.reports.console.blocks import action_text, evidence_path, facts_text
     from healthcheck.reports.text import number, step
 
     entry = report["rules"].get(alert.rule, {})

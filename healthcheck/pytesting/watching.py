@@ -236,7 +236,7 @@ def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[
 
     :param told: the failure itself shows the alerts already.
     """
-    from healthcheck.reports.closing import closing_block, count_line
+    from healthcheck.reports.console.closing import closing_block, count_line
 
     lines = list(watched.notes)
     for alert in session.alerts:

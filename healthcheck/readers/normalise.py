@@ -19,7 +19,7 @@ from healthcheck.readers.columns import Columns, Row, Series, Target, own_name
 from healthcheck.readers.identify import Identity, identify, joined
 from healthcheck.readers.locate import Numbers, find_epoch, find_phase, find_steps, find_time
 from healthcheck.readers.values import to_number
-from healthcheck.reports.samplelines import parse_series
+from healthcheck.reports.record.samplelines import parse_series
 from healthcheck.samples import NO_LABELS
 
 _DATASET = re.compile(r"^(?:eval|val|valid|validation|test)_(.+)_(?:runtime|samples_per_second)$")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.reports.closing import count_line, short_reason
+from healthcheck.reports.console.closing import count_line, short_reason
 from healthcheck.reports.text import columns, duration, number, plural, shorten, step
 
 LABEL = {"error": "ERROR", "warning": "WARN", "info": "INFO"}

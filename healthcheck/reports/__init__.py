@@ -15,14 +15,14 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     Equal stops and good checkpoints come first, since the record and all others tell them; the console comes
     last, since it names what the others have written.
     """
-    from healthcheck.reports.console import ConsoleReport
-    from healthcheck.reports.dashboard import DashboardReport
-    from healthcheck.reports.files import FileReports
+    from healthcheck.reports.ci.files import FileReports
+    from healthcheck.reports.console.console import ConsoleReport
+    from healthcheck.reports.console.dashboard import DashboardReport
     from healthcheck.reports.hooktrace import HookTrace, wanted
-    from healthcheck.reports.lastgood import LastGoodReport
-    from healthcheck.reports.record import RecordReport
-    from healthcheck.reports.requests import LiveRequests
-    from healthcheck.reports.restarts import RestartReport
+    from healthcheck.reports.record.lastgood import LastGoodReport
+    from healthcheck.reports.record.record import RecordReport
+    from healthcheck.reports.record.requests import LiveRequests
+    from healthcheck.reports.record.restarts import RestartReport
 
     register(RestartReport())
     register(LastGoodReport())

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from healthcheck.reports.runs import Run
+from healthcheck.reports.record.runs import Run
 
 KEPT_BESIDE = ("stacks", "locate", "profile", "memory")
 """Folders of a run that other actions write."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from healthcheck.reports.samplelines import Batch
+from healthcheck.reports.record.samplelines import Batch
 from healthcheck.reports.text import number, plural
 from healthcheck.samples import CONTEXT_LABELS, series_name
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from healthcheck.engine.trace import Batch, TraceRow, judgements
 from healthcheck.reports.asking import asks, headings
-from healthcheck.reports.runs import Run
-from healthcheck.reports.samplelines import Batch as RecordedBatch
+from healthcheck.reports.record.runs import Run
+from healthcheck.reports.record.samplelines import Batch as RecordedBatch
 from healthcheck.reports.surroundings import Change, changes_around
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import decode_number

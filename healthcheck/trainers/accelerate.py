@@ -23,7 +23,7 @@ from healthcheck.trainers.native import NativeWatch, read_state, write_state
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.savedstate import new_checkpoint
+from healthcheck.trainers.resume.savedstate import new_checkpoint
 
 if TYPE_CHECKING:
     from healthcheck.session import Session

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
-from healthcheck.probes.device import TorchDevice
+from healthcheck.probes.memory.device import TorchDevice
 from healthcheck.protocols import Capabilities, Device
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.savedstate import new_checkpoint
+from healthcheck.trainers.resume.savedstate import new_checkpoint
 from healthcheck.trainers.stopping import StopSwitch
 
 if TYPE_CHECKING:

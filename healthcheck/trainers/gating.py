@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.gating import Bound, GatingRules
-from healthcheck.probes.devices import READ_EVERY
-from healthcheck.probes.late import Element, Late
-from healthcheck.probes.skipping import GATE
+from healthcheck.probes.optimizer.skipping import GATE
+from healthcheck.probes.transfer.devices import READ_EVERY
+from healthcheck.probes.transfer.late import Element, Late
 from healthcheck.references import weak
 from healthcheck.samples import Sample
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from healthcheck.errors import UsageError
 from healthcheck.trainers import current
-from healthcheck.trainers.companions import Companions
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.patching import AfterImport, Patches
-from healthcheck.trainers.script import quiet_stop
-from healthcheck.trainers.script_hooks import TorchHooks
-from healthcheck.trainers.script_logging import LoggedMetrics
+from healthcheck.trainers.script.companions import Companions
+from healthcheck.trainers.script.hooks import TorchHooks
+from healthcheck.trainers.script.loggers import LoggedMetrics
+from healthcheck.trainers.script.watching import quiet_stop
 from healthcheck.trainers.source import TorchSource
-from healthcheck.trainers.steps import TrainingSteps
+from healthcheck.trainers.steps.training import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch, caused_by_stop
 
 if TYPE_CHECKING:

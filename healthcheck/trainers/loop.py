@@ -27,13 +27,13 @@ from healthcheck.outcome import Ending, exit_code
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.guarding import guarded
-from healthcheck.trainers.loopsteps import PatientStop, WatchedSteps
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.opening import program_name, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
-from healthcheck.trainers.savedstate import inner_optimizer
-from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.resume.savedstate import inner_optimizer
+from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
+from healthcheck.trainers.steps.looped import PatientStop, WatchedSteps
 from healthcheck.trainers.stopping import caused_by_stop
 from healthcheck.watchdog import Watchdog, watch_if_needed
 

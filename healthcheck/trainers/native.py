@@ -27,11 +27,11 @@ from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
-from healthcheck.trainers.resumecheck import ResumeCheck, normal_of
-from healthcheck.trainers.savedstate import inner_optimizer, read_state, resume, write_state
-from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.resume.check import ResumeCheck, normal_of
+from healthcheck.trainers.resume.savedstate import inner_optimizer, read_state, resume, write_state
+from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
-from healthcheck.trainers.steps import TrainingSteps
+from healthcheck.trainers.steps.training import TrainingSteps
 from healthcheck.trainers.stopping import PATIENCE, StopSwitch
 from healthcheck.watchdog import Watchdog, watch_if_needed
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from healthcheck.trainers.controls import TorchControls
     from healthcheck.trainers.native import NativeWatch
-    from healthcheck.trainers.steps import TrainingSteps
+    from healthcheck.trainers.steps.training import TrainingSteps
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from healthcheck.trainers.native import NativeWatch
 from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import AfterImport
-from healthcheck.trainers.script_hooks import TorchHooks
+from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
-from healthcheck.trainers.steps import TrainingSteps
-from healthcheck.trainers.toldsteps import ToldLosses, ToldSteps
+from healthcheck.trainers.steps.told import ToldLosses, ToldSteps
+from healthcheck.trainers.steps.training import TrainingSteps
 from healthcheck.watchdog import watch_if_needed
 
 if TYPE_CHECKING:

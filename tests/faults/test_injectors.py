@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from healthcheck.assembly import open_session
 from healthcheck.faults.machine import rehearsal
 from healthcheck.faults.spec import KINDS, parse_fault
-from healthcheck.trainers.script import ScriptTrainer
+from healthcheck.trainers.script.watching import ScriptTrainer
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from healthcheck.probes.gradstats import GradientPass, GradientStats, gradient_stats
+from healthcheck.probes.gradients.statistics import GradientPass, GradientStats, gradient_stats
 
 SIZES = (1, 5, 768, 1024, 8191, 8192, 32768, 32769, 100_000, 3_000_001)
 

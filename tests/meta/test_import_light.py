@@ -13,14 +13,14 @@ HEAVY = ("torch", "yaml", "jsonschema", "rich", "pytest", "transformers", "accel
 
 NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
     {
-        "healthcheck.trainers.huggingface",  # its callback has the base class of transformers
-        "healthcheck.trainers.huggingface_memory",
-        "healthcheck.trainers.lightning",  # that of Lightning
-        "healthcheck.trainers.lightning_callbacks",
-        "healthcheck.trainers.lightning_monitor",
-        "healthcheck.probes.gradkernel",  # Triton, which comes with torch's CUDA and ROCm builds
-        "healthcheck.probes.gradtable",
-        "healthcheck.probes.samplekernel",
+        "healthcheck.trainers.huggingface.callback",  # its callback has the base class of transformers
+        "healthcheck.trainers.huggingface.memory",
+        "healthcheck.trainers.lightning.callback",  # that of Lightning
+        "healthcheck.trainers.lightning.single",
+        "healthcheck.trainers.lightning.monitor",
+        "healthcheck.probes.kernels.gradients",  # Triton, which comes with torch's CUDA and ROCm builds
+        "healthcheck.probes.kernels.gradtable",
+        "healthcheck.probes.kernels.samples",
     }
 )
 """Modules that cannot be imported without an optional framework. A reason belongs beside each."""

@@ -60,7 +60,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def part_of(path: Path) -> str:
-    """The name in ``LAYERS`` that a module belongs to: ``probes`` for ``probes/loss.py``."""
+    """The name in ``LAYERS`` that a module belongs to: ``probes`` for ``probes/loss/loss.py``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

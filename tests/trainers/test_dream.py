@@ -12,7 +12,7 @@ import pytest
 import healthcheck
 from healthcheck.trainers import current
 from healthcheck.trainers.dream import HealthCheckCallback
-from healthcheck.trainers.dream_base import HOOKS
+from healthcheck.trainers.dream.base import HOOKS
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))

@@ -18,8 +18,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import healthcheck
 from healthcheck.errors import RuleFileError
 from healthcheck.trainers.huggingface import HealthCheckCallback, attach
-from healthcheck.trainers.huggingface_facts import evaluation_results
-from healthcheck.trainers.huggingface_memory import MemoryMonitoringCallback
+from healthcheck.trainers.huggingface.facts import evaluation_results
+from healthcheck.trainers.huggingface.memory import MemoryMonitoringCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework("transformers"), pytest.mark.filterwarnings("ignore")]
 

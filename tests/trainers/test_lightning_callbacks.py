@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import lightning.pytorch as pl
 import torch
 
-from healthcheck.trainers.lightning_callbacks import (
+from healthcheck.trainers.lightning.single import (
     AnomalyDetectorCallback,
     GradientMonitorCallback,
     LossMonitorCallback,
@@ -189,7 +189,8 @@ def test_the_time_left_is_written_as_documented(seconds: float, words: str) -> N
 
 def test_the_names_are_found_beside_the_adapter_too() -> None:
     pytest.importorskip("transformers")
-    from healthcheck.trainers import huggingface, huggingface_memory, lightning
+    from healthcheck.trainers import huggingface, lightning
+    from healthcheck.trainers.huggingface import memory as huggingface_memory
 
     assert lightning.TrainingHealthCallback is TrainingHealthCallback
     assert huggingface.MemoryMonitoringCallback is huggingface_memory.MemoryMonitoringCallback

@@ -130,7 +130,7 @@ def test_several_model_chunks_and_their_main_grads_are_told_apart() -> None:
 
 
 def test_a_wider_main_grad_is_read_where_dot_grad_is_none() -> None:
-    from healthcheck.trainers.megatron_grads import MainGradView
+    from healthcheck.trainers.megatron_bridge.grads import MainGradView
     from healthcheck.trainers.modelview import FoundModel
 
     model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)

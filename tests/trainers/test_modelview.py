@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.trainers.batches import batch_counts
 from healthcheck.trainers.modelview import FoundModel, canonical
+from healthcheck.trainers.steps.batches import batch_counts
 
 torch = pytest.importorskip("torch")
 

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
-from healthcheck.reports.keptstates import KeptStates
-from healthcheck.trainers.script import ScriptTrainer
+from healthcheck.reports.record.keptstates import KeptStates
+from healthcheck.trainers.script.watching import ScriptTrainer
 
 TRAIN = """
     import argparse, os, torch

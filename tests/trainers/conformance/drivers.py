@@ -133,7 +133,7 @@ def script(order: Order) -> Run:
 
     import toy
 
-    from healthcheck.trainers.script import ScriptTrainer
+    from healthcheck.trainers.script.watching import ScriptTrainer
 
     gc.collect()
     path = order.folder / "train.py"

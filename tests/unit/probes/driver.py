@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.mailbox import StepMailbox
+from healthcheck.probes.transfer.mailbox import StepMailbox
 from healthcheck.protocols import Probe
 from healthcheck.samples import Sample, series_name
 

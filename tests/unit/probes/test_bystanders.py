@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, StepLR
 
 from healthcheck.events import EventKind
-from healthcheck.probes.bystanders import LOOKS, BystanderProbe
+from healthcheck.probes.optimizer.bystanders import LOOKS, BystanderProbe
 
 
 def watch(build: Callable[[nn.Module, nn.Module], tuple[torch.optim.Optimizer, object]]) -> dict[str, float]:

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes import PROBES
-from healthcheck.probes.late import Element, Late
-from healthcheck.probes.mailbox import read_now
+from healthcheck.probes.transfer.late import Element, Late
+from healthcheck.probes.transfer.mailbox import read_now
 from healthcheck.samples import Sample
 
 # Their numbers do not come from the device.

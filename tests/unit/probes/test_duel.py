@@ -8,7 +8,7 @@ from driver import Everything, Watched
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.duel import DuelProbe
+from healthcheck.probes.loss.duel import DuelProbe
 
 
 class Game:

@@ -11,10 +11,10 @@ from driver import Everything, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.discarded import DiscardedGradientProbe
-from healthcheck.probes.evalstart import EvalStartProbe
-from healthcheck.probes.reach import ScheduleReachProbe
-from healthcheck.probes.rebuilt import RebuiltOptimizerProbe
+from healthcheck.probes.gradients.discarded import DiscardedGradientProbe
+from healthcheck.probes.model.evalstart import EvalStartProbe
+from healthcheck.probes.optimizer.reach import ScheduleReachProbe
+from healthcheck.probes.optimizer.rebuilt import RebuiltOptimizerProbe
 
 
 def layers() -> nn.Sequential:

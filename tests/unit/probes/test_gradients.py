@@ -10,8 +10,8 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients import GradientProbe
-from healthcheck.probes.gradstats import gradient_stats, nonfinite_count
+from healthcheck.probes.gradients.norms import GradientProbe
+from healthcheck.probes.gradients.statistics import gradient_stats, nonfinite_count
 
 
 class Head(nn.Module):

@@ -10,10 +10,10 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.growth import WeightGrowthProbe
-from healthcheck.probes.initial import InitialWeightProbe
-from healthcheck.probes.optimizer_state import OptimizerStateProbe
-from healthcheck.probes.restored import RestoredWeightProbe
+from healthcheck.probes.optimizer.state import OptimizerStateProbe
+from healthcheck.probes.weights.growth import WeightGrowthProbe
+from healthcheck.probes.weights.initial import InitialWeightProbe
+from healthcheck.probes.weights.restored import RestoredWeightProbe
 
 
 def initial(model: nn.Module, step: int = 1) -> Watched:

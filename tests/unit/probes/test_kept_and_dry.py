@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.dry import LONG, SETTLED, DryLoaderProbe
-from healthcheck.probes.keptgraphs import EVERY, KeptGraphProbe
-from healthcheck.probes.leaked import LOOKS, LabelLeakProbe
-from healthcheck.probes.resumed import ResumedOptimizerProbe
-from healthcheck.probes.warmups import WarmupProbe
+from healthcheck.probes.data.dry import LONG, SETTLED, DryLoaderProbe
+from healthcheck.probes.data.leaked import LOOKS, LabelLeakProbe
+from healthcheck.probes.memory.keptgraphs import EVERY, KeptGraphProbe
+from healthcheck.probes.optimizer.resumed import ResumedOptimizerProbe
+from healthcheck.probes.optimizer.warmups import WarmupProbe
 
 # --- graphs of past steps --------------------------------------------------------------------------------------------
 

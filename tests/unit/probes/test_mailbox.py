@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from healthcheck.probes.mailbox import DeviceMailbox, HostMailbox, StepMailbox
+from healthcheck.probes.transfer.mailbox import DeviceMailbox, HostMailbox, StepMailbox
 from healthcheck.samples import Sample
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
@@ -41,7 +41,9 @@ def test_nan_is_delivered() -> None:
 
 
 def test_where_every_read_is_a_wait_values_are_read_in_one_step_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthcheck.probes.mailbox.on_host", lambda value: not isinstance(value, torch.Tensor))
+    monkeypatch.setattr(
+        "healthcheck.probes.transfer.mailbox.on_host", lambda value: not isinstance(value, torch.Tensor)
+    )
     mailbox = StepMailbox()
     for step in range(1, 26):
         mailbox.post(step, [Sample("loss", step, torch.tensor(float(step))), Sample("lr", step, 0.1)])

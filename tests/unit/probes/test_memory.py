@@ -12,10 +12,10 @@ import torch
 from driver import Watched
 
 from healthcheck.events import EventKind
-from healthcheck.probes import host
-from healthcheck.probes.device import TorchDevice
-from healthcheck.probes.forecast import NO_END, MemoryForecastProbe
-from healthcheck.probes.memory import FLOOR_STEPS, HostMemoryProbe, LiveTensorProbe, MemoryProbe
+from healthcheck.probes.memory import host
+from healthcheck.probes.memory.device import TorchDevice
+from healthcheck.probes.memory.forecast import NO_END, MemoryForecastProbe
+from healthcheck.probes.memory.memory import FLOOR_STEPS, HostMemoryProbe, LiveTensorProbe, MemoryProbe
 
 MIB = 2**20
 
@@ -39,7 +39,7 @@ GROWTH = """
 import json, torch
 from driver import Watched
 from healthcheck.events import EventKind
-from healthcheck.probes.memory import HostMemoryProbe, MemoryProbe
+from healthcheck.probes.memory.memory import HostMemoryProbe, MemoryProbe
 watched = Watched([HostMemoryProbe(), MemoryProbe()])
 watched.emit(EventKind.STEP_END, 1)
 kept = torch.ones(64 * 2**20 // 4)

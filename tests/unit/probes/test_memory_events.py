@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.memory_events import CLEANUPS, EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
+from healthcheck.probes.memory.events import CLEANUPS, EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
 
 
 class Device:

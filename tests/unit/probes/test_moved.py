@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from healthcheck.probes.late import LateTable
-from healthcheck.probes.moved import ROWS, Moved, Streaks, ratio_of
+from healthcheck.probes.transfer.late import LateTable
+from healthcheck.probes.weights.moved import ROWS, Moved, Streaks, ratio_of
 
 NEGLIGIBLE = 1e-6
 

@@ -9,7 +9,7 @@ import pytest
 from healthcheck.assembly import open_session
 from healthcheck.budget import OWN_TIME
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.own_cost import WARMUP, WINDOW, OwnCostProbe
+from healthcheck.probes.speed.own_cost import WARMUP, WINDOW, OwnCostProbe
 from healthcheck.samples import Sample
 
 RULES = {"version": 1, "rules": {"own": {"metric": "monitor.overhead", "when": {"above": 1000}}}}

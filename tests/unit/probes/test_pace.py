@@ -7,8 +7,8 @@ from driver import Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.host import waited_for_cpu
-from healthcheck.probes.pace import PaceProbe, terms
+from healthcheck.probes.memory.host import waited_for_cpu
+from healthcheck.probes.speed.pace import PaceProbe, terms
 
 
 class Machine:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from healthcheck.events import EventKind
-from healthcheck.probes.passes import PassOrderProbe
-from healthcheck.trainers.passes import begins_pass
+from healthcheck.probes.data.passes import PassOrderProbe
+from healthcheck.trainers.steps.passes import begins_pass
 
 ROWS = TensorDataset(torch.randn(64, 3), torch.arange(64) % 4)
 SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)

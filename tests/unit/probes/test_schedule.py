@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from healthcheck.events import EventKind
-from healthcheck.probes.schedule import ScheduleProbe
+from healthcheck.probes.optimizer.schedule import ScheduleProbe
 
 
 def build(rate: float = 0.02, kind=torch.optim.Adam) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -16,7 +16,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from healthcheck.probes.gradstats import gradient_stats
+from healthcheck.probes.gradients.statistics import gradient_stats
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradfacts import ZeroFacts, silent_together
-from healthcheck.probes.gradients import GradientProbe
-from healthcheck.probes.gradstats import GradientStats
-from healthcheck.probes.late import LateTable
-from healthcheck.probes.predictions import PredictionProbe
+from healthcheck.probes.gradients.facts import ZeroFacts, silent_together
+from healthcheck.probes.gradients.norms import GradientProbe
+from healthcheck.probes.gradients.statistics import GradientStats
+from healthcheck.probes.loss.predictions import PredictionProbe
+from healthcheck.probes.transfer.late import LateTable
 
 N = 32
 REAL, FAKE = torch.rand(N, 6) + 1.0, torch.rand(N, 6) + 2.0

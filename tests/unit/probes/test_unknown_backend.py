@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from healthcheck.probes.device import TorchDevice
-from healthcheck.probes.devices import availability
-from healthcheck.probes.memory import MemoryProbe
+from healthcheck.probes.memory.device import TorchDevice
+from healthcheck.probes.memory.memory import MemoryProbe
+from healthcheck.probes.transfer.devices import availability
 
 
 class Elsewhere(TorchDevice):

@@ -17,7 +17,7 @@ import torch, torch.distributed as dist
 from driver import View, Watched
 from torch.nn.parallel import DistributedDataParallel
 from healthcheck.events import EventKind
-from healthcheck.probes.unsynced import UPDATES, UnsyncedGradientProbe
+from healthcheck.probes.gradients.unsynced import UPDATES, UnsyncedGradientProbe
 
 def work(rank, place):
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)

@@ -156,7 +156,7 @@ def test_our_record_is_read_as_it_was_judged(read: Read) -> None:
 
 
 def test_our_record_reads_back_what_its_writer_wrote(tmp_path: Path) -> None:
-    from healthcheck.reports.samplelines import SampleEncoder
+    from healthcheck.reports.record.samplelines import SampleEncoder
 
     rows = [
         ("loss", (), 7, "train", math.inf),

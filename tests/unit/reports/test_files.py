@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from healthcheck.errors import UsageError
-from healthcheck.reports.files import kinds_of, parse_reports, write_reports
+from healthcheck.reports.ci.files import kinds_of, parse_reports, write_reports
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_all_mistakes_are_told_at_once_with_suggestions() -> None:
         lines[0]
         == '--report: there is no report "junt"; did you mean "junit"? there are: json, junit, sarif, html, github'
     )
-    assert lines[1] == "--report: json needs a path, for instance json=healthcheck.json"
+    assert lines[1] == "--report: json needs a path, for instance --report json=healthcheck.json"
     assert lines[2].startswith("--report: github is given twice")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from healthcheck.reports.alerttext import place
-from healthcheck.reports.junit import junit_xml
+from healthcheck.reports.ci.junit import junit_xml
 
 NAN = math.nan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.reports import launch, rundir
+from healthcheck.reports.record import launch, rundir
 
 RANK_VARIABLES = (
     "RANK",

@@ -1,0 +1,1 @@
+"""Keep what a person needs to understand an alert, and nothing that is none of our business."""

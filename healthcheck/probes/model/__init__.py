@@ -1,0 +1,1 @@
+"""The model: who trains which parameter, modes, running statistics, what its layers put out."""

@@ -1,0 +1,1 @@
+"""Time: per step, waiting for data, compiling, and what watching itself costs."""

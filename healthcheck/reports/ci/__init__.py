@@ -1,0 +1,1 @@
+"""Files and annotations for CI, all made from the content of ``report.json``."""

@@ -1,0 +1,1 @@
+"""What a person reads while training: in a terminal, in a live table, in a notebook."""

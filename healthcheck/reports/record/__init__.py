@@ -1,0 +1,1 @@
+"""The record of a run: written while it goes on, read back, followed, asked, shared and pruned."""

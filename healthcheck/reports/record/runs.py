@@ -1,0 +1,208 @@
+"""Records read back: find a run by name, ``latest`` or path; its facts, alerts, samples, report. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.reports.record.rundir import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
+from healthcheck.reports.record.samplelines import RecordedSamples, read_samples
+
+
+@dataclass
+class Run:
+    """One recorded run. Files are read when they are asked for; damaged ones count as absent."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    """``run.json``; empty if it is damaged."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def shown(self) -> str:
+        """The folder as people type it: relative to the working directory where it lies below."""
+        try:
+            return self.folder.absolute().relative_to(Path.cwd()).as_posix()
+        except ValueError:
+            return str(self.folder)
+
+    @cached_property
+    def report(self) -> dict[str, Any] | None:
+        """``report.json``, or None while the run goes on or if it was killed."""
+        return _read_json(self.folder / "report.json")
+
+    @cached_property
+    def alerts(self) -> list[dict[str, Any]]:
+        """All alerts in the order of their numbers, each in its last known state."""
+        if self.report is not None:
+            return list(self.report.get("alerts", []))
+        latest: dict[int, dict[str, Any]] = {}
+        for line in _lines(self.folder / "alerts.jsonl"):
+            try:
+                entry = json.loads(line)
+                if not entry.get("repeat"):
+                    latest[int(entry["number"])] = entry
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # the torn last line of a killed run
+        return [latest[number] for number in sorted(latest)]
+
+    @cached_property
+    def samples(self) -> RecordedSamples:
+        """The samples; empty if none were recorded."""
+        return read_samples(_lines(self.folder / "samples.jsonl"))
+
+    @property
+    def rules_file(self) -> Path:
+        """The rules that judged this run, as one YAML file."""
+        return self.folder / "rules.yaml"
+
+    @cached_property
+    def other_ranks(self) -> list[Run]:
+        """The records of other ranks of this run that had alerts, by rank."""
+        found = [path for path in self.folder.glob("rank-*") if (path / RUN_FILE).is_file()]
+        runs = sorted(map(load_run, found), key=lambda run: (len(run.name), run.name))
+        return [run for run in runs if run.alerts]
+
+    @property
+    def target(self) -> str:
+        return str(self.facts.get("target") or (self.report or {}).get("target") or "?")
+
+    @property
+    def began(self) -> float:
+        """When it began, in seconds since 1970."""
+        try:
+            return datetime.fromisoformat(str(self.facts["started"])).timestamp()
+        except (KeyError, ValueError):
+            return (self.folder / RUN_FILE).stat().st_mtime
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run; of a run without a report the last step that was recorded."""
+        if self.report is not None:
+            return int(self.report.get("steps", 0))
+        return max((batch.at for batch in self.samples.batches), default=0)
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``warned``, ``failed``, ``not judged``; ``running`` or ``killed`` without a report."""
+        if self.report is not None:
+            return str(self.report.get("verdict", "?"))
+        if self.facts.get("host") != socket.gethostname():
+            return "unfinished"
+        return "running" if _alive(self.facts.get("pid")) else "killed"
+
+
+def find_run(named: str | None = None) -> Run:
+    """The run that a user means: a name or its beginning, ``latest`` (also None), or a path.
+
+    Raises ``UsageError`` that says where it looked and suggests a name.
+    """
+    folder = reading_folder()
+    if named is None or named == LATEST:
+        name = latest_name(folder)
+        if name is None:
+            raise UsageError(
+                f"no runs in {folder} yet; `healthcheck run train.py` makes one (HEALTHCHECK_RUNS names another folder)"
+            )
+        return load_run(folder / name)
+    path = Path(named).expanduser()
+    if path.is_file() and path.suffix in (".json", ".jsonl"):
+        path = path.parent
+    if path.name == LATEST and not path.exists():
+        name = latest_name(path.parent)  # a file system without symbolic links
+        path = path.parent / name if name is not None else path
+    if (path / RUN_FILE).is_file():
+        return load_run(path.resolve())
+    if path.is_dir():
+        name = latest_name(path)
+        if name is not None:
+            return load_run(path / name)
+    names = [run.name for run in list_runs(folder)]
+    if named in names:
+        return load_run(folder / named)
+    begins = [name for name in names if name.startswith(named)]
+    if len(begins) == 1:
+        return load_run(folder / begins[0])
+    if begins:
+        raise UsageError(
+            f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; write more of it'
+        )
+    hint = suggest(named, names) or (f"newest: {', '.join(names[-3:])}" if names else "there are none yet")
+    raise UsageError(f'no run "{named}" in {folder}; {hint}')
+
+
+def latest_run() -> Run | None:
+    """The latest run of this project, if there is one."""
+    folder = reading_folder()
+    name = latest_name(folder)
+    return load_run(folder / name) if name is not None else None
+
+
+def reading_folder() -> Path:
+    """Where the runs of this project are: ``HEALTHCHECK_RUNS``, else the setting ``runs`` of the file found here.
+
+    A broken rule file must not keep anybody from reading runs: then the default holds.
+    """
+    if os.environ.get(RUNS_VARIABLE):
+        return runs_folder()
+    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.loader import load_file
+
+    try:
+        found = discover()
+    except HealthCheckError:
+        return runs_folder()
+    settings: dict[str, Any] = dict(found.settings)
+    if found.path is not None and found.path.suffix in (".yaml", ".yml"):
+        data = load_file(found.path).data
+        written = data.get("settings") if isinstance(data, dict) else None
+        settings.update(written if isinstance(written, dict) else {})
+    return runs_folder({"runs": settings.get("runs")})
+
+
+def all_runs(folder: Path | None = None) -> list[Run]:
+    """Every run of a folder (default: where records go), oldest first."""
+    return [load_run(path) for path in list_runs(folder if folder is not None else reading_folder())]
+
+
+def load_run(folder: Path) -> Run:
+    """The record in a folder that is known to be one."""
+    return Run(folder, _read_json(folder / RUN_FILE) or {})
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError:
+        return []
+
+
+def _alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or pid <= 0 or os.name != "posix":
+        return False  # on Windows signal 0 would end the process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,276 @@
+"""NeMo AutoModel: a mixin for its released recipes, and callback objects for them.
+
+::
+
+    from healthcheck.trainers.automodel.callback import HealthCheckRecipe
+
+
+    class Recipe(HealthCheckRecipe, TrainFinetuneRecipeForNextTokenPrediction):
+        healthcheck = {"rules": "team.yaml"}
+
+
+    recipe = Recipe(cfg)
+    recipe.setup()
+    recipe.run_train_validation_loop()
+
+Recipes without methods for their metrics (the Eagle, DFlash, DSpark and diffusion ones of 0.7.0) tell
+their steps to nobody; torch's own hooks do not see them either then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from healthcheck.events import EventKind
+from healthcheck.names import canonical_metric
+from healthcheck.outcome import Ending
+from healthcheck.trainers.automodel.callbacks import EVENTS, Callback, rank_zero_only
+from healthcheck.trainers.automodel.controls import CAPABILITIES, AutoModelControls
+from healthcheck.trainers.automodel.recipe import CallbackRecipe
+from healthcheck.trainers.endings import ending_of
+from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.mixedin import mix_in
+from healthcheck.trainers.native import read_state, write_state
+from healthcheck.trainers.opening import SessionOptions
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined, listed
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+__all__ = [
+    "CAPABILITIES",
+    "EVENTS",
+    "LOG_PREFIX",
+    "AutoModelControls",
+    "Callback",
+    "CallbackRecipe",
+    "HealthCheckCallback",
+    "HealthCheckRecipe",
+    "attach",
+    "rank_zero_only",
+]
+
+LOG_PREFIX = "healthcheck/"
+
+_NO_RESULTS = ("lr", "mem", "num_label_tokens", "num_tokens_per_step")
+_MEASURED = ("loss", "grad_norm", "lr")
+
+
+class HealthCheckCallback(WatchedResults, Callback):
+    """Watches one recipe. :class:`HealthCheckRecipe` makes and calls it; a recipe that calls callbacks may too.
+
+    :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
+        ``healthcheck.yaml``, else the recommended pack.
+    :param session: a session that is open already; by default the one that watches this process,
+        else one of its own for each training.
+    :param options: as for :func:`healthcheck.watch`.
+    """
+
+    def __init__(
+        self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
+    ) -> None:
+        given = SessionOptions(rules=rules, profile=profile, **options)
+        self.watch: ToldWatch = ToldWatch(given, CAPABILITIES, session)
+        self.controls: AutoModelControls | None = None
+        self.restored_from: str | None = None
+        """Checkpoint that the recipe was restored from, where it is known."""
+        self.sample: Any = None
+        """Metrics sample of the update that has just been made."""
+        self._model: Any = None
+        self._forwarded = Forwarded()
+
+    # -- the documented interface -----------------------------------------------------
+
+    def on_train_start(self, recipe: Any, **kwargs: Any) -> None:
+        self.watch.guard(self._begin, recipe)
+
+    def on_train_batch_end(self, recipe: Any, **kwargs: Any) -> None:
+        self.watch.guard(self._batch_ended, recipe, kwargs["train_log_data"])
+
+    def on_validation_end(self, recipe: Any, **kwargs: Any) -> None:
+        self.watch.guard(self._validated, recipe, kwargs["val_results"])
+
+    def on_save_checkpoint(self, recipe: Any, **kwargs: Any) -> None:
+        self.watch.guard(self._saved, kwargs["checkpoint_info"])
+
+    def on_exception(self, recipe: Any, **kwargs: Any) -> None:
+        self._end(ending_of(kwargs["exception"]))
+
+    def on_train_end(self, recipe: Any, **kwargs: Any) -> None:
+        self._end(Ending())
+
+    # -- what only the mixin can tell -------------------------------------------------
+
+    def update_begins(self, recipe: Any) -> None:
+        """A step's batches are there."""
+        if self.watch.active and self.watch.told is not None:
+            self.watch.told.epoch = float(recipe.step_scheduler.epoch)
+            self.watch.told.begins(int(recipe.step_scheduler.step) + 1)
+
+    def validation_begins(self) -> None:
+        self.watch.evaluation_begins()
+
+    def to_log(self) -> dict[str, float]:
+        """Metrics and alerts for the recipe's own loggers."""
+        if not self.watch.active or self.session is None or not self.watch.forwards:
+            return {}
+        waiting = {} if self.controls is None else self.controls.take_waiting()
+        measured = self.watch.metrics_to_log(leave_out=_MEASURED)
+        values = {**measured, **self._forwarded.news(self.session.alerts), **waiting}
+        prefix = str(self.session.settings.get("log_prefix") or LOG_PREFIX)
+        return {f"{prefix}{name}": value for name, value in values.items()}
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _begin(self, recipe: Any) -> None:
+        scheduler = recipe.step_scheduler
+        rank = int(getattr(recipe.dist_env, "rank", 0) or 0)
+        done = int(scheduler.step)
+        self._model = joined(listed(getattr(recipe, "model_parts", None) or getattr(recipe, "model", None)), "part")
+        most = getattr(scheduler, "max_steps", None)
+        begun = self.watch.begin(
+            functools.partial(self._make_controls, recipe),
+            model=self._model,
+            optimizers=listed(recipe.optimizer),
+            step=done,
+            epoch=float(scheduler.epoch),
+            max_steps=int(most) if most else None,
+            state=read_state(self.restored_from, rank) if done else None,
+            ranks=(rank, int(getattr(recipe.dist_env, "world_size", 1) or 1)),
+        )
+        if begun and self.session is not None:
+            # Each rank's micro-batch loss is its share times the number of ranks: to be added up.
+            self.watch.losses_weigh(1.0)
+            self._forwarded = Forwarded(self.session.alerts)
+
+    def _make_controls(self, recipe: Any, base: Any) -> AutoModelControls:
+        self.controls = AutoModelControls(base, self, recipe)
+        return self.controls
+
+    def _batch_ended(self, recipe: Any, sample: Any) -> None:
+        told = self.watch.told
+        if not self.watch.active or told is None or sample is self.sample:  # the mixin has told it early
+            return
+        self.sample = sample
+        values: Mapping[str, Any] = sample.metrics
+        told.epoch = float(sample.epoch)
+        told.ends(
+            int(sample.step) + 1,
+            loss=values.get("loss"),
+            grad_norm=values.get("grad_norm"),
+            lr=values.get("lr"),
+            tokens=values.get("num_tokens_per_step"),
+            metrics=_others(values),
+        )
+        if self.controls is not None:
+            self.controls.heed()
+
+    def _validated(self, recipe: Any, val_results: Mapping[str, Any]) -> None:
+        for name, sample in val_results.items():
+            found = {k: v for k, v in sample.metrics.items() if k not in _NO_RESULTS}
+            dataset = "" if name == "default" and len(val_results) == 1 else name
+            self.watch.evaluation_begins(dataset=dataset)
+            self.watch.evaluation_ends(metrics=found, dataset=dataset)
+        if self.controls is not None:
+            self.controls.heed()
+
+    def _saved(self, info: Mapping[str, Any]) -> None:
+        folder = str(info["checkpoint_path"])
+        self.watch.emit(EventKind.CHECKPOINT_SAVED, path=folder)
+        kept = self.watch.state()
+        if kept is not None and os.path.isdir(folder):
+            write_state(folder, kept, self.session.info.rank if self.session is not None else 0)
+
+    def _end(self, ending: Ending) -> None:
+        self.watch.end(ending)
+        self.controls = self.sample = self._model = None
+
+
+class HealthCheckRecipe(CallbackRecipe):
+    """Watches a released recipe: ``class Mine(HealthCheckRecipe, TheRecipe)``.
+
+    Options of :class:`HealthCheckCallback` stand in the class attribute ``healthcheck``, or are given
+    as ``Mine(cfg, healthcheck={"rules": ...})``. WatchedResults are on ``recipe.health``.
+    """
+
+    healthcheck: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        cfg: Any,
+        *args: Any,
+        callbacks: Sequence[Any] = (),
+        healthcheck: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        ours = [c for c in callbacks if isinstance(c, HealthCheckCallback)]
+        health = ours[0] if ours else HealthCheckCallback(**(healthcheck or type(self).healthcheck))
+        others = [c for c in callbacks if c is not health]
+        super().__init__(cfg, *args, callbacks=[health, *others], **kwargs)
+
+    @property
+    def health(self) -> HealthCheckCallback:
+        """The callback that watches this recipe."""
+        found: HealthCheckCallback = self.callbacks[0]
+        return found
+
+    def load_checkpoint(self, restore_from: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        result = super().load_checkpoint(restore_from, *args, **kwargs)  # type: ignore[misc]
+        self.health.restored_from = _restored_folder(self, restore_from)
+        return result
+
+    def _run_train_optim_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.health.watch.guard(self.health.update_begins, self)
+        return super()._run_train_optim_step(*args, **kwargs)  # type: ignore[misc]
+
+    def _run_validation_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        self.health.watch.guard(self.health.validation_begins)
+        return super()._run_validation_epoch(*args, **kwargs)  # type: ignore[misc]
+
+    def _train_metrics_ready(self, log_data: Any) -> None:
+        """The watch comes first, so that the recipe's loggers get its metrics with the update's own."""
+        health = self.health
+        health.on_train_batch_end(self, train_log_data=log_data)
+        for name, value in (health.watch.guard(health.to_log) or {}).items():
+            log_data.metrics.setdefault(name, value)
+
+
+def attach(recipe: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Watch a recipe that exists already, before its ``run_train_validation_loop()``; returns ``recipe.health``."""
+    if not isinstance(recipe, HealthCheckRecipe):
+        health = HealthCheckCallback(session=session, **options)
+        callbacks = (health, *(getattr(recipe, "callbacks", None) or ()))
+        mix_in(HealthCheckRecipe, recipe)
+        recipe.callbacks, recipe._validation_seen = callbacks, {}
+        if hasattr(recipe, "step_scheduler"):  # it was set up already, from a checkpoint perhaps
+            health.restored_from = _restored_folder(recipe, None)
+    found: HealthCheckCallback = recipe.health
+    return found
+
+
+def _others(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Metrics of the recipe's own that we do not measure; a device scalar stays where it is."""
+    found = {}
+    for name, value in values.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name not in _MEASURED and (number or getattr(value, "ndim", None) == 0):
+            found[canonical_metric(name)] = value
+    return found or None
+
+
+def _restored_folder(recipe: Any, restore_from: str | None) -> str | None:
+    """The checkpoint whose step the recipe has taken over: named by the user, else by its step."""
+    root = str(getattr(getattr(getattr(recipe, "checkpointer", None), "config", None), "checkpoint_dir", "") or "")
+    if restore_from and restore_from.upper() != "LATEST":
+        named = os.path.join(root, restore_from)
+        return restore_from if os.path.isdir(restore_from) else named
+    done = int(getattr(getattr(recipe, "step_scheduler", None), "step", 0))
+    try:
+        there = [name for name in os.listdir(root) if name.endswith(f"_step_{done - 1}")]
+    except OSError:
+        there = []
+    return os.path.join(root, there[-1]) if done and there else None

@@ -1,0 +1,7 @@
+"""Dream Trainer 0.3.0: a callback for its ``CallbackCollection``."""
+
+from __future__ import annotations
+
+from healthcheck.trainers.dream.callback import HealthCheckCallback, attach
+
+__all__ = ["HealthCheckCallback", "attach"]

@@ -1,0 +1,298 @@
+"""Six callbacks for Lightning, each one concern, each a few rules and names over the ordinary callback.
+
+For people who compose their monitoring from callbacks instead of writing a rule file. Those of one
+Trainer make one session together: the first of them opens it with the rules of all::
+
+    Trainer(max_steps=1000, callbacks=[GradientMonitorCallback(), LossMonitorCallback(), AnomalyDetectorCallback()])
+
+Metrics go through ``pl_module.log`` as ``train/...``, so that every logger has them and
+``trainer.logged_metrics`` too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from healthcheck.samples import Sample
+from healthcheck.trainers.lightning.monitor import MonitorCallback, duration, spike_rule
+
+_MIB = 1024**2
+
+
+class GradientMonitorCallback(MonitorCallback):
+    """Gradient norm, clipping, and an alert when the norm is ``mean + threshold * std`` or more.
+
+    :param log_interval: steps between two logged values.
+    :param gradient_norm_history_size: norms that mean and standard deviation are made of.
+    :param grad_explosion_threshold: standard deviations above the mean.
+    :param min_grad_history_for_detection: norms before the first judgement.
+    """
+
+    collects = ("grad_norm", "clip.applied", "clip.ratio")
+
+    def __init__(
+        self,
+        log_interval: int = 100,
+        gradient_norm_history_size: int = 100,
+        grad_explosion_threshold: float = 3.0,
+        min_grad_history_for_detection: int = 20,
+        **options: Any,
+    ) -> None:
+        super().__init__(log_interval, **options)
+        self.grad_explosion_threshold = grad_explosion_threshold
+        self.min_grad_history_for_detection = min_grad_history_for_detection
+        self.gradient_norm_history: deque[float] = deque(maxlen=gradient_norm_history_size)
+        self.steps = 0
+        self.total_clip_events = 0
+        self._ratios: deque[float] = deque(maxlen=gradient_norm_history_size)
+
+    def rules(self) -> dict[str, Any]:
+        return {
+            "gradient-explosion": spike_rule(
+                "grad_norm",
+                self.grad_explosion_threshold,
+                self.gradient_norm_history.maxlen or 100,
+                self.min_grad_history_for_detection,
+                "gradient norm {value:.4g} is {score:.1f} standard deviations above its mean {normal:.4g}",
+                "lower the learning rate or clip gradients",
+            )
+        }
+
+    def take(self, sample: Sample) -> None:
+        if sample.metric == "grad_norm":
+            self.gradient_norm_history.append(sample.value)
+            self.steps += 1
+        elif sample.metric == "clip.applied":
+            self.total_clip_events += int(sample.value)
+        elif sample.metric == "clip.ratio" and sample.value < 1.0:
+            self._ratios.append(sample.value)
+
+    def values(self) -> Mapping[str, float]:
+        norms = self.gradient_norm_history
+        if not norms:
+            return {}
+        values = {"grad_norm": norms[-1], "grad_norm_avg": fmean(norms)}
+        values["clip_rate"] = 100.0 * self.total_clip_events / max(1, self.steps)
+        values["total_clip_events"] = float(self.total_clip_events)
+        if self._ratios:
+            values["avg_clip_ratio"] = fmean(self._ratios)
+        return values
+
+
+class MemoryMonitorCallback(MonitorCallback):
+    """Memory of the accelerator, or of the process where there is none, in MB.
+
+    :param log_interval: steps between two logged values.
+    """
+
+    collects = ("memory.allocated", "memory.peak")
+
+    def __init__(self, log_interval: int = 100, **options: Any) -> None:
+        super().__init__(log_interval, **options)
+        self._seen: dict[str, float] = {}
+
+    def take(self, sample: Sample) -> None:
+        if sample.metric in self.collects:
+            self._seen[sample.metric] = sample.value / _MIB
+
+    def values(self) -> Mapping[str, float]:
+        names = {"memory.allocated": "memory_current_mb", "memory.peak": "memory_peak_mb"}
+        return {names[name]: value for name, value in self._seen.items()}
+
+
+class ThroughputMonitorCallback(MonitorCallback):
+    """Step time, tokens per second, progress, and the time that is left.
+
+    :param log_interval: steps between two logged values.
+    :param step_time_history_size: step times that the average is made of.
+    :param warmup_steps: steps before the first estimate of the time that is left.
+    """
+
+    collects = ("time.step", "tokens_per_sec", "progress")
+
+    def __init__(
+        self, log_interval: int = 100, step_time_history_size: int = 20, warmup_steps: int = 10, **options: Any
+    ) -> None:
+        super().__init__(log_interval, **options)
+        self.warmup_steps = warmup_steps
+        self.step_times: deque[float] = deque(maxlen=step_time_history_size)
+        self._seen: dict[str, float] = {}
+        self._timed = 0
+
+    def take(self, sample: Sample) -> None:
+        if sample.metric == "time.step":
+            self.step_times.append(sample.value)
+            self._timed += 1
+        elif sample.metric in self.collects:
+            self._seen[sample.metric] = sample.value
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds that are left; None before the warm-up is over or where the length is not known."""
+        progress = self._seen.get("progress")
+        session = self.session
+        if session is None or not progress or self._timed < self.warmup_steps or not self.step_times:
+            return None
+        return fmean(self.step_times) * (session.step / progress - session.step)
+
+    @property
+    def eta(self) -> str:
+        """The same in words: ``2h 34m``; empty while it is not known."""
+        seconds = self.eta_seconds
+        return "" if seconds is None else duration(seconds)
+
+    def values(self) -> Mapping[str, float]:
+        values: dict[str, float] = {}
+        if self.step_times:
+            values["step_time"] = fmean(self.step_times)
+        if "tokens_per_sec" in self._seen:
+            values["tokens_per_sec"] = self._seen["tokens_per_sec"]
+        if "progress" in self._seen:
+            values["progress_pct"] = 100.0 * self._seen["progress"]
+        seconds = self.eta_seconds
+        if seconds is not None:
+            values["eta"] = seconds
+        return values
+
+
+class LossMonitorCallback(MonitorCallback):
+    """Average loss, and an alert when the loss is ``mean + threshold * std`` or more.
+
+    :param log_interval: steps between two logged values.
+    :param loss_history_size: losses that mean and standard deviation are made of.
+    :param loss_spike_threshold: standard deviations above the mean.
+    :param min_loss_history_for_detection: losses before the first judgement.
+    """
+
+    collects = ("loss",)
+
+    def __init__(
+        self,
+        log_interval: int = 100,
+        loss_history_size: int = 100,
+        loss_spike_threshold: float = 3.0,
+        min_loss_history_for_detection: int = 20,
+        **options: Any,
+    ) -> None:
+        super().__init__(log_interval, **options)
+        self.loss_spike_threshold = loss_spike_threshold
+        self.min_loss_history_for_detection = min_loss_history_for_detection
+        self.loss_history: deque[float] = deque(maxlen=loss_history_size)
+
+    def rules(self) -> dict[str, Any]:
+        return {
+            "loss-spike": spike_rule(
+                "loss",
+                self.loss_spike_threshold,
+                self.loss_history.maxlen or 100,
+                self.min_loss_history_for_detection,
+                "loss {value:.4g} is {score:.1f} standard deviations above its mean {normal:.4g}",
+                "look at the batch of this step; lower the learning rate if it comes again",
+            )
+        }
+
+    def take(self, sample: Sample) -> None:
+        if sample.metric == "loss":
+            self.loss_history.append(sample.value)
+
+    def values(self) -> Mapping[str, float]:
+        return {"loss_avg": fmean(self.loss_history)} if self.loss_history else {}
+
+
+class AnomalyDetectorCallback(MonitorCallback):
+    """NaN and infinity in the loss and in the gradients, with advice. Nothing to configure."""
+
+    def rules(self) -> dict[str, Any]:
+        rules: dict[str, Any] = {}
+        for rule, metric, what in (
+            ("loss-not-finite", "loss", "loss"),
+            ("grads-not-finite", "grad_norm", "gradient norm"),
+        ):
+            rules[rule] = {
+                "metric": metric,
+                "when": "nonfinite",
+                "severity": "error",
+                "then": ["warn"],
+                "message": f"{what} is {{value}}",
+                "hint": "lower the learning rate, check the data of this step, clip gradients, or use bf16 instead of fp16",
+            }
+        rules["loss-not-finite"]["explains"] = ["grads-not-finite"]
+        return rules
+
+
+class TrainingDashboardCallback(MonitorCallback):
+    """A live table on the terminal: step, loss, learning rate, gradients, memory, speed, time left.
+
+    Shows what others log (``trainer.logged_metrics``) beside what is measured. Without a terminal it
+    does nothing.
+
+    :param refresh_rate: steps between two refreshes.
+    :param enable_dashboard: False switches it off.
+    """
+
+    collects = ("loss", "lr", "grad_norm", "memory.allocated", "time.step", "progress", "eta")
+
+    def __init__(self, refresh_rate: int = 100, enable_dashboard: bool = True, **options: Any) -> None:
+        super().__init__(refresh_rate, **options)
+        self.refresh_rate = refresh_rate
+        self.enable_dashboard = enable_dashboard
+
+    def begin(self, trainer: Any, pl_module: Any) -> None:
+        super().begin(trainer, pl_module)
+        if self.enable_dashboard:
+            self.show_dashboard(trainer)
+
+
+class TrainingHealthCallback(MonitorCallback):
+    """All six concerns in one object: what there was before the six. Deprecated; it works and says so."""
+
+    def __init__(
+        self,
+        log_interval: int = 100,
+        gradient_norm_history_size: int = 100,
+        enable_dashboard: bool = True,
+        *,
+        loss_history_size: int = 100,
+        grad_explosion_threshold: float = 3.0,
+        loss_spike_threshold: float = 3.0,
+        step_time_history_size: int = 20,
+        warmup_steps: int = 10,
+        **options: Any,
+    ) -> None:
+        warnings.warn(
+            "TrainingHealthCallback is deprecated: use HealthCheckCallback (rules in YAML) or the single callbacks "
+            "of healthcheck.trainers.lightning.single",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        super().__init__(log_interval, **options)
+        self.parts: list[MonitorCallback] = [
+            GradientMonitorCallback(log_interval, gradient_norm_history_size, grad_explosion_threshold),
+            MemoryMonitorCallback(log_interval),
+            ThroughputMonitorCallback(log_interval, step_time_history_size, warmup_steps),
+            LossMonitorCallback(log_interval, loss_history_size, loss_spike_threshold),
+            AnomalyDetectorCallback(log_interval),
+        ]
+        self.enable_dashboard = enable_dashboard
+        self.collects = tuple(dict.fromkeys(key for part in self.parts for key in part.collects))
+
+    def rules(self) -> dict[str, Any]:
+        return {rule: body for part in self.parts for rule, body in part.rules().items()}
+
+    def take(self, sample: Sample) -> None:
+        for part in self.parts:
+            part.take(sample)
+
+    def values(self) -> Mapping[str, float]:
+        return {name: value for part in self.parts for name, value in part.values().items()}
+
+    def begin(self, trainer: Any, pl_module: Any) -> None:
+        super().begin(trainer, pl_module)
+        for part in self.parts:
+            part.watch.session = self.session
+        if self.enable_dashboard:
+            self.show_dashboard(trainer)

@@ -1,0 +1,297 @@
+"""Megatron Bridge 0.3.1 and later: a callback for ``pretrain`` and for ``CallbackManager``.
+
+::
+
+    from healthcheck.trainers.megatron_bridge.callback import HealthCheckCallback
+
+    with HealthCheckCallback() as health:
+        pretrain(config, forward_step, callbacks=[health])
+
+Nothing of Megatron is imported: the callback is recognised by its methods. Without the ``with`` a
+run that ends by an exception or by Megatron's own ``sys.exit`` (signal, duration, rerun state
+machine) is closed when the process ends; there is no event for either.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.errors import UsageError
+from healthcheck.events import EventKind
+from healthcheck.outcome import Ending
+from healthcheck.trainers.endings import ending_of
+from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.megatron_bridge.controls import CAPABILITIES, MegatronControls
+from healthcheck.trainers.megatron_bridge.grads import MainGradView, show_gradients
+from healthcheck.trainers.megatron_bridge.state import (
+    batch_size,
+    checkpoint_folder,
+    clip_limit,
+    last_evaluations,
+    learning_rate,
+    main_loss,
+    newest_checkpoint,
+    part_of,
+    results,
+    steps_done,
+)
+from healthcheck.trainers.native import read_state, write_state
+from healthcheck.trainers.opening import SessionOptions, rank_of_process
+from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.toldwatch import ToldWatch, joined
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+LOG_PREFIX = "healthcheck/"
+
+_training: weakref.WeakSet[HealthCheckCallback] = weakref.WeakSet()
+
+
+class HealthCheckCallback(WatchedResults):
+    """Watches one ``pretrain`` at a time, on every rank.
+
+    :param rules: path, pack name, dict of rules, or a list of these; None finds the nearest
+        ``healthcheck.yaml``, else the recommended pack.
+    :param profile: profile of the rule file.
+    :param session: a session that is open already; by default the one that watches this process,
+        else one of its own for each training.
+    :param options: as for :func:`healthcheck.watch`: ``observe``, ``fail_on``, ``console``, ...
+
+    All plugins of the session and all of Megatron's callbacks share ``context.user_state``.
+    """
+
+    def __init__(
+        self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
+    ) -> None:
+        self.watch: ToldWatch = ToldWatch(
+            SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session, hooked=False
+        )
+        self.state: Any = None
+        """Megatron's ``GlobalState``, from the beginning of training to its end."""
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.last_iteration = 0
+        """Number, from 1, of the iteration that was begun last."""
+        self._lr: Any = None
+        self._controls: MegatronControls | None = None
+        self._model: Any = None
+        self._view: MainGradView | None = None
+        self._forwarded = Forwarded()
+        self._saved = 0
+        self._awaited: set[str] = set()
+        """Evaluations that Megatron makes after ``on_train_end``."""
+        self._trained = False
+
+    # -- ends -------------------------------------------------------------------------
+
+    def close(self, ending: Ending | None = None) -> None:
+        """End the watch and write the report. Safe to call twice."""
+        if self._controls is not None:
+            self._controls.give_back("train_iters", "save_interval")
+        self.watch.end(ending)
+        _training.discard(self)
+        self.state = self.optimizer = self.scheduler = self._model = self._view = None
+
+    def __enter__(self) -> HealthCheckCallback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(ending_of(error))
+
+    @property
+    def session(self) -> Session | None:
+        """Looked at from outside after training: an evaluation that has not come is not waited for any more."""
+        if self._trained and self.watch.active:
+            self.close(Ending())
+        return self.watch.session
+
+    def skip_iteration(self, number: int) -> None:
+        """Leave out a coming iteration, counted from 1: its data is drawn, nothing is computed.
+
+        Raises ``UsageError`` before training has begun, or for an iteration that has begun.
+        """
+        if self.state is None:
+            raise UsageError("training has not begun")
+        if number <= self.last_iteration:
+            raise UsageError(f"iteration {number:,} has begun already; the next one is {self.last_iteration + 1:,}")
+        self.state.cfg.train.iterations_to_skip.append(number)
+
+    # -- training ---------------------------------------------------------------------
+
+    def on_train_start(self, context: Any) -> None:
+        self.watch.guard(self._begin, context)
+
+    def on_train_step_start(self, context: Any) -> None:
+        self.watch.guard(self._step_begins, context)
+
+    def on_train_step_end(self, context: Any) -> None:
+        self.watch.guard(self._step_ends, context)
+
+    def on_train_end(self, context: Any) -> None:
+        self.watch.guard(self._train_ends, context)
+
+    def on_checkpoint_save(self, context: Any) -> None:
+        """From version 0.6.2 on; before that a checkpoint is found at the next iteration."""
+        self.watch.guard(self._checkpoint, context.state)
+
+    # -- evaluation and test ----------------------------------------------------------
+
+    def on_eval_start(self, context: Any) -> None:
+        self.watch.guard(self.watch.evaluation_begins)
+
+    def on_eval_step_end(self, context: Any) -> None:
+        self.watch.guard(self.watch.emit, EventKind.EVAL_STEP, phase="eval")
+
+    def on_eval_end(self, context: Any) -> None:
+        self.watch.guard(self._evaluated, context, "eval")
+
+    def on_test_start(self, context: Any) -> None:
+        self.watch.guard(self.watch.evaluation_begins, EventKind.TEST_START)
+
+    def on_test_step_end(self, context: Any) -> None:
+        self.watch.guard(self.watch.emit, EventKind.TEST_STEP, phase="test")
+
+    def on_test_end(self, context: Any) -> None:
+        self.watch.guard(self._evaluated, context, "test")
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _begin(self, context: Any) -> None:
+        state = context.state
+        for other in list(_training):  # a training that ended by an exception told nobody
+            if other.state is not state:
+                other.close(Ending())
+        self.state, self.optimizer, self.scheduler = state, context.optimizer, context.scheduler
+        done = self.last_iteration = self._saved = steps_done(state)
+        self._model = joined(context.model or (), "chunk")
+        self._awaited, self._trained = set(), False
+        rank = rank_of_process()
+        kept = None
+        load = part_of(state, "checkpoint", "load") or part_of(state, "checkpoint", "save")
+        if done and load:
+            kept = read_state(checkpoint_folder(load, done), rank[0] if rank else 0)
+        most = part_of(state, "train", "train_iters")
+        begun = self.watch.begin(
+            self._make_controls,
+            model=self._model,
+            optimizers=[],
+            step=done,
+            max_steps=int(most) if most else None,
+            state=kept,
+            ranks=rank,
+        )
+        if not begun or self.watch.session is None or self.watch.told is None:
+            return
+        _training.add(self)
+        self._view = MainGradView(self.watch.told.view)
+        self._forwarded = Forwarded(self.watch.session.alerts)
+        context.user_state.update(self.watch.session.user_state)
+        self.watch.session.user_state = context.user_state
+
+    def _make_controls(self, base: Any) -> MegatronControls:
+        self._controls = MegatronControls(base, self)
+        return self._controls
+
+    def _step_begins(self, context: Any) -> None:
+        told = self.watch.told
+        if not self.watch.active or told is None:
+            return
+        done = steps_done(context.state)
+        if told.phases.evaluating:  # Megatron's time limit ended it without a word
+            self.watch.evaluation_ends()
+        self._find_checkpoint(context.state, done)
+        if self._controls is not None:
+            self._controls.give_back("save_interval")
+        self.last_iteration = done + 1
+        self._lr = learning_rate(context.optimizer)
+        told.begins(self.last_iteration)
+
+    def _step_ends(self, context: Any) -> None:
+        told = self.watch.told
+        if not self.watch.active or told is None:
+            return
+        step = self.last_iteration = steps_done(context.state) + 1
+        skipped = bool(context.skipped_iter)
+        told.begins(step)
+        norm = None if skipped else context.grad_norm
+        limit = clip_limit(context.state)
+        if not skipped and self._view is not None and self.watch.session is not None:
+            show_gradients(self.watch.session, self._view, step, norm, limit)
+        samples, tokens = batch_size(context.state)
+        told.ends(
+            step,
+            loss=main_loss(context.loss_dict),
+            losses=context.loss_dict or None,
+            grad_norm=norm,
+            max_norm=limit,
+            lr=self._lr if self._lr is not None else learning_rate(context.optimizer),
+            tokens=tokens,
+            samples=samples,
+            skipped=skipped,
+        )
+        self._tell_loggers(context.state, step)
+
+    def _tell_loggers(self, state: Any, step: int) -> None:
+        if self.watch.session is None or self._controls is None or not self.watch.forwards:
+            return
+        values = self._forwarded.news(self.watch.session.alerts)
+        every = part_of(state, "logger", "log_interval")
+        if isinstance(every, int) and every > 0 and step % every == 0:
+            values = {**self.watch.metrics_to_log(), **values}
+        if values:
+            prefix = str(self.watch.session.settings.get("log_prefix") or LOG_PREFIX)
+            self._controls.log({f"{prefix}{name}": value for name, value in values.items()}, step)
+
+    def _train_ends(self, context: Any) -> None:
+        if not self.watch.active:
+            return self.close(Ending())
+        self._find_checkpoint(context.state, steps_done(context.state))
+        if self._controls is not None:
+            self._controls.give_back("train_iters", "save_interval")
+        self._trained = True
+        self._awaited = last_evaluations(context.state)
+        self.watch.step_aside() if self._awaited else self.close(Ending())
+
+    def _evaluated(self, context: Any, phase: str) -> None:
+        kind = EventKind.EVAL_END if phase == "eval" else EventKind.TEST_END
+        self.watch.evaluation_ends(kind, metrics=results(context.total_loss_dict))
+        if self._trained:
+            self._awaited.discard(phase)
+            if not self._awaited:
+                self.close(Ending())
+
+    # -- checkpoints ------------------------------------------------------------------
+
+    def _find_checkpoint(self, state: Any, done: int) -> None:
+        """Version 0.3.1 does not announce what it saves."""
+        root = part_of(state, "checkpoint", "save")
+        if root and done > self._saved and os.path.isdir(checkpoint_folder(root, done)):
+            self._checkpoint(state)
+
+    def _checkpoint(self, state: Any) -> None:
+        root = part_of(state, "checkpoint", "save")
+        if not self.watch.active or not root:
+            return
+        self._saved = steps_done(state)
+        folder = newest_checkpoint(root, self._saved)
+        self.watch.emit(EventKind.CHECKPOINT_SAVED, path=folder)
+        kept = self.watch.state()
+        if kept is not None and os.path.isdir(folder):
+            write_state(folder, kept, self.watch.session.info.rank if self.watch.session is not None else 0)
+
+
+def attach(manager: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
+    """Add the callback to a ``CallbackManager``, for ``pretrain(..., callbacks=manager)``; returns the callback."""
+    for function in manager.list_callbacks("on_train_start"):
+        known = getattr(function, "__self__", None)
+        if isinstance(known, HealthCheckCallback):
+            return known
+    callback = HealthCheckCallback(session=session, **options)
+    manager.add(callback)
+    return callback

@@ -1,0 +1,231 @@
+"""A script that loads a checkpoint of an earlier watched run goes on with that run's detectors.
+
+A checkpoint is known again by its bytes; nothing of it is unpickled here. What the detectors knew
+lies in the record of the run that wrote it, never beside the user's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from healthcheck.trainers.guarding import guarded
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.resume.check import ResumeCheck, normal_of
+from healthcheck.trainers.resume.ranks import RankResume
+from healthcheck.trainers.resume.savedstate import restore, start_fresh
+from healthcheck.trainers.steps.training import TrainingSteps
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+FREE_SECONDS, SHARE = 2.0, 0.05
+"""Keeping states may take so long, and beyond it this share of the run: for scripts that save at every step."""
+
+
+HEAD, TAIL = 64 * 2**10, 2**20
+"""Bytes of a file that are digested. Torch writes a directory with a checksum of every tensor at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file is known by: its bytes are compared, never unpickled."""
+
+    path: str
+    size: int
+    digest: str
+
+    def same_content(self, other: FileMark) -> bool:
+        """Also for a file that was renamed, copied, or fetched from somewhere since."""
+        return self.size == other.size and self.digest == other.digest
+
+
+@dataclass(slots=True)
+class Found:
+    """A checkpoint of an earlier run."""
+
+    run: str
+    step: int
+    state: Mapping[str, Any] | None
+    """``Session.state_dict()`` at the checkpoint; None if it cannot be read any more."""
+    normal: Mapping[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    """How that run ended, in words: ``stopped at 130 by loss-not-finite``."""
+    stop: tuple[str, int] | None = None
+    """Rule and step of the fault that stopped it."""
+    changed: str = ""
+    """Why the state cannot be used, although the path is known."""
+
+
+class StateStore(Protocol):
+    """Where detector states are kept between runs."""
+
+    def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
+        """:param mark: None where another rank has written the file."""
+        ...
+
+    def find(self, mark: FileMark) -> Found | None: ...
+
+    def kept(self, run: str, step: int) -> Found:
+        """What this rank knew at that step of an earlier run; else what rank 0 knew."""
+        ...
+
+    def continues(self, found: Found) -> int:
+        """Put down that this run goes on from there; returns which attempt it is."""
+        ...
+
+
+def mark_of(where: Any) -> FileMark | None:
+    """The mark of a path or an open file; None for what is no file."""
+    try:
+        if not isinstance(where, (str, os.PathLike)):
+            if where.writable():
+                where.flush()
+            where = where.name
+            if not isinstance(where, str):
+                return None
+        path = os.path.realpath(os.fsdecode(os.fspath(where)))
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            digest = hashlib.sha256(file.read(HEAD))
+            file.seek(max(HEAD, size - TAIL))
+            digest.update(file.read(TAIL))
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+    return FileMark(path, size, digest.hexdigest())
+
+
+class Continuation:
+    """Keeps the detectors at every checkpoint of a script, and restores them where one is loaded."""
+
+    def __init__(
+        self, session: Session, steps: TrainingSteps, store: StateStore, patches: Patches, imports: AfterImport
+    ) -> None:
+        self._session = session
+        self._steps = steps
+        self._store = store
+        self._patches = patches
+        self._imports = imports
+        self._loaded: list[Found] = []
+        self._kept: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._spent = 0.0
+        self._pid = os.getpid()
+        self._ranks = RankResume(session) if session.info.world_size > 1 else None
+
+    def install(self) -> None:
+        """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
+        self._steps.before_first = self._begin
+        self._imports.when("torch", lambda torch: self._patch(torch, "save", 1, "load"))
+        self._imports.when("safetensors.torch", lambda module: self._patch(module, "save_file", 1, "load_file"))
+
+    def _patch(self, module: ModuleType, save: str, place: int, load: str) -> None:
+        self._patches.replace(module, save, self._calls(self._file_saved, place, ("f", "filename")))
+        self._patches.replace(module, load, self._calls(self._file_loaded, 0, ("f", "filename")))
+
+    def _calls(
+        self, tell: Callable[[Any], None], place: int, names: tuple[str, ...]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                if self._patches.active and os.getpid() == self._pid:
+                    given = [args[place]] if len(args) > place else [kwargs[n] for n in names if n in kwargs]
+                    for where in given[:1]:
+                        guarded(self._session, tell, where)
+                return result
+
+            return call
+
+        return make
+
+    # -- keeping ----------------------------------------------------------------------
+
+    def _file_saved(self, where: Any) -> None:
+        steps = self._steps
+        if not steps.started or steps.saves_told:
+            return  # a framework keeps its state beside its own checkpoints
+        mark = mark_of(where)
+        if mark is None:
+            return
+        if not isinstance(where, (str, os.PathLike)):
+            steps.checkpoint_saved(mark.path)  # an open file is announced by nobody else
+        self._keep(mark, steps.last_attempt)
+
+    def _keep(self, mark: FileMark | None, step: int) -> None:
+        session = self._session
+        if self._spent > FREE_SECONDS + SHARE * (session.clock.monotonic() - session.active.started):
+            return
+        began = perf_counter()
+        if self._kept is None or self._kept[0] != step:
+            self._kept = (step, session.state_dict(), normal_of(session, self._steps.view.optimizers()))
+            if self._ranks is not None:
+                self._ranks.tell_saved(step)
+        self._store.keep(mark, *self._kept)
+        self._spent += perf_counter() - began
+
+    def _other_rank_saved(self, event: Any) -> None:
+        """Most scripts write on rank 0 alone: the others keep theirs when they hear of it, a step later."""
+        step = self._ranks.saved() if self._ranks is not None else None
+        if step is not None and (self._kept is None or self._kept[0] < step):
+            self._keep(None, step)
+
+    # -- going on -----------------------------------------------------------------------
+
+    def _file_loaded(self, where: Any) -> None:
+        if self._steps.before_first is None:
+            return  # training has begun: this is a look back, no resume
+        mark = mark_of(where)
+        found = None if mark is None else self._store.find(mark)
+        if found is not None:
+            self._loaded.append(found)
+            newest = self._newest()
+            if self._ranks is not None and newest is not None:
+                self._ranks.loaded((newest.run, newest.step))
+
+    def _newest(self) -> Found | None:
+        return max((each for each in self._loaded if not each.changed), key=lambda each: each.step, default=None)
+
+    def _begin(self) -> None:
+        """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
+        session, steps = self._session, self._steps
+        if steps.saves_told or session.info.resumed_from is not None:
+            return
+        found = self._newest()
+        if found is None:
+            for each in self._loaded:
+                session.note(each.changed)
+        if self._ranks is not None:
+            agreed = self._ranks.agreed(None if found is None else (found.run, found.step))
+            found = None if agreed is None else self._store.kept(*agreed)
+            if session.info.rank:
+                session.on("step_end", self._other_rank_saved)
+        if found is None:
+            return
+        session.info.resumed_from = session.step = found.step
+        if session.info.rank == 0:
+            session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
+        session.note(f"  rules: {self._restore(found)}")
+        if session.engine.step > found.step:
+            session.engine.rewind(found.step)  # kept a step later, when this rank had heard of the checkpoint
+        session.step = found.step
+        steps.start_at(found.step)
+        ResumeCheck(session, found.step, found.normal, found.stop).listen()
+
+    def _restore(self, found: Found) -> str:
+        session = self._session
+        if found.state is None:
+            start_fresh(session, found.step)
+            return f"all start fresh after step {found.step:,}: {found.run} has no readable state of it"
+        fresh, why = restore(session, found.step, found.state)
+        if why:
+            return f"all start fresh after step {found.step:,}: the saved state cannot be used ({why})"
+        count = len(session.engine.states) - len(fresh)
+        verb = "goes" if count == 1 else "go"
+        rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""
+        return f"{count} {verb} on after step {found.step:,} with their windows{rest}; the stop is not carried over"

@@ -51,8 +51,9 @@ def test_a_need_that_another_metric_shows_to_be_met_is_not_the_reason(play: Call
         rules={"version": 1, "rules": {"latent": latent, "sign": {"metric": "loss.maximised", "when": {"above": 9}}}},
     )
 
-    assert _reasons(alone) == {"latent": "needs the graph of the loss"}
-    assert _reasons(beside)["latent"] == "no sample of latent.kl was seen"
+    lacks = "needs a divergence from a prior in the loss"
+    assert _reasons(alone) == {"latent": f"needs the graph of the loss; {lacks}"}
+    assert _reasons(beside)["latent"] == lacks
 
 
 def _reasons(played: Any) -> dict[str, str]:

@@ -39,7 +39,7 @@ class PassOrderProbe:
             "batch.pass_repeat",
             "Passes in a row, under a sampler that draws at random, that began with the batch of the pass before.",
             cost=Cost.HOST,
-            needs=("batches", "a loader"),
+            needs=("batches", "a loader that draws at random"),
         ),
     )
 

@@ -29,7 +29,7 @@ class UnsyncedGradientProbe:
             "grads.unsynced",
             f"Tensors of a DDP model with gradients that are not shared, after {UPDATES} updates without a pass through it.",
             cost=Cost.HOST,
-            needs=("torch.distributed", "modules"),
+            needs=("DistributedDataParallel on several ranks",),
         ),
     )
 

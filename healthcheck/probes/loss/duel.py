@@ -69,11 +69,13 @@ class DuelProbe:
         Metric(
             "loss.one_sided",
             f"How many times its first size one optimizer's loss is while another's is below {NOTHING:.0%} of its own; else 0.",
+            needs=("two optimizers",),
         ),
         Metric(
             "loss.starved",
             f"1 while one optimizer's loss is below {NOTHING:.0%} of its first size and another's has come up from below zero"
             " to as little of its own; else 0.",
+            needs=("two optimizers",),
         ),
     )
 

@@ -57,13 +57,13 @@ class LossKindProbe:
             "In runs whose loss is one of reinforcement learning: 1 where log probabilities of chosen actions are weighted"
             " by returns, 2 where values of chosen actions are compared with targets. Other runs have no such value.",
             cost=Cost.HOST,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a loss of reinforcement learning"),
         ),
         Metric(
             "loss.hinged",
             "1 in runs whose loss is cut off at a margin, and so rightly 0 once it is solved. Other runs have no such value.",
             cost=Cost.HOST,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a loss with a margin"),
         ),
     )
 

@@ -30,7 +30,7 @@ class LatentProbe:
             "latent.kl",
             "Divergence of the latent code's distribution from the prior, in nats per sample.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a divergence from a prior in the loss"),
         ),
     )
 

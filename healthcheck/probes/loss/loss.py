@@ -41,6 +41,7 @@ class LossProbe:
         Metric(
             "loss.resumed",
             f"Once after a resume: median of the first {AFTER} losses divided by that of the last {BEFORE} before.",
+            needs=("a resume",),
         ),
         Metric(
             "loss.chance",

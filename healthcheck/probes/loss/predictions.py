@@ -76,7 +76,7 @@ class PredictionProbe:
             _EMBEDDINGS,
             "How far vectors that the loss compares lie apart, as a part of their length; 0 is one vector.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a loss that compares vectors"),
         ),
         Metric(
             _CLASS,
@@ -88,7 +88,7 @@ class PredictionProbe:
             _REACH,
             f"Size of a regression's targets, where it is above {LARGE}, divided by that of the predictions; else 0.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a regression"),
         ),
     )
 

@@ -35,7 +35,7 @@ class BatchLayoutProbe:
             "layers.mixing",
             f"Layers that take the batch for time, in each of the first {LOOKS} losses.",
             cost=Cost.HOST,
-            needs=("the graph of the loss", "modules"),
+            needs=("the graph of the loss", "layers with batch_first=False"),
         ),
     )
 
@@ -53,9 +53,9 @@ class BatchLayoutProbe:
             self._hooks.follow(event.model.named_modules())
             self._looks += 1
         elif event.loss_graph is not None:
-            rows = set(_rows(event.loss_graph))
+            answers = list(_answers(event.loss_graph))
             mixing = {
-                name for name, (first, second) in self._shapes.items() if second > 1 and {first} == rows != {second}
+                name for name, shape in self._shapes.items() if answers and all(_mixes(*shape, a) for a in answers)
             }
             self._found = mixing if self._found is None else self._found & mixing
             self._shapes.clear()
@@ -96,11 +96,18 @@ def _batch_first(module: Any) -> bool:
     return bool(getattr(getattr(module, "self_attn", module), "batch_first", True))
 
 
-def _rows(root: Any) -> Iterator[int]:
-    """Rows of the answers that a loss compares, where each has one target or one row of them."""
+def _mixes(first: int, second: int, answers: tuple[int, ...]) -> bool:
+    """Whether answers of this shape are one for each of the layer's ``first``, and none are for its ``second``.
+
+    Answers of shape (T, B), as of a layer that was given (T, B, features), are one for each of both.
+    """
+    return second > 1 and len(answers) <= 2 and answers[0] == first and second not in answers
+
+
+def _answers(root: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of the answers that a loss compares."""
     for node in near(root):
-        kind = kind_of(node)
-        if kind in (*CROSS_ENTROPIES, *DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
+        if kind_of(node) in (*CROSS_ENTROPIES, *DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
             shape = shape_of(source_of(node))
             if shape:
-                yield shape[0] if len(shape) <= 2 else -1
+                yield tuple(shape)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.living import living
 from healthcheck.protocols import Demand
+from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
 
 LOOKS = (150, 1500)
@@ -22,8 +23,8 @@ SHORT = 100
 class BystanderProbe:
     """Looks at the optimizers and schedulers that live beside those of the training, twice in a run.
 
-    *Idle*: tensors that get gradients and whose optimizer has never made a step, while another one makes one after
-    another. *Elsewhere*: schedulers that are stepped and whose optimizer makes no step, while another one updates the
+    *Idle*: tensors that get gradients, one more after the look, and whose optimizer has never made a step, while another
+    one makes one after another. *Elsewhere*: schedulers that are stepped and whose optimizer makes no step, while another one updates the
     same parameters: it was built anew after the scheduler. *Half cycles*: of a ``CosineAnnealingLR``, which rises again
     after ``T_max`` steps, where that are fewer than :data:`SHORT` and it is stepped per update.
     """
@@ -35,22 +36,27 @@ class BystanderProbe:
             "optimizer.idle",
             f"Tensors with gradients that belong to an optimizer without a step, after {LOOKS[0]} and {LOOKS[1]:,} updates.",
             cost=Cost.HOST,
+            needs=(f"{LOOKS[0]} updates",),
         ),
         Metric(
             "schedule.elsewhere",
             "Schedulers that are stepped and whose optimizer is not, while another one updates its parameters.",
             cost=Cost.HOST,
+            needs=(f"{LOOKS[0]} updates",),
         ),
         Metric(
             "schedule.half_cycles",
             f"Times that a CosineAnnealingLR has gone down or up, each within {SHORT} updates or fewer; else 0.",
             cost=Cost.HOST,
+            needs=(f"{LOOKS[0]} updates",),
         ),
     )
 
     def __init__(self) -> None:
         self._first: int | None = None
         self._looks = list(LOOKS)
+        self._idle: list[tuple[Callable[[], Any], Callable[[], Any], int]] = []
+        """Tensors, their gradients and how often these were written, of optimizers that may be idle; asked once more."""
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -59,6 +65,9 @@ class BystanderProbe:
         if self._first is None:
             self._first = event.step
         made = event.step - self._first + 1
+        if self._idle:
+            fed, self._idle = sum(_fed(*one) for one in self._idle), []
+            return (Sample("optimizer.idle", event.step, float(fed)),)
         if not self._looks or made < self._looks[0]:
             self.rests_until = sys.maxsize if not self._looks else self._first + self._looks[0] - 2
             return ()
@@ -66,7 +75,8 @@ class BystanderProbe:
         stepping = [*event.model.optimizers(), event.optimizer]
         held = {id(p) for optimizer in stepping for p in _parameters(optimizer)}
         around = living("Optimizer", "LRScheduler")
-        idle = [p for optimizer in around for p in _idle(optimizer, held)]
+        idle = {id(p): p for optimizer in around for p in _idle(optimizer, held)}
+        self._idle = [(weak(p), weak(p.grad), p.grad._version) for p in idle.values()]
         schedulers = [(s, _driven(s, stepping)) for s in around if hasattr(s, "last_epoch")]
         elsewhere = [s for s, optimizer in schedulers if _is_elsewhere(s, optimizer, stepping, held)]
         cycles = max(
@@ -76,16 +86,22 @@ class BystanderProbe:
         def which() -> Mapping[str, Any]:
             return {"which": ", ".join(sorted({type(s).__name__ for s in elsewhere}))}
 
-        return [
-            Sample("optimizer.idle", event.step, float(len({id(p) for p in idle}))),
+        found = [
             Sample("schedule.elsewhere", event.step, float(len(elsewhere)), detail=which),
             Sample("schedule.half_cycles", event.step, cycles),
         ]
+        return found if self._idle else [Sample("optimizer.idle", event.step, 0.0), *found]
 
 
 def _parameters(optimizer: Any) -> list[Any]:
     """Those that it holds itself; wrappers of a framework round an optimizer hold none."""
     return [p for group in vars(optimizer).get("param_groups") or () for p in group["params"]]
+
+
+def _fed(parameter: Callable[[], Any], gradient: Callable[[], Any], version: int) -> bool:
+    """Whether it got a gradient since the look: what another training left behind in this process gets none."""
+    here, before = parameter(), gradient()
+    return here is not None and here.grad is not None and (before is None or before._version != version)
 
 
 def _idle(optimizer: Any, held: set[int]) -> Iterator[Any]:

@@ -20,7 +20,11 @@ class ResumedOptimizerProbe:
     name = "resumed-optimizer"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
-        Metric("optimizer.state_lost", "1 if a run goes on at a later step and its optimizer has no state, else 0."),
+        Metric(
+            "optimizer.state_lost",
+            "1 if a run goes on at a later step and its optimizer has no state, else 0.",
+            needs=("a resume",),
+        ),
     )
 
     def __init__(self) -> None:

@@ -20,14 +20,15 @@ def watch(build: Callable[[nn.Module, nn.Module], tuple[torch.optim.Optimizer, o
     scheduler = kept[0] if isinstance(kept, tuple) else None
     watched = Watched([BystanderProbe()])
     view = View(nn.Sequential(first, second), [optimizer])
-    for step in range(1, LOOKS[0] + 1):
+    for step in range(1, LOOKS[0] + 2):
         second(first(torch.ones(2, 4))).sum().backward()
         watched.emit(EventKind.BEFORE_UPDATE, step, model=view, optimizer=optimizer)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
-    assert [step for step, _ in watched.of("optimizer.idle")] == [LOOKS[0]]
+    assert [step for step, _ in watched.of("schedule.elsewhere")] == [LOOKS[0]]
+    assert len(watched.of("optimizer.idle")) == 1
     return {name: watched.last(name) for name in watched.names()}
 
 
@@ -72,8 +73,11 @@ def test_what_is_in_use_is_silent(case: str) -> None:
     assert set(watch(build).values()) == {0.0}
 
 
-def test_an_optimizer_of_parameters_that_get_no_gradient_is_silent() -> None:
+@pytest.mark.parametrize("left", [False, True], ids=["none", "one of another training"])
+def test_an_optimizer_of_parameters_that_get_no_gradient_is_silent(left: bool) -> None:
     other = nn.Linear(2, 2)
+    if left:
+        other(torch.ones(1, 2)).sum().backward()
     assert watch(lambda first, second: (sgd(first, second), [sgd(other)]))["optimizer.idle"] == 0
 
 

@@ -59,3 +59,14 @@ def test_a_layer_that_takes_the_batch_for_time_is_counted(case: str) -> None:
 def test_shapes_that_leave_a_doubt_are_no_mistake() -> None:
     assert mixing(Reader(nn.GRU(D, D)), classes, time=B) == [0.0]
     assert mixing(Reader(nn.GRU(D, D)), classes, time=1) == [0.0]  # a sequence of one batch, a tag for each
+
+
+class EachStep(Reader):
+    """Reads (T, B, D) as its layer wants it; gives one number per time and sample, of shape (T, B)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0])[..., 0]
+
+
+def test_an_answer_for_each_time_and_sample_is_no_mistake() -> None:
+    assert mixing(EachStep(nn.LSTM(D, D)), lambda z: F.mse_loss(z, torch.zeros_like(z))) == [0.0]

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from toy import TOY, TOY_RULES
+from watched_toy import TOY, TOY_RULES
 
 RULES = """\
 version: 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from toy import block
+from watched_toy import block
 
 RunTests = Callable[..., pytest.RunResult]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from toy import block
+from watched_toy import block
 
 RunTests = Callable[..., pytest.RunResult]
 

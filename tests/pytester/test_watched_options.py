@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
 import pytest
-from toy import TOY, block
+from watched_toy import TOY, block
 
 RunTests = Callable[..., pytest.RunResult]
 

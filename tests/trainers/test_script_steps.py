@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_parameters_have_the_names_of_the_model(play: Callable) -> None:
     play(PLAIN, on={"before_update": look})
 
     assert names == ["weight", "bias"]
+
+
+def test_an_optimizer_that_an_earlier_run_left_behind_is_not_waited_for(
+    play: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "left_behind", [], raising=False)
+    play(PLAIN + "\nimport sys\nsys.left_behind.append((model, optimizer))\n")
+
+    assert play(PLAIN).kinds() == ["train_start", *STEP, *STEP, *STEP, "train_end"]
 
 
 def test_accumulation_is_one_step_with_a_loss_for_each_micro_batch(play: Callable) -> None:

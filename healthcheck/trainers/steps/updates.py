@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from healthcheck.session import Session
 
 
+_PAST: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Optimizers of runs in this process that are over. Some outlive them, by a hook, a notebook or a fixture."""
+
+
 class UpdateSteps(StepCount):
     """Counts attempted updates of one or several optimizers, and knows what the one at hand is like.
 
     A step ends when the optimizers that stepped in the step before have all stepped again; the
     next begins with the next backward pass or attempt. The step number is that of the optimizer
-    seen first: its n-th attempt is in step n.
+    seen first: its n-th attempt is in step n. Optimizers that an earlier run in this process left
+    behind count from their first step in this one.
 
     :param only: optimizers to look at; None for all.
     """
@@ -34,6 +39,7 @@ class UpdateSteps(StepCount):
         self.stop = controls.stop
         self.only = None if only is None else weakref.WeakSet(only)
         self._index: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._attempted: set[int] = set()
         self._expected: set[int] | None = None
         self._living = 1
@@ -62,9 +68,14 @@ class UpdateSteps(StepCount):
         self._announce()
 
     def _look_around(self) -> None:
-        optimizers = living_optimizers() if self.only is None else list(self.only)
+        optimizers = [o for o in living_optimizers() if o not in _PAST] if self.only is None else list(self.only)
+        self._seen.update(optimizers)
         self._living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
         self.view.scan(optimizers)
+
+    def finish(self) -> None:
+        _PAST.update(self._seen)
+        super().finish()
 
     # -- attempts ---------------------------------------------------------------------
 
@@ -77,6 +88,8 @@ class UpdateSteps(StepCount):
             # Those that are gone have left theirs.
             index = next(i for i in itertools.count() if i not in self._index.values())
             self._index[optimizer] = index
+            self._seen.add(optimizer)
+            _PAST.discard(optimizer)
             self.view.add_optimizer(optimizer)
             self._met(optimizer)
         self.session.unit = "step"

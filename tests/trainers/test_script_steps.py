@@ -48,7 +48,8 @@ def test_an_optimizer_that_an_earlier_run_left_behind_is_not_waited_for(
     play: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "left_behind", [], raising=False)
-    play(PLAIN + "\nimport sys\nsys.left_behind.append((model, optimizer))\n")
+    play(f"{PLAIN}    import sys; sys.left_behind.append((model, optimizer))\n")
+    assert len(sys.left_behind) == 1  # type: ignore[attr-defined]
 
     assert play(PLAIN).kinds() == ["train_start", *STEP, *STEP, *STEP, "train_end"]
 

@@ -137,16 +137,8 @@ def mistakes_page() -> str:
     return "\n".join(blocks)
 
 
-ADAPTERS = {
-    "huggingface": "huggingface.controls",
-    "lightning": "lightning.controls",
-    "accelerate": "accelerate",
-    "megatron_bridge": "megatron_bridge.controls",
-    "automodel": "automodel.controls",
-    "torchtitan": "torchtitan.controls",
-    "dream": "dream.callback",
-}
-"""Trainer -> the module of healthcheck.trainers that states what it can do; none of them imports a framework."""
+ADAPTERS = ("huggingface", "lightning", "accelerate", "megatron_bridge", "automodel", "torchtitan", "dream")
+"""In the order of the page. What an adapter can do is known without its framework."""
 
 
 def capabilities_page() -> str:
@@ -158,7 +150,7 @@ def capabilities_page() -> str:
     from healthcheck.trainers.loop import LOOP_GAPS
 
     found = [capabilities_of("script"), capabilities_of("loop", LOOP_GAPS)]
-    found += [importlib.import_module(f"healthcheck.trainers.{name}").CAPABILITIES for name in ADAPTERS.values()]
+    found += [importlib.import_module(f"healthcheck.trainers.{name}").CAPABILITIES for name in ADAPTERS]
     blocks = [MARK, "# Capabilities\n"]
     blocks.append(
         "What each trainer shows and what actions may do there. `script` is `healthcheck run` on any script, `loop` is "

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from healthcheck.trainers.dream.callback import HealthCheckCallback, attach
+from healthcheck.trainers.dream.callback import CAPABILITIES, HealthCheckCallback, attach
 
-__all__ = ["HealthCheckCallback", "attach"]
+__all__ = ["CAPABILITIES", "HealthCheckCallback", "attach"]

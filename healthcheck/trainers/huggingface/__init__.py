@@ -5,14 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.trainers.huggingface.controls import CAPABILITIES
+
 if TYPE_CHECKING:
     from healthcheck.trainers.huggingface.callback import HealthCheckCallback, attach
     from healthcheck.trainers.huggingface.memory import MemoryMonitoringCallback
 
-__all__ = ["HealthCheckCallback", "MemoryMonitoringCallback", "attach"]
+__all__ = ["CAPABILITIES", "HealthCheckCallback", "MemoryMonitoringCallback", "attach"]
 
 _HOMES = {"HealthCheckCallback": "callback", "MemoryMonitoringCallback": "memory", "attach": "callback"}
-"""Lazy: these import the framework, and what it can do (``controls``) must be known without it."""
+"""Lazy: these import the framework, and what it can do must be known without it."""
 
 
 def __getattr__(name: str) -> Any:

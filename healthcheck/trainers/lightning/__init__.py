@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.trainers.lightning.controls import CAPABILITIES
+
 if TYPE_CHECKING:
     from healthcheck.trainers.lightning.callback import HealthCheckCallback, attach
     from healthcheck.trainers.lightning.single import (
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "CAPABILITIES",
     "AnomalyDetectorCallback",
     "GradientMonitorCallback",
     "HealthCheckCallback",
@@ -40,7 +43,7 @@ _HOMES = {
     "TrainingHealthCallback": "single",
     "attach": "callback",
 }
-"""Lazy: these import the framework, and what it can do (``controls``) must be known without it."""
+"""Lazy: these import the framework, and what it can do must be known without it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from healthcheck.trainers.megatron_bridge.callback import HealthCheckCallback, attach
+from healthcheck.trainers.megatron_bridge.controls import CAPABILITIES
 
-__all__ = ["HealthCheckCallback", "attach"]
+__all__ = ["CAPABILITIES", "HealthCheckCallback", "attach"]

@@ -14,11 +14,12 @@ from healthcheck.samples import Metric, Sample
 class ResumedOptimizerProbe:
     """Looks once, at the first update of a run that does not begin at step 1, for moments and momentum.
 
+    A run begins with its first backward pass: some may come before the first update, as those of an attack on the inputs.
     Optimizers that come later are another matter: a second stage, a further ``fit()``, another side of a game.
     """
 
     name = "resumed-optimizer"
-    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.state_lost",
@@ -33,7 +34,7 @@ class ResumedOptimizerProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         optimizer = event.optimizer
-        if optimizer is None or self._looked:
+        if self._looked or (optimizer is None and event.step > 1):
             return ()
         self._looked, self.rests_until = True, sys.maxsize
         if event.step <= 1 or not hasattr(optimizer, "defaults"):

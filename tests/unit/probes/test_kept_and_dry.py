@@ -192,6 +192,13 @@ def test_an_optimizer_that_goes_on_without_its_state_is_told() -> None:
     assert state_lost(101, trained) == [0]
 
 
+def test_backward_passes_before_the_first_update_make_no_resume() -> None:
+    watched = Watched([ResumedOptimizerProbe()])
+    watched.emit(EventKind.LOSS, 1)
+    watched.emit(EventKind.BEFORE_UPDATE, 4, optimizer=torch.optim.Adam(nn.Linear(2, 1).parameters()))
+    assert not watched.names()
+
+
 def test_first_steps_further_optimizers_and_those_without_a_memory_are_not() -> None:
     model = nn.Linear(2, 1)
     assert state_lost(1, torch.optim.Adam(model.parameters())) == []

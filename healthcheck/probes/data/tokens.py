@@ -13,6 +13,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.graph.attention import Layer, layers_of
+from healthcheck.probes.graph.looks import GraphLooks
 from healthcheck.probes.graph.nodes import CROSS_ENTROPIES, kind_of, signed
 from healthcheck.probes.graph.walk import all_behind, saved
 from healthcheck.probes.transfer.late import Late, LateTable
@@ -64,15 +65,12 @@ class TokenProbe:
     )
 
     def __init__(self) -> None:
-        self._losses = 0
+        self._looks = GraphLooks(LOOKS)
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.loss_graph is None or self._losses > max(LOOKS):
-            self.rests_until = event.step + 1000
-            return ()
-        self._losses += 1
-        if self._losses not in LOOKS or event.phase != "train":
+        if not self._looks.due(event) or event.phase != "train":
+            self.rests_until = self._looks.rests_until
             return ()
         return list(_samples(event.loss_graph, event.step))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.probes.graph.nodes import NEUTRAL, kind_of, shape_of
+from healthcheck.probes.graph.nodes import NEUTRAL, kind_of, parents_of, shape_of
 from healthcheck.probes.graph.walk import keeps, saved
 from healthcheck.probes.values import is_tensor
 
@@ -118,7 +118,7 @@ def _keys_of(softmax: Any) -> Any:
     """What made the keys whose product with queries this is the softmax of; None if it is of something else."""
     node = softmax
     for _ in range(12):
-        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        parents = parents_of(node)
         if not parents:
             return None
         node = parents[0]

@@ -25,12 +25,17 @@ def near(root: Any) -> Iterator[Any]:
         seen += 1
         yield node
         if kind_of(node) in (*REDUCING, *NEUTRAL):
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+            waiting += parents_of(node)
 
 
 def kind_of(node: Any) -> str:
     """``NllLoss`` of ``NllLossBackward0``; empty for no node."""
     return "" if node is None else type(node).__name__.partition("Backward")[0]
+
+
+def parents_of(node: Any) -> list[Any]:
+    """What a node was made from, as far as gradients go there."""
+    return [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def source_of(node: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+
+from healthcheck.probes.graph.nodes import parents_of
 
 MOST = 20_000
 """Nodes of one graph that are followed; some thousands are usual."""
@@ -28,7 +29,7 @@ def all_behind(root: Any) -> list[Any]:
             return []
         known[id(node)] = node
         waiting.append((node, True))
-        waiting += [(parent, False) for parent, _ in node.next_functions if parent is not None]
+        waiting += [(parent, False) for parent in parents_of(node)]
     return order
 
 
@@ -48,8 +49,3 @@ def keeps(node: Any, name: str) -> bool | None:
     """Whether a node keeps a tensor of this name, without reading it; None where torch does not tell."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     return None if raw is None else getattr(raw, "data", None) is not None
-
-
-def parents_of(node: Any) -> Iterator[Any]:
-    """What a node was made from, with None for inputs without a gradient."""
-    return (parent for parent, _ in node.next_functions)

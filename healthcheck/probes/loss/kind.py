@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.graph.nodes import DISTANCES, NEUTRAL, REDUCING, kind_of, past_neutral, shape_of, source_of
+from healthcheck.probes.graph.looks import PAUSE, GraphLooks
+from healthcheck.probes.graph.nodes import (
+    DISTANCES,
+    NEUTRAL,
+    REDUCING,
+    kind_of,
+    parents_of,
+    past_neutral,
+    shape_of,
+    source_of,
+)
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -68,16 +78,16 @@ class LossKindProbe:
     )
 
     def __init__(self) -> None:
-        self._losses = 0
+        self._looks = GraphLooks(LOOKS)
         self._said: set[str] = set()
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.loss_graph is None or self._losses > max(LOOKS) or len(self._said) == 2:
-            self.rests_until = event.step + 1000
+        if len(self._said) == 2:
+            self.rests_until = event.step + PAUSE
             return ()
-        self._losses += 1
-        if self._losses not in LOOKS:
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
             return ()
         found = {metric: value for metric, value in _kinds(event.loss_graph) if metric not in self._said}
         self._said.update(found)
@@ -107,7 +117,7 @@ def _made_of(root: Any, through: Sequence[str]) -> Iterator[Any]:
         seen.add(node)
         yield node
         if kind_of(node) in through:
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+            waiting += parents_of(node)
 
 
 def _one_per_row(node: Any) -> bool:

@@ -13,6 +13,7 @@ from healthcheck.probes.graph.nodes import (
     NODES,
     REDUCING,
     kind_of,
+    parents_of,
     past_neutral,
     source_of,
 )
@@ -191,7 +192,7 @@ def _parts(root: Any) -> Iterator[Any]:
         seen[id(node)] = node  # kept: torch's wrapper of a node that nobody holds may come back under another id
         yield node
         if kind_of(node) in (*_THROUGH, *_EMBEDDED):
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+            waiting += parents_of(node)
 
 
 def _rows(values: Any, classes: int | None) -> Any:

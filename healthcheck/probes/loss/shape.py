@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph.looks import GraphLooks
 from healthcheck.probes.graph.nodes import (
     CROSS_ENTROPIES,
     DISTANCES,
     kind_of,
     near,
+    parents_of,
     past_neutral,
     shape_of,
     signed,
@@ -52,15 +54,12 @@ class LossGraphProbe:
     )
 
     def __init__(self) -> None:
-        self._losses = 0
+        self._looks = GraphLooks(LOOKS)
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.loss_graph is None or self._losses > max(LOOKS):
-            self.rests_until = event.step + max(LOOKS)
-            return ()
-        self._losses += 1
-        if self._losses not in LOOKS:
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
             return ()
         found = list(dict.fromkeys(_mistakes(event.loss_graph)))
         facts = {"which": "; ".join(found)}
@@ -153,7 +152,7 @@ def _are_probabilities(values: Any) -> bool:
 def _broadcast(node: Any) -> int:
     """N of a prediction (N, 1) against targets (N), which have no gradient: N x N differences. Else 0."""
     shape = shape_of(node) if kind_of(node) == "Sub" else _saved_shape(node)
-    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    parents = parents_of(node)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(parents) != 1:
         return 0
     given = source_of(parents[0]) if kind_of(parents[0]) == "Expand" else parents[0]

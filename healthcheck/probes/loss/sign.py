@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.graph.nodes import CROSS_ENTROPIES, DISTANCES, NEUTRAL, NODES, kind_of, past_neutral, source_of
+from healthcheck.probes.graph.nodes import (
+    CROSS_ENTROPIES,
+    DISTANCES,
+    NEUTRAL,
+    NODES,
+    kind_of,
+    parents_of,
+    past_neutral,
+    source_of,
+)
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -76,14 +85,14 @@ def _signs(root: Any) -> Iterator[float]:
         elif _is_error(node, kind):
             yield sign
         elif kind in _KEEPING:
-            waiting += [(parent, sign) for parent, _ in node.next_functions if parent is not None]
+            waiting += [(parent, sign) for parent in parents_of(node)]
         elif kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
-            waiting += [(parent, -sign) for parent, _ in node.next_functions if parent is not None]
+            waiting += [(parent, -sign) for parent in parents_of(node)]
         elif kind == "Sub":
             (first, _), *rest = node.next_functions
             waiting += [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
         elif kind in ("Mul", "Div") and (factor := _factor(node)):
-            waiting += [(parent, sign * factor) for parent, _ in node.next_functions if parent is not None]
+            waiting += [(parent, sign * factor) for parent in parents_of(node)]
         else:
             yield 0.0
         if seen > NODES:

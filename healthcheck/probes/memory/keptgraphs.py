@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.graph.nodes import kind_of
+from healthcheck.probes.graph.nodes import kind_of, parents_of
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
@@ -71,5 +71,5 @@ def _marked(root: Any) -> weakref.ref[_Mark]:
         seen[id(node)] = node
         if kind_of(node) != "AccumulateGrad":  # as long-lived as its parameter
             node.metadata[_MARK] = mark
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+            waiting += parents_of(node)
     return weakref.ref(mark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from healthcheck.probes.graph.nodes import parents_of
 from healthcheck.probes.values import is_tensor
 
 NODES = 16
@@ -35,4 +36,4 @@ def _leaves(node: Any) -> Iterator[Any]:
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             yield leaf
-        waiting += [parent for parent, _ in node.next_functions if parent is not None]
+        waiting += parents_of(node)

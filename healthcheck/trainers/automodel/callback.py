@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from healthcheck.events import EventKind
 from healthcheck.names import canonical_metric
 from healthcheck.outcome import Ending
-from healthcheck.trainers.automodel.callbacks import EVENTS, Callback, rank_zero_only
+from healthcheck.trainers.automodel.callbacks import Callback
 from healthcheck.trainers.automodel.controls import CAPABILITIES, AutoModelControls
 from healthcheck.trainers.automodel.recipe import CallbackRecipe
 from healthcheck.trainers.endings import ending_of
@@ -40,19 +40,6 @@ from healthcheck.trainers.toldwatch import ToldWatch, joined, listed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-
-__all__ = [
-    "CAPABILITIES",
-    "EVENTS",
-    "LOG_PREFIX",
-    "AutoModelControls",
-    "Callback",
-    "CallbackRecipe",
-    "HealthCheckCallback",
-    "HealthCheckRecipe",
-    "attach",
-    "rank_zero_only",
-]
 
 LOG_PREFIX = "healthcheck/"
 

@@ -40,8 +40,6 @@ from healthcheck.trainers.torchtitan.controls import CAPABILITIES, TorchTitanCon
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
-__all__ = ["CAPABILITIES", "LOG_PREFIX", "HealthCheckTrainer", "TorchTitanControls", "TrainerWatch", "attach"]
-
 LOG_PREFIX = "healthcheck/"
 
 

@@ -103,7 +103,7 @@ class Actor:
             before_update=event is not None and event.kind.value == "before_update",
             run_dir=self.run_dir,
             history=self.history,
-            series=lambda: list(self.history.values),
+            series=self.history.series,
             event=event,
             say=self.say,
         )

@@ -1,6 +1,7 @@
 """Which probes look at which event of a step: those for which a rule is due, and that do not rest.
 
-Asked at every step, and most steps are like the one before: what was worked out then is used again.
+Asked at every step, and most steps are like one before: what was worked out for those at which the same
+is due is used again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.engine.demand import NEVER, RuleDemand
+from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Probe
 from healthcheck.samples import Sample
+
+_PLANS = 256
+"""Plans kept at most; rules with few ``every`` need a dozen."""
+_LONG = 50
+"""Steps for which a plan holds. Who rests for less stays in it: asking is cheaper than planning at every other step."""
 
 
 @dataclass(slots=True)
@@ -31,6 +37,21 @@ class Call:
     """Bits of the marks at which it has something to do; 0: always."""
 
 
+@dataclass(slots=True)
+class Plan:
+    """Who is called at some steps."""
+
+    calls: Mapping[EventKind, Sequence[Call]]
+    resters: Sequence[Any]
+    """Probes among them that may rest for some steps."""
+    until: int
+    """Step at which it is made anew."""
+
+    def resting(self, step: int) -> set[str]:
+        """Names of those that rest at this step, from its beginning to its end."""
+        return {probe.name for probe in self.resters if probe.rests_until > step}
+
+
 class Cadence:
     """The calls of each step, by kind of event."""
 
@@ -39,12 +60,8 @@ class Cadence:
         self._marks: list[tuple[int, int, int]] = []
         """``(every, ahead, bit)``: hit where ``step + ahead`` is a multiple of ``every``."""
         self._calls: dict[EventKind, list[Call]] = {}
-        self._now: Mapping[EventKind, Sequence[Call]] = {}
-        self._due = -1
-        self._wake = 0
-        """Step at which somebody ends a rest."""
-        self._awake: list[Any] = []
-        """Those who may begin one."""
+        self._known: dict[int, Plan] = {}
+        """The calls at steps that hit the same marks, as worked out last."""
 
     def wire(self, by_kind: Mapping[EventKind, Sequence[Probe]]) -> None:
         """Work out anew who is called when: probes or their ``every`` have changed."""
@@ -67,7 +84,7 @@ class Cadence:
             )
 
         self._calls = {kind: [call(p, kind) for p in listed] for kind, listed in by_kind.items()}
-        self._due = -1
+        self._known.clear()
 
     def _cadence(self, probe: Probe) -> set[tuple[int, int]]:
         """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
@@ -80,22 +97,27 @@ class Cadence:
             return set()
         return {(every, ahead) for every in everies for ahead in range(getattr(probe, "steps_ahead", 0) + 1)}
 
-    def calls(self, step: int, *, rests: bool) -> Mapping[EventKind, Sequence[Call]]:
+    def plan(self, step: int, *, rests: bool) -> Plan:
         """Who is called at a step.
 
-        :param rests: whether probes that rest are left out.
+        :param rests: whether probes that rest for long are left out; others are named by :meth:`Plan.resting`.
         """
         due = 0
         for every, ahead, bit in self._marks:
             if not (step + ahead) % every:
                 due |= bit
-        if due == self._due and step < self._wake and rests:
-            for probe in self._awake:
-                if probe.rests_until > step:
-                    break
-            else:
-                return self._now
-        wake, awake = NEVER, {}
+        if not rests:
+            self._known.clear()  # whoever is called now may end its rest
+            return self._plan(due, step, rests=False)
+        known = self._known.get(due)
+        if known is None or step >= known.until:
+            if len(self._known) >= _PLANS:
+                self._known.clear()
+            known = self._known[due] = self._plan(due, step, rests=True)
+        return known
+
+    def _plan(self, due: int, step: int, *, rests: bool) -> Plan:
+        resters: dict[str, Any] = {}
         now: dict[EventKind, Sequence[Call]] = {}
         for kind, calls in self._calls.items():
             chosen = now[kind] = []
@@ -103,10 +125,8 @@ class Cadence:
                 if call.marks and not call.marks & due:
                     continue
                 if call.rester is not None and rests:
-                    if call.rester.rests_until > step:
-                        wake = min(wake, call.rester.rests_until)
+                    if call.rester.rests_until >= step + _LONG:
                         continue
-                    awake[id(call.rester)] = call.rester
+                    resters[call.name] = call.rester
                 chosen.append(call)
-        self._now, self._due, self._wake, self._awake = now, due if rests else -1, wake, list(awake.values())
-        return now
+        return Plan(now, list(resters.values()), step + _LONG)

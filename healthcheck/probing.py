@@ -62,6 +62,8 @@ class ProbeBoard:
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
         self._cadence = Cadence(demand)
         self._now: Mapping[EventKind, Sequence[Call]] = {}
+        self._resting: set[str] = set()
+        """Probes that have nothing to do in this step. None while optimizers take turns, nor when one is new."""
         self._answered: set[tuple[str, int]] = set()
         """Probe and optimizer for which the present step was answered."""
         self._optimizers: dict[int, Callable[[], Any]] = {}
@@ -114,7 +116,8 @@ class ProbeBoard:
             self._weight = 1
         else:
             self._weight = 0 if self._steps % TIMED_EVERY else TIMED_EVERY
-        self._now = self._cadence.calls(step, rests=len(self._optimizers) < 2)
+        plan = self._cadence.plan(step, rests=len(self._optimizers) < 2)
+        self._now, self._resting = plan.calls, plan.resting(step)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
         """Whether any probe has something to do at this event of this step."""
@@ -123,11 +126,13 @@ class ProbeBoard:
         calls = self._now.get(kind)
         if not calls:
             return False
-        if kind is not EventKind.AFTER_UPDATE or len(self._optimizers) != 1:
-            return True
-        # Most that listen there have had their answer before the update.
+        resting = self._resting
+        answered = self._answered if kind is EventKind.AFTER_UPDATE and len(self._optimizers) == 1 else ()
         for call in calls:
-            if call.once and (call.name, 0) in self._answered:
+            if call.rester is not None and call.name in resting:
+                continue
+            # Most that listen after an update have had their answer before it.
+            if call.once and (call.name, 0) in answered:
                 continue
             return True
         return False
@@ -147,8 +152,10 @@ class ProbeBoard:
         calls = self._now.get(event.kind)
         if not calls:
             return
-        demand, weight, answered = self.demand, self._weight, self._answered
+        demand, weight, answered, resting = self.demand, self._weight, self._answered, self._resting
         for call in calls:
+            if call.rester is not None and call.name in resting:
+                continue
             if call.fact and getattr(event, call.fact) is None:
                 continue
             if call.once and (call.name, event.optimizer_index) in answered:
@@ -175,7 +182,7 @@ class ProbeBoard:
     def _meet(self, optimizer: Any, index: int, step: int) -> None:
         """A new optimizer ends every rest: what probes knew of the old one says nothing of it."""
         self._optimizers[index] = weak(optimizer)
-        self._now = self._cadence.calls(step, rests=False)
+        self._now, self._resting = self._cadence.plan(step, rests=False).calls, set()
 
     def state_dict(self) -> dict[str, Any]:
         """What the probes must keep over a resume, by probe name."""
@@ -205,24 +212,38 @@ class ProbeBoard:
 
 
 class History:
-    """The last values of every series, for evidence and for people who ask."""
+    """The last values of every series, for evidence and for people who ask.
+
+    Steps and values stand in turn in one deque: a pair for each would be one more thing for the garbage collector
+    to count, and a loop that makes nothing of its own that stays would collect because of us.
+    """
 
     def __init__(self) -> None:
-        self.values: dict[str, deque[tuple[int, float]]] = {}
+        self._kept: dict[str, deque[float]] = {}
 
     def remember(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             name = sample.metric if not sample.labels else series_name(sample.metric, sample.labels)
-            kept = self.values.get(name)
+            kept = self._kept.get(name)
             if kept is None:
-                if len(self.values) >= HISTORY_SERIES:
+                if len(self._kept) >= HISTORY_SERIES:
                     continue
-                kept = self.values[name] = deque(maxlen=HISTORY)
-            kept.append((sample.step, sample.value))
+                kept = self._kept[name] = deque(maxlen=2 * HISTORY)
+            kept.extend((sample.step, sample.value))
 
     def __call__(self, series: str, n: int = HISTORY) -> list[tuple[int, float]]:
         """The last ``n`` values of a series as ``(step, value)``, oldest first."""
-        return list(self.values.get(series, ()))[-n:]
+        kept = list(self._kept.get(series, ()))
+        return list(zip(map(int, kept[::2]), kept[1::2], strict=True))[-n:]
+
+    def series(self) -> list[str]:
+        """Names of all series, in the order in which they were first seen."""
+        return list(self._kept)
+
+    def newest(self, series: str) -> float | None:
+        """The last value of a series; None without any."""
+        kept = self._kept.get(series)
+        return kept[-1] if kept else None
 
     def charted(self, leave_out: Iterable[str] = ()) -> dict[str, float]:
         """The newest value of each series without labels that makes a chart.
@@ -230,9 +251,10 @@ class History:
         What was seen once does not, nor do signs that have been 0 or 1 all along: forty flat lines hide the others.
         """
         out = set(leave_out)
-        return {n: kept[-1][1] for n, kept in self.values.items() if "[" not in n and n not in out and _varies(kept)}
+        names = [name for name in self._kept if "[" not in name and name not in out]
+        return {name: values[-1] for name in names if _varies(values := list(self._kept[name])[1::2])}
 
 
-def _varies(kept: Sequence[tuple[int, float]]) -> bool:
-    newest = kept[-1][1] if kept else 0.0
-    return len(kept) > 1 and (newest not in (0.0, 1.0) or any(value != newest for _, value in kept))
+def _varies(values: Sequence[float]) -> bool:
+    newest = values[-1] if values else 0.0
+    return len(values) > 1 and (newest not in (0.0, 1.0) or any(value != newest for value in values))

@@ -44,11 +44,13 @@ def scalar(value: Any) -> Any:
     if is_tensor(value):
         if value.numel() != 1 or value.is_complex():
             return None
-        value = value.detach()
-        if value.device.type == "meta":
-            return None
-        if value.device.type == "cpu":
+        if value.requires_grad:
+            value = value.detach()
+        device = value.device.type
+        if device == "cpu":
             return float(value)
+        if device == "meta":
+            return None
         return value.reshape(()) if value.dim() else value
     if isinstance(value, bool):
         return float(value)

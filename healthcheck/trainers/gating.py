@@ -81,6 +81,11 @@ class UpdateGate:
         """Whether a rule would hold back an update for its loss."""
         return self.rules is not None and "loss" in self.rules.metrics
 
+    @property
+    def nothing_held(self) -> bool:
+        """Whether none of the optimizers that have stepped so far can be held back."""
+        return bool(self._ways) and all(way == "none" for _, _, way in self._ways.values())
+
     def way(self, optimizer: Any) -> str:
         """How an update of ``optimizer`` can be held back.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -190,3 +191,70 @@ def test_a_model_over_two_devices_gives_the_right_norm(watch: Any) -> None:
     wanted = math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in model.parameters()))
     health.close()
     assert [v for _, v in health.history("grad_norm")] == pytest.approx([wanted] * 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_scalars_of_any_type_arrive_as_they_are_and_in_one_copy(watch: Any, dtype: torch.dtype) -> None:
+    model, x = model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rules = {"version": 1, "rules": {"a": {"metric": "loss", "when": "nonfinite"}}, "external": ["mine", "count"]}
+    rules["rules"] |= {n: {"metric": n, "when": {"below": -1e9}} for n in ("mine", "count")}  # type: ignore[operator]
+    health = watch(model, optimizer, rules=rules)
+    wanted: list[tuple[float, float, float]] = []
+
+    def run(steps: int) -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            told = loss.detach().to(dtype)
+            mine, count = told * 3, torch.full((), step, device="cuda")
+            kept.append((told, mine, count))
+            health.step(loss=told, metrics={"mine": mine, "count": count})
+
+    kept: list[tuple[torch.Tensor, ...]] = []
+    run(3)
+    with torch.profiler.profile(acc_events=True) as trace:
+        run(10)
+        torch.cuda.synchronize()
+    health.close()
+    assert sum("Memcpy DtoH" in event.name for event in trace.events() or ()) == 10
+    wanted = [tuple(map(float, row)) for row in kept]  # type: ignore[misc]
+    assert [tuple(health.history(name)[k][1] for name in ("loss", "mine", "count")) for k in range(13)] == wanted
+
+
+def test_a_loop_whose_updates_cannot_be_held_back_and_that_tells_its_loss_is_not_asked_for_it_twice(watch: Any) -> None:
+    model, x = model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # foreach on CUDA: nothing holds it back
+    health = watch(model, optimizer, rules="healthcheck:recommended")
+    train(model, optimizer, x, health, 3)
+    assert health._steps.gate.nothing_held
+    assert not health._steps._looks_at_passes()
+
+
+def test_a_loop_that_tells_no_loss_still_has_that_of_its_backward_passes(watch: Any) -> None:
+    model, x = model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    health = watch(model, optimizer, rules="healthcheck:recommended")
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        health.step()
+    health.close()
+    assert len(health.history("loss")) == 6
+
+
+def test_gradients_are_held_until_their_update_is_over_and_no_longer(watch: Any) -> None:
+    model, x = model_and_data()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    health = watch(model, optimizer, rules=RULES)
+    inside: list[bool] = []
+    optimizer.register_step_pre_hook(lambda *_: inside.append(health._steps._held is not None))
+    train(model, optimizer, x, health, 3)
+    assert inside[1:] == [True, True]
+    assert health._steps._held is None
+    gone = weakref.ref(next(model.parameters()).grad)
+    optimizer.zero_grad()
+    assert gone() is None

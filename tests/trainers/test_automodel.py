@@ -86,7 +86,7 @@ def test_a_stop_keeps_the_bad_update_out_and_saves_on_the_way_out(tmp_path: Path
 def test_validation_sets_are_told_apart_by_name() -> None:
     validation = {"squad": batches(2), "hellaswag": batches(3)}
     recipe = run(validation=validation, val_every_steps=3)
-    names = {name for name in recipe.health.session.history.values if name.startswith("eval.loss")}
+    names = {name for name in recipe.health.session.history.series() if name.startswith("eval.loss")}
     assert names == {"eval.loss[dataset=squad]", "eval.loss[dataset=hellaswag]"}
     assert [step for step, _ in recipe.health.session.history("eval.loss[dataset=squad]")] == [3, 6]
 

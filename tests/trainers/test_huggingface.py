@@ -100,7 +100,7 @@ def test_evaluations_of_several_data_sets_are_told_apart(tmp_path: Path) -> None
     evaluation = {"news": data(4), "books": data(4)}
     trainer_for(tmp_path, [callback], evaluation=evaluation, eval_strategy="steps", eval_steps=4).train()
     assert seen == [("news", 4, 0.25), ("books", 4, 0.25), ("news", 8, 0.5), ("books", 8, 0.5)]
-    assert {"eval.loss[dataset=news]", "eval.loss[dataset=books]"} <= set(callback.session.history.values)
+    assert {"eval.loss[dataset=news]", "eval.loss[dataset=books]"} <= set(callback.session.history.series())
 
 
 def test_loggers_see_metrics_and_alerts(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_memory_callback_keeps_every_epoch_in_a_real_trainer(tmp_path: Path)
     assert second.peak_memory_gb >= second.start_memory_gb > 0
     assert first.timestamp_start < first.timestamp_end <= second.timestamp_start
     assert {"prediction_step", "evaluate", "log"} <= {e.event_type for e in callback.memory_history}
-    assert "memory.at[event=eval_step]" in callback.session.history.values
+    assert "memory.at[event=eval_step]" in callback.session.history.series()
 
 
 def test_a_memory_error_of_the_callback_cleans_up_and_is_kept(tmp_path: Path) -> None:

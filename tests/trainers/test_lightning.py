@@ -116,7 +116,7 @@ def test_several_optimizers_are_one_step_with_a_series_each(tmp_path: Path) -> N
     callback = HealthCheckCallback(RULES, **QUIET)
     fit(tmp_path, callback, Adversaries(), max_steps=12)
     assert callback.report["steps"] == 6
-    names = callback.session.history.values
+    names = callback.session.history.series()
     assert {"grad_norm", "grad_norm[optimizer=1]", "loss", "loss[optimizer=1]"} <= set(names)
     assert [step for step, _ in callback.session.history("grad_norm[optimizer=1]")] == [1, 2, 3, 4, 5, 6]
 
@@ -137,7 +137,7 @@ def test_the_sanity_check_is_no_evaluation(tmp_path: Path) -> None:
     callback = HealthCheckCallback(RULES, callbacks=[Evaluations()], **QUIET)
     fit(tmp_path, callback, Toy(), validation=[data(4), data(4)], num_sanity_val_steps=2, val_check_interval=4)
     assert seen == [("0", 4), ("1", 4), ("0", 8), ("1", 8)]
-    assert "eval.loss[dataset=1]" in callback.session.history.values
+    assert "eval.loss[dataset=1]" in callback.session.history.series()
 
 
 def test_metrics_and_alerts_reach_the_logger_at_their_own_step(tmp_path: Path) -> None:

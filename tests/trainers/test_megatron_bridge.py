@@ -125,7 +125,7 @@ def test_several_model_chunks_and_their_main_grads_are_told_apart() -> None:
     chunks: list[Any] = [Model(), Both(), Model()]
     health = callback({"version": 1, "rules": {"each": {"metric": "grad_norm[*]", "when": {"above": 1e9}}}})
     megatron_loop.pretrain(config(chunks), lambda batch, model: model[1](batch), callbacks=[health])
-    names = {name for name in health.session.history.values if name.startswith("grad_norm[")}
+    names = {name for name in health.session.history.series() if name.startswith("grad_norm[")}
     assert names == {f"grad_norm[chunk{i}.{part}]" for i in (0, 2) for part in ("weight", "bias")}
 
 

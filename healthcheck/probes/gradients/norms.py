@@ -10,7 +10,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.probes.gradients.blame import bad_gradient_facts, remember_gradients
 from healthcheck.probes.gradients.facts import GradientFacts, ZeroFacts, facts_of_norms, silent_together, zero_facts
 from healthcheck.probes.gradients.inner import INNER
-from healthcheck.probes.gradients.statistics import GradientPass, GradientStats, gradient_stats
+from healthcheck.probes.gradients.statistics import GradientPass, GradientStats, HeldGradients, gradient_stats
 from healthcheck.probes.gradients.trained import TrainedParameters
 from healthcheck.probes.kernels.foreach import nonfinite_count, norm_of
 from healthcheck.probes.transfer.late import Element, Late
@@ -106,7 +106,9 @@ class GradientProbe:
             return self._late_samples(event, demand, params, stats, labels, given, facts)
         return self._host_samples(event, demand, params, names, stats, labels, given)
 
-    def _measure(self, index: int, params: list[Any], names: list[str], hold: list[Any] | None) -> GradientStats | None:
+    def _measure(
+        self, index: int, params: list[Any], names: list[str], hold: HeldGradients | None
+    ) -> GradientStats | None:
         """One pass over the gradients of one optimizer's parameters."""
         if params[0].device.type == "cpu":
             return gradient_stats(params, hold)

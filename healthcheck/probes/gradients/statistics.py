@@ -89,6 +89,20 @@ class GradientStats:
         return self.table.tensor
 
 
+SMALL = 64 * 2**20
+"""Bytes of gradients that may be held until the update is over."""
+
+
+class HeldGradients(list[Any]):
+    """Gradients that several look at under one event: while they are held, nobody makes their Python objects anew.
+
+    ``small``: together they are no more than :data:`SMALL`, so that an optimizer that lets gradients go one by one while
+    it steps has little to miss. It then finds the objects made as well, which saves it what we pay for them.
+    """
+
+    small = False
+
+
 class GradientPass:
     """Measures the gradients of one list of parameters, step after step.
 
@@ -107,9 +121,10 @@ class GradientPass:
         self._known: list[int] = []
         self._every: list[int] = []
         self._same: Any = None
+        self._small = False
 
     def measure(
-        self, params: Sequence[Any], same: object = None, hold: list[Any] | None = None
+        self, params: Sequence[Any], same: object = None, hold: HeldGradients | None = None
     ) -> GradientStats | None:
         """Statistics of the gradients that exist; None without any.
 
@@ -128,6 +143,8 @@ class GradientPass:
             addresses = self._addresses(params, same, hold)
             if addresses is None:
                 return gradient_stats(params)
+        if hold is not None:
+            hold.small = self._small
         table = self._table.measure(addresses, final=not self._sharded)
         if self._sharded:
             _reduce(table.tensor, len(self._table.fields), self._sharded)
@@ -140,7 +157,7 @@ class GradientPass:
             lengths=self._lengths,
         )
 
-    def _addresses(self, params: Sequence[Any], same: object, hold: list[Any] | None) -> list[int] | None:
+    def _addresses(self, params: Sequence[Any], same: object, hold: HeldGradients | None) -> list[int] | None:
         """Where the gradients are now; None if the table does not fit them.
 
         A thousand gradients are asked one by one for nothing but what may differ, and in C where that is
@@ -198,12 +215,13 @@ class GradientPass:
         self._absent = [i for i in range(len(params)) if i not in there]
         self._lengths = [g.numel() for g in locals_]
         self._bytes = list(map(_BYTES, locals_))
+        self._small = sum(self._bytes) <= SMALL
         self._every = list(range(len(locals_)))
         self._sharded = [(sharding, [self._table.columns[k] for k in members]) for sharding, members in groups.items()]
         return True
 
 
-def gradient_stats(params: Sequence[Any], hold: list[Any] | None = None) -> GradientStats | None:
+def gradient_stats(params: Sequence[Any], hold: HeldGradients | None = None) -> GradientStats | None:
     """The same through torch's foreach kernels, for any device and layout: norms only.
 
     :param hold: gets the gradients, for others who look at them in the same event.

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from healthcheck.probes.transfer.late import LateTable, Room
+from healthcheck.probes.transfer.rawcopy import RawPage, raw_copies
 
 ROOM = 32
 """Scalars for which there is room in front of a table, or on a pad of their own."""
@@ -87,17 +88,16 @@ class Page:
 
     __slots__ = ("_spare", "address", "numbers", "tensor")
 
-    def __init__(self, spare: list[tuple[Any, Any, int]], count: int, dtype: Any = None) -> None:
+    def __init__(self, spare: list[tuple[Any, Any, int]], count: int) -> None:
         if spare:
             self.tensor, self.numbers, self.address = spare.pop()
         else:
             import torch
 
-            dtype = dtype or torch.float64
             with torch.inference_mode(False):  # it is used again in training
-                self.tensor = torch.empty(count, dtype=dtype, pin_memory=True)
+                self.tensor = torch.empty(count, dtype=torch.float64, pin_memory=True)
             self.address = self.tensor.data_ptr()
-            memory: Any = (ctypes.c_double if dtype == torch.float64 else ctypes.c_float) * count
+            memory: Any = ctypes.c_double * count
             self.numbers = memory.from_address(self.address)
         self._spare = spare
 
@@ -119,7 +119,7 @@ class DeviceCopy:
 
     __slots__ = ("begin", "device", "event", "order", "page", "tables", "written")
 
-    def __init__(self, device: int, parcel: Parcel, begin: int, page: Page | None, event: Any) -> None:
+    def __init__(self, device: int, parcel: Parcel, begin: int, page: Page | RawPage | None, event: Any) -> None:
         self.device = device
         self.tables = list(parcel.tables.values())
         self.written = [(table, table.own_page) for table in parcel.written.values()]
@@ -155,7 +155,7 @@ class PinnedMemory:
     """Sends parcels, and uses pages and events again."""
 
     def __init__(self) -> None:
-        self._pages: dict[Any, list[tuple[Any, Any, int]]] = {}
+        self._pages: dict[int, list[tuple[Any, Any, int]]] = {}
         self._events: dict[int, list[Any]] = {}
         self._streams: dict[int, tuple[int, Any]] = {}
         self._pads: dict[int, Room] = {}
@@ -177,23 +177,21 @@ class PinnedMemory:
             if known is not None:
                 stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
             known = self._streams[device] = (raw, stream)
-        begin, page = self._copy(torch, device, parcel)
+        begin, page = self._copy(torch, device, raw, parcel)
         events = self._events.setdefault(device, [])
         event = events.pop() if events else torch.cuda.Event()
         event.record(known[1])
         return DeviceCopy(device, parcel, begin, page, event)
 
-    def _copy(self, torch: Any, device: int, parcel: Parcel) -> tuple[int, Page | None]:
+    def _copy(self, torch: Any, device: int, stream: int, parcel: Parcel) -> tuple[int, Page | RawPage | None]:
         """Where the tables begin on the page that everything is copied to; no page where nothing is to be copied."""
         if not parcel.tables:
             if not parcel.scalars:
                 return 0, None
-            if len(parcel.scalars) == 1:
-                (value,) = parcel.scalars.values()
-                if value.dtype in (torch.float32, torch.float64):  # as it is: no kernel that converts it first
-                    page = Page(self._pages.setdefault(value.dtype, []), 1, value.dtype)
-                    page.tensor.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
-                    return 1, page
+            copies = raw_copies()
+            raw = None if copies is None else copies.send(device, stream, list(parcel.scalars.values()))
+            if raw is not None:
+                return len(parcel.scalars), raw
         pad = self._pads.get(device)
         if pad is None:
             with torch.inference_mode(False):

@@ -134,7 +134,7 @@ def _kept(session: Session, event: Event) -> str:
         before_update=False,
         run_dir=session.info.run_dir,
         history=session.history,
-        series=lambda: list(session.history.values),
+        series=session.history.series,
         event=event,
     )
     outcome = action.run(alert, context)

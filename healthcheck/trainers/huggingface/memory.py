@@ -139,7 +139,8 @@ class MemoryMonitoringCallback(HealthCheckCallback):
         session = self.session
         if session is None:
             return
-        newest = {name: kept[-1][1] for name in EPOCH_METRICS if (kept := session.history.values.get(name))}
+        values = {name: session.history.newest(name) for name in EPOCH_METRICS}
+        newest = {name: value for name, value in values.items() if value is not None}
         if len(newest) < len(EPOCH_METRICS) or not self.watch.active:
             return
         self.epoch_memory_history.append(

@@ -211,9 +211,9 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
             return
         theirs = {canonical_metric(name) for name in trainer.logged_metrics}
         by_step: dict[int, dict[str, float]] = {}
-        for name, kept in session.history.values.items():
-            if kept and "[" not in name and name not in theirs and not is_evaluation(name):
-                step, value = kept[-1]
+        for name in session.history.series():
+            if "[" not in name and name not in theirs and not is_evaluation(name):
+                ((step, value),) = session.history(name, 1)
                 by_step.setdefault(step, {})[name] = value
         for step in sorted(by_step):
             self.log_metrics(by_step[step], step)

@@ -83,6 +83,7 @@ class WatchedSteps(LoopSteps):
         self._seen_loss = SeenLoss(self.losses)
         self._untold: Any = None
         """The loss that a backward pass showed, for a loop that tells none."""
+        self._tells_loss = False
 
     def listens_to_backward(self, optimizers: int) -> bool:
         """Whether somebody needs it: rules that hold an update back for its loss, or optimizers that may step
@@ -93,12 +94,18 @@ class WatchedSteps(LoopSteps):
 
     def backward_begins(self, tensors: Any) -> None:
         self._catch_up()
-        self._seen_loss.begins(tensors, list(self.only or ()))
+        if self._looks_at_passes():
+            self._seen_loss.begins(tensors, self.only or ())
 
     def backward_done(self) -> None:
         if self._inner.first is not None:
             self._last_update = (self._inner.end(self.view, self._begun), 0, None)
-        self._seen_loss.ended(list(self.only or ()))
+        if self._looks_at_passes():
+            self._seen_loss.ended(self.only or ())
+
+    def _looks_at_passes(self) -> bool:
+        """Whether the loss of a pass is of use: to hold an update back, or because the loop tells none."""
+        return not (self._tells_loss and self.gate.nothing_held)
 
     def _step_inside_backward(self, optimizer: Any) -> None:
         if self._inner.first is None:
@@ -128,6 +135,7 @@ class WatchedSteps(LoopSteps):
 
     def loop_step(self, *, loss: Any = None, **told: Any) -> None:
         untold, self._untold = self._untold, None
+        self._tells_loss = loss is not None
         super().loop_step(loss=untold if loss is None else loss, **told)
 
     def _show_update(self, optimizer: Any, index: int) -> None:

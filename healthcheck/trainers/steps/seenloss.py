@@ -5,11 +5,10 @@ Only for holding an update back. What a rule judges and a report shows is what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.probes.values import scalar
-from healthcheck.trainers.modelview import parameters_of
 from healthcheck.trainers.steps.lossmath import LossMath
 
 
@@ -27,13 +26,13 @@ class SeenLoss:
         self._sum: Any = None
         self._parts = 0
 
-    def begins(self, tensors: Any, optimizers: Sequence[Any]) -> None:
+    def begins(self, tensors: Any, optimizers: Iterable[Any]) -> None:
         """A backward pass from ``tensors`` is about to run."""
         self._now = scalar(self._math.of(tensors))
         self._weight = self._math.weight()
         self._marks = _marks(optimizers)
 
-    def ended(self, optimizers: Sequence[Any]) -> None:
+    def ended(self, optimizers: Iterable[Any]) -> None:
         """It is over. One that left the gradients of these optimizers alone is of another model."""
         if self._now is not None and _marks(optimizers) != self._marks:
             value = self._now if self._weight in (None, 1.0) else self._now * self._weight
@@ -51,12 +50,12 @@ class SeenLoss:
         return value / parts
 
 
-def _marks(optimizers: Sequence[Any]) -> list[tuple[int, int]]:
+def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
     """What changes when a backward pass reaches an optimizer: its outermost gradients, and how often they were written."""
     marks = []
     for optimizer in optimizers:
-        parameters = parameters_of(optimizer)
-        for parameter in (parameters[0], parameters[-1]) if parameters else ():
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        for parameter in (groups[0][0], groups[-1][-1]) if groups else ():
             gradient = parameter.grad
             marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
     return marks

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
 from healthcheck.probes.gradients.norms import HELD
+from healthcheck.probes.gradients.statistics import HeldGradients
 from healthcheck.probes.nograd import no_grad
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.gating import UpdateGate
@@ -45,6 +46,8 @@ class TrainingSteps(UpdateSteps):
         """Until an optimizer has stepped."""
         self.backward_depth = 0
         """Above 0 inside a backward pass; passes nest under activation checkpointing."""
+        self._held: HeldGradients | None = None
+        """The gradients of the update at hand, for its optimizer."""
         self._stepping: dict[int, int] = {}
         """Optimizers inside their step, by id, with their index."""
         self._inner = InnerUpdates(session)
@@ -174,6 +177,7 @@ class TrainingSteps(UpdateSteps):
         index = self._stepping.pop(id(optimizer), None)
         if index is None:
             return
+        self._held = None
         self.gate.disarm(optimizer)
         if self._withheld is not None:
             self._withheld.give_back()
@@ -241,7 +245,7 @@ class TrainingSteps(UpdateSteps):
             self.controls.update_unseen("gradients are clipped inside a compiled graph")
         way = "none" if unseen or capturing() else self.gate.way(optimizer)
         session, controls = self.session, self.controls
-        session.user_state[HELD] = []
+        session.user_state[HELD] = HeldGradients()
         controls.skipping, controls.before_update = False, True
         session.prompt = way == "wait"
         try:
@@ -250,7 +254,8 @@ class TrainingSteps(UpdateSteps):
                     self._show_update(optimizer, index)
         finally:
             controls.before_update = session.prompt = False
-            session.user_state.pop(HELD, None)
+            held = session.user_state.pop(HELD, None)
+        self._held = held if held is not None and held.small else None
         self.stop.check()
         if way == "device":
             guarded(session, self.gate.arm, optimizer, index)

@@ -192,7 +192,7 @@ NAMES = {"grad_norm[body.weight]", "grad_norm[body.bias]", "grad_norm[head.weigh
 
 
 def families(run: Run) -> set[str]:
-    return {name for name in run.session.history.values if name.startswith("grad_norm[")}
+    return {name for name in run.session.history.series() if name.startswith("grad_norm[")}
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

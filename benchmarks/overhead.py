@@ -250,6 +250,7 @@ def main() -> None:
     variants = chosen(args.variants, args.without, known, groups)
     tables = []
     for row in [Row.parse(text) for text in args.rows.split(",")]:
+        torch.compiler.reset()  # or shapes of the row before would be taken for shapes that change
         print(f"# {row.case}{' +compile' if row.compiled else ''}{' +fused' if row.fused else ''}", flush=True)
         table = measure(
             row,

@@ -35,6 +35,8 @@ OURS: dict[str, Any] = {
     "recommended": "healthcheck:recommended",
     "recommended + per parameter": extending(("recommended",), PER_PARAMETER),
     "recommended + per parameter, update ratio every 10": extending(("recommended",), {**PER_PARAMETER, **RATIO}),
+    "profile production": {**extending(("recommended",)), "settings": {"profile": "production"}},
+    "profile minimal": {**extending(("recommended",)), "settings": {"profile": "minimal"}},
     "strict": "healthcheck:strict",
     "ci-smoke": "healthcheck:ci-smoke",
     "thematic packs": extending(THEMES),

@@ -23,6 +23,8 @@ MIN_SECONDS = 20.0
 """Training shorter than this is left alone: start-up costs would be taken for the run's."""
 MOST = 64
 """How far ``every`` is stretched."""
+CLEARLY = 2.0
+"""Times the budget at which a run is told that it cannot be kept."""
 _ACTING = ("stop", "skip_update")
 
 
@@ -42,11 +44,13 @@ class OverheadBudget:
         self._active = 0.0
         self._probes: dict[str, int] = {}
         self._said = False
+        self._exhausted = share is None
+        """Whether there is nothing to measure, or nothing left to stretch."""
 
     def step_ended(self) -> None:
         """Once per step; cheap but for one in :data:`CHECK_EVERY`."""
         self._steps += 1
-        if self.share is None or self._steps % CHECK_EVERY:
+        if self._exhausted or self._steps % CHECK_EVERY or self.share is None:
             return
         session = self._session
         active, own = session.active(), sum(session.event_cost.values())
@@ -75,6 +79,13 @@ class OverheadBudget:
                 self._session.probing.reschedule()
                 self._say(keys, share)
                 return
+        self._exhausted = True
+        if self.share is not None and share > CLEARLY * self.share:
+            self._session.note(
+                f"watching takes {share:.1%} of the training time, more than the budget of {self.share:.1%}, and no more of it can be "
+                "measured less often: steps this short feel whatever is done in each. The profile minimal keeps little but "
+                "the rules that may stop a run (--profile minimal)"
+            )
 
     def _say(self, keys: list[str], share: float) -> None:
         if self._said:

@@ -39,8 +39,14 @@ def healthcheck_register_probes(register):
 """
 
 
-def run(plugin: Path, steps: int, *, share: Any, two: dict[str, Any]) -> tuple[Session, list[str]]:
-    rules = {"version": 1, "rules": {"one": {"metric": "slow.one", "when": {"above": 5}}, "two": two}}
+ONE = {"metric": "slow.one", "when": {"above": 5}}
+TWO = {"metric": "slow.two", "when": {"above": 5}}
+
+
+def run(
+    plugin: Path, steps: int, *, share: Any, two: dict[str, Any], one: dict[str, Any] = ONE
+) -> tuple[Session, list[str]]:
+    rules = {"version": 1, "rules": {"one": one, "two": two}}
     session = open_session(
         target="t",
         rules=rules,
@@ -55,9 +61,6 @@ def run(plugin: Path, steps: int, *, share: Any, two: dict[str, Any]) -> tuple[S
         session.emit(Event(EventKind.STEP_END, step))
         time.sleep(0.0005)
     return session, said
-
-
-TWO = {"metric": "slow.two", "when": {"above": 5}}
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_over_its_budget_measures_less_often_and_says_so_once(plugin: Path, at_once: None) -> None:
     session, said = run(plugin, 400, share="1%", two=TWO)
     assert session.demand.stretch["slow.one"] >= 4
-    assert len(said) == 1
+    assert sum("measured every" in sentence for sentence in said) == 1
     assert "more than the budget of 1.0%: slow.one, slow.two are now measured every 2 steps" in said[0]
     taken = [step for step, _ in session.history("slow.one")]
     assert len(taken) < 300
@@ -95,6 +98,15 @@ def test_a_budget_that_is_kept_or_off_changes_nothing(plugin: Path, at_once: Non
         session, said = run(plugin, 150, share=share, two=TWO)
         assert session.demand.stretch == {}
         assert said == []
+
+
+def test_a_run_that_cannot_be_kept_within_its_budget_says_that_once(plugin: Path, at_once: None) -> None:
+    acting = {"severity": "error", "then": ["stop"]}
+    rules = {name: {"metric": f"slow.{name}", "when": {"above": 5}, **acting} for name in ("one", "two")}
+    session, said = run(plugin, 300, share="1%", two=rules["two"], one=rules["one"])
+    assert session.demand.stretch == {}
+    assert len(said) == 1
+    assert "no more of it can be measured less often" in said[0]
 
 
 def test_a_short_run_is_left_alone(plugin: Path) -> None:

@@ -164,12 +164,12 @@ def main() -> None:
     report.part(
         "large model",
         120,
-        lambda: ratios(report, large, True, args.device, args.blocks, None if args.quick else 8, args.seconds * 0.4),
+        lambda: ratios(report, large, True, args.device, args.blocks, None if args.quick else 6, args.seconds * 0.45),
     )
     report.part(
         "launch-bound model",
         60,
-        lambda: ratios(report, small, False, args.device, args.blocks, None, args.seconds * 0.2),
+        lambda: ratios(report, small, False, args.device, args.blocks, None if args.quick else 10, args.seconds * 0.3),
     )
     if card:
         report.part("memory", 30, lambda: memory(report, large))

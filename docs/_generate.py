@@ -10,7 +10,6 @@ tests/meta fails while the two differ.
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
 import sys
@@ -23,6 +22,8 @@ if str(DOCS.parent) not in sys.path:  # a bare checkout, nothing installed
     sys.path.insert(0, str(DOCS.parent))
 
 MARK = "<!-- Written by docs/_generate.py from the code; edit the docstrings, then run `make docs`. -->\n"
+DOCSTRING = re.compile(r'"""(.*?)(?:\n\n|""")', re.DOTALL)
+"""First paragraph of a docstring, at the very beginning of a file."""
 
 
 # --------------------------------------------------------------------------- docstrings to Markdown
@@ -257,8 +258,9 @@ def source_map_page() -> str:
 
 
 def _first_line(path: Path) -> str:
-    paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    return markdown(" ".join(paragraph.split()))
+    """First paragraph of the docstring of a module; the rest of the file need not be parsed for it."""
+    found = DOCSTRING.match(path.read_text(encoding="utf-8"))
+    return markdown(" ".join(found[1].split())) if found else ""
 
 
 def _sentence(text: str) -> str:

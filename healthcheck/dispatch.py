@@ -21,8 +21,6 @@ from healthcheck.events import EventKind
 QUARANTINE_AFTER = 3
 """Errors of one owner after which it is not called again."""
 
-JUDGEMENT = ("samples", "transition", "alert", "report_section")
-
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{kind.value: ("session", "event") for kind in EventKind},
     "samples": ("session", "step", "samples"),

@@ -61,22 +61,6 @@ class EventKind(str, Enum):
         return self.value
 
 
-HOT_EVENTS = frozenset(
-    {
-        EventKind.STEP_START,
-        EventKind.BATCH_READY,
-        EventKind.LOSS,
-        EventKind.BACKWARD_END,
-        EventKind.BEFORE_UPDATE,
-        EventKind.AFTER_UPDATE,
-        EventKind.STEP_END,
-        EventKind.EVAL_STEP,
-        EventKind.TEST_STEP,
-    }
-)
-"""Events that come at least once a step. Listeners there must not wait for the device."""
-
-
 @dataclass(slots=True)
 class Event:
     """One point of the training loop, with what is known there.
@@ -116,6 +100,9 @@ class Event:
     """Clipping threshold that the loop used in this step."""
     clipped_scaled: bool | None = None
     """True if gradients were clipped while they still carried the loss scale of a ``GradScaler``; None without clipping."""
+    clipped: Sequence[Any] | None = None
+    """Parameters whose gradients the loop clipped for this update, empty if it clipped at the wrong time: before the
+    backward pass, or after the update. None where no clipping was seen."""
     lr: float | None = None
     """Learning rate, where the framework reports one instead of showing its optimizer."""
     batch: Any = None
@@ -124,6 +111,9 @@ class Event:
     """True for the first batch of a pass over the data in random order (``batch_ready``), where a loader tells."""
     dataset_size: int | None = None
     """Rows of the data set from which the batch was drawn (``batch_ready``), where it has a length."""
+    worker_draws: Sequence[Mapping[str, Sequence[str]]] | None = None
+    """For each worker of the loader, the random generators that it drew from for its first two batches, with marks of
+    their states before each (``batch_ready``, at the batch by which all workers have told)."""
     n_tokens: int | None = None
     max_steps: int | None = None
     skipped: bool | None = None

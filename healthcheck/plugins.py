@@ -13,9 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -24,6 +25,9 @@ from healthcheck.dispatch import place_of, suggest
 from healthcheck.errors import PluginError
 from healthcheck.hookspecs import PREFIX, PROJECT
 from healthcheck.registry import BUILTIN, Registry
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "healthcheck"
 DISABLE_VARIABLE = "HEALTHCHECK_DISABLE_PLUGINS"
@@ -56,11 +60,18 @@ class PluginFailure:
         return f'plugin "{self.name}" ({self.source}) was not loaded: {self.reason}'
 
 
+class _Manager(pluggy.PluginManager):
+    """Asks only functions with our prefix whether they are hooks: a module has a hundred other names."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
+
+
 class PluginHost:
     """The plugins of one session and all that they registered."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager = _Manager(PROJECT)
         self.manager.add_hookspecs(hookspecs)
         self.registry = Registry()
         self.infos: list[PluginInfo] = []
@@ -79,12 +90,10 @@ class PluginHost:
 
     def load_entry_points(self) -> None:
         """Load the installed distributions that announce themselves in group ``healthcheck``."""
-        from importlib.metadata import entry_points
-
         disabled = {n.strip() for n in os.environ.get(DISABLE_VARIABLE, "").split(",") if n.strip()}
         if "all" in disabled:
             return
-        for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
+        for point in _installed(tuple((entry, _identity(entry)) for entry in sys.path)):
             if point.name in disabled:
                 continue
             dist = point.dist
@@ -148,6 +157,27 @@ class PluginHost:
             raise
         hooks = tuple(name.removeprefix(PREFIX) for name, _ in implementations)
         self.infos.append(PluginInfo(label, source, plugin, hooks))
+
+
+@lru_cache(maxsize=1)
+def _installed(search_path: tuple[tuple[str, object], ...]) -> list[EntryPoint]:
+    """Entry points of our group by name: the order in which pip installed them says nothing.
+
+    Looking through a hundred distributions takes most of the time that a session needs to open, so a process that
+    opens several looks again only when the search path, or a folder of it, has changed.
+    """
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+
+
+def _identity(entry: str) -> object:
+    """Changes when something is installed into a folder of the search path."""
+    try:
+        found = os.stat(entry or ".")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def implementations_of(plugin: object) -> Iterator[tuple[str, Callable[..., Any]]]:

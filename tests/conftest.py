@@ -8,11 +8,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -24,11 +25,33 @@ COMMAND = (sys.executable, "-c", "import sys; from healthcheck.commands import m
 ALL_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 
+def fast_only(config: pytest.Config) -> bool:
+    """Whether these are the tests of ``make check``."""
+    return bool(config.option.markexpr == "not slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried with 100 examples each, in the fast tests with 30."""
+    settings.register_profile("fast", settings(), max_examples=30)
+    if fast_only(config):
+        settings.load_profile("fast")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The fast tests do not even import a file whose tests are all slow: some begin with a whole trainer framework."""
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    if not fast_only(config) or collection_path.suffix != ".py":
         return None
     return True if ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: looking for garbage in it takes a third of the time that collecting takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
@@ -53,13 +76,18 @@ def helper() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def small_heap() -> None:
-    """What torch and its compiler (which comes with the first optimizer) leave behind is looked through no more.
-
-    Each watched script looks for living models and collects garbage; of what was imported there are 300,000 objects.
-    """
+def compiler_imported() -> None:
+    """torch's compiler comes with the first optimizer: 300,000 objects, here before the first test and not within it."""
     torch = pytest.importorskip("torch")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What is there when a file of tests begins is looked through no more: modules, and what other files have left.
+
+    Each watched script looks for living models and collects garbage; with all that was imported, that is most of a test.
+    """
     gc.collect()
     gc.freeze()
 

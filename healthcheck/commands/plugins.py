@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="also names of the built-ins, and each plugin's hooks"
     )
     add_plugin_option(parser)
-    parser.add_argument("--strict-plugins", action="store_true", help="exit with 4 if a plugin was not loaded")
+    parser.add_argument("--strict-plugins", action="store_true", help="exit with 3 if a plugin was not loaded")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
 
 
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(_as_json(host), indent=1))
     else:
         print("\n".join(_as_text(host, verbose=args.verbose)))
-    return 4 if args.strict_plugins and host.failures else 0
+    return 3 if args.strict_plugins and host.failures else 0
 
 
 def _new(words: list[str], parent: str) -> int:

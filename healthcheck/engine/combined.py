@@ -103,7 +103,8 @@ class CombinedScorer:
                 unknown += len(tests)
                 continue
             for low, high, test in tests:
-                breaches += (score < low or score > high) if test is None else test(score)
+                if (score < low or score > high) if test is None else test(score):
+                    breaches += 1
         if self._lazy:
             failed = self.need_all and breaches + unknown < self._first
             for update, test, learn in self._lazy:

@@ -14,7 +14,7 @@ from healthcheck.engine.alerts import cap, explain, message, mute
 from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.planning import plan_actions
-from healthcheck.engine.routes import SERIES, Plans
+from healthcheck.engine.routes import Plans
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.saving import restore_engine, save_engine
 from healthcheck.rulelang.ownership import owners
@@ -85,11 +85,11 @@ class Engine:
         self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        plan = self._plans[tuple(map(SERIES, samples))]
-        parts = [(plan, samples)]
-        while plan.watches and (made := self.lookups.take(parts[-1][1], plan.watches, plan.derivations)):
-            plan = self._plans[tuple(map(SERIES, made))]
-            parts.append((plan, made))  # derived metrics may build on each other
+        part, plan = samples, self._plans[tuple([(s.metric, s.labels, s.phase) for s in samples])]
+        parts = [(plan, part)]
+        while plan.watched is not None and (part := self.lookups.take(part, plan.watched)):
+            plan = self._plans.after(plan, part)
+            parts.append((plan, part))  # derived metrics may build on each other
         for plan, part in parts:
             for index, judges in plan.wakeful if step < plan.due else plan.woken(part):
                 sample = part[index]
@@ -104,14 +104,15 @@ class Engine:
                         if state.touched:
                             touched.append(state)
                         continue
-                    # Most samples change nothing, and calls are what costs: those are noted here.
+                    # Most samples change nothing, and calls are what costs: those are noted here. Nor does one that
+                    # cannot be judged yet, unless it is the first.
                     if series.idle_from <= value <= series.idle_to:
                         series.n += 1
                         series.last_step = at
                         series.value = value
                         continue
                     score = series.update(value, at) if finite or series.nonfinite_ok else None
-                    if score is not None and series.calm_from <= score <= series.calm_to:
+                    if series.calm_from <= score <= series.calm_to if score is not None else finite and series.n:
                         series.n += 1
                         series.last_step = at
                         series.value = value

@@ -42,13 +42,29 @@ class Watch(NamedTuple):
     """Whether some formula looks at it."""
 
 
-Derivation = tuple[Derived, int]
-"""A formula that may have a value, and the place of the sample that says when and where."""
+class Watched(NamedTuple):
+    """What hangs on samples of one shape, each thing with the place of its sample."""
 
+    last: tuple[tuple[int, str, tuple[Question, ...]], ...]
+    """Metrics whose last value is remembered, and what guards ask of it."""
+    inputs: tuple[tuple[int, str, tuple[Callable[[float], None], ...]], ...]
+    """Metrics that formulas look at."""
+    sides: tuple[tuple[int, tuple[Side, ...]], ...]
+    derivations: tuple[tuple[int, Derived], ...]
+    """Formulas that may have a value, each with the last sample that it waits for: that says when and where."""
 
-def derivations(watches: Iterable[tuple[int, Watch]]) -> tuple[Derivation, ...]:
-    """The formulas that samples of one shape may make, each with the last sample that it waits for."""
-    return tuple({formula: index for index, watch in watches for formula in watch.ready}.items())
+    @classmethod
+    def of(cls, watches: Sequence[Watch | None]) -> Watched | None:
+        """Gathered from those of all series, in their order; None if nothing hangs on any."""
+        placed = [(i, w) for i, w in enumerate(watches) if w is not None]
+        if not placed:
+            return None
+        return cls(
+            tuple((i, w.metric, w.questions) for i, w in placed if w.metric),
+            tuple((i, w.metric, w.feeds) for i, w in placed if w.is_input),
+            tuple((i, w.sides) for i, w in placed if w.sides),
+            tuple((i, formula) for formula, i in {f: i for i, w in placed for f in w.ready}.items()),
+        )
 
 
 class Lookups:
@@ -98,38 +114,39 @@ class Lookups:
             bool(formulas),
         )
 
-    def take(
-        self, samples: Sequence[Sample], watches: Iterable[tuple[int, Watch]], made_here: Iterable[Derivation]
-    ) -> list[Sample]:
+    def take(self, samples: Sequence[Sample], watched: Watched) -> list[Sample]:
         """Look at the samples of one evaluation before they are judged; returns the derived samples that they give.
 
         A derived metric has a value at a step when all its bare inputs have one there, whichever
         evaluation of that step brought them; it is computed once per evaluation, from the last.
         """
         last, steps = self.last, self._steps
-        for index, (metric, questions, feeds, sides, _, is_input) in watches:
+        for index, metric, questions in watched.last:
+            value = samples[index].value
+            changed = questions and last.get(metric) != value
+            last[metric] = value
+            if changed:
+                for question in questions:
+                    low, high, test = question.test
+                    answer = (value < low or value > high) if test is None else test(value)
+                    if answer is not question.answer:
+                        question.answer = answer
+                        self._open_or_shut(question.states)
+        for index, metric, feeds in watched.inputs:
             sample = samples[index]
-            value = sample.value
-            if metric:
-                changed, last[metric] = last.get(metric) != value, value
-                if changed:
-                    for question in questions:
-                        low, high, test = question.test
-                        answer = (value < low or value > high) if test is None else test(value)
-                        if answer is not question.answer:
-                            question.answer = answer
-                            self._open_or_shut(question.states)
-            if is_input:
-                steps[metric] = sample.step
-                for feed in feeds:
-                    feed(value)
+            steps[metric] = sample.step
+            for feed in feeds:
+                feed(sample.value)
+        for index, sides in watched.sides:
+            sample = samples[index]
+            newest = value, step = sample.value, sample.step
             for side in sides:
                 if side.forgetful:
-                    side.newest = (value, sample.step)
+                    side.newest = newest
                 else:
-                    side.score(value, sample.step)
+                    side.score(value, step)
         made = []
-        for formula, index in made_here:
+        for index, formula in watched.derivations:
             sample = samples[index]
             step = sample.step
             for name in formula.triggers:

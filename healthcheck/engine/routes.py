@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from healthcheck.engine.demand import NEVER
 from healthcheck.engine.judges import Judge, judges_of
-from healthcheck.engine.lookups import Lookups, Watch, derivations
+from healthcheck.engine.lookups import Lookups, Watch, Watched
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.samples import Labels, Sample
 
@@ -41,12 +41,12 @@ class Plan:
     Rules with ``every`` rest between two of their buckets: until step ``due`` only the others are asked.
     """
 
-    __slots__ = ("_resting", "derivations", "due", "wakeful", "watches")
+    __slots__ = ("_resting", "due", "following", "wakeful", "watched")
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self.watches = tuple((i, r.watch) for i, r in enumerate(routes) if r.watch is not None)
-        """(place of the sample, what is looked up in it)"""
-        self.derivations = derivations(self.watches)
+        self.watched = Watched.of([route.watch for route in routes])
+        self.following: Plan | None = None
+        """The plan for the derived samples, where every formula had a value."""
         self.wakeful: list[Look] = [(i, r.wakeful) for i, r in enumerate(routes) if r.wakeful]
         self._resting: list[Look] = [(i, r.resting) for i, r in enumerate(routes) if r.resting]
         self.due = 0 if self._resting else NEVER
@@ -97,6 +97,14 @@ class Plans(dict[tuple[Series, ...], Plan]):
             self._planned = len(shape)
         plan = self[shape] = Plan([self._routes.get(series) or self._route(series) for series in shape])
         return plan
+
+    def after(self, plan: Plan, made: Sequence[Sample]) -> Plan:
+        """The plan for derived samples that those of ``plan`` gave."""
+        if plan.watched is None or len(made) != len(plan.watched.derivations):
+            return self[tuple(map(SERIES, made))]
+        if plan.following is None:
+            plan.following = self[tuple(map(SERIES, made))]
+        return plan.following
 
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series

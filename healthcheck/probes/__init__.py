@@ -15,13 +15,16 @@ from healthcheck.probes.data.leaked import LabelLeakProbe
 from healthcheck.probes.data.padding import PaddingProbe
 from healthcheck.probes.data.passes import PassOrderProbe
 from healthcheck.probes.data.tokens import TokenProbe
+from healthcheck.probes.data.workers import WorkerDrawProbe
 from healthcheck.probes.gradients.clipping import ClippingProbe
 from healthcheck.probes.gradients.discarded import DiscardedGradientProbe
 from healthcheck.probes.gradients.leftover import LeftoverProbe
 from healthcheck.probes.gradients.norms import GradientProbe
 from healthcheck.probes.gradients.order import StepOrderProbe
+from healthcheck.probes.gradients.unclipped import UnclippedGradientProbe
 from healthcheck.probes.gradients.unsynced import UnsyncedGradientProbe
 from healthcheck.probes.loss.duel import DuelProbe
+from healthcheck.probes.loss.frequency import FrequencyProbe
 from healthcheck.probes.loss.kind import LossKindProbe
 from healthcheck.probes.loss.latent import LatentProbe
 from healthcheck.probes.loss.loss import LossProbe
@@ -94,6 +97,7 @@ PROBES: tuple[type[Probe], ...] = (
     LeftoverProbe,
     StepOrderProbe,
     DiscardedGradientProbe,
+    UnclippedGradientProbe,
     UnsyncedGradientProbe,
     ModeProbe,
     EvaluationModeProbe,
@@ -113,10 +117,12 @@ PROBES: tuple[type[Probe], ...] = (
     BatchProbe,
     DryLoaderProbe,
     PassOrderProbe,
+    WorkerDrawProbe,
     PaddingProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    FrequencyProbe,
     LossKindProbe,
     TokenProbe,
     LabelLeakProbe,

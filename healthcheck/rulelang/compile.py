@@ -121,7 +121,7 @@ def load_all(
         source=documents[-1].path if documents else "",
         profile=profile or "",
         off=gone,
-        text=effective_text(merged, gone),
+        write=functools.partial(effective_text, merged, gone),
     )
     if collected.incomplete:
         problems = [p for p in problems if p.slug not in UNKNOWABLE]

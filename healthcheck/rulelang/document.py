@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -40,6 +41,8 @@ class Document:
     """Where relative names in ``extends`` start."""
     own: bool = True
     """False for packs: their keys give way to a profile's defaults."""
+    shared: bool = False
+    """Whether the marks are those of every document with the same text."""
 
     def mark(self, where: KeyPath, *, key: bool = False) -> Mark | None:
         """The place of a value, or with ``key`` of the key itself; the nearest parent's if absent."""
@@ -72,6 +75,8 @@ class Document:
 
     def rename(self, where: KeyPath, old: str, new: str) -> None:
         """Go on as if ``old`` had been written as ``new``, so that what is inside gets checked too."""
+        if self.shared:
+            self.root, self.shared = deepcopy(self.root), False
         data, mark = self.data, self.root
         for part in where:
             data = data[part]

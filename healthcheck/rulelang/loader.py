@@ -15,11 +15,17 @@ from typing import Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
-from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.document import Document, Mark
 from healthcheck.rulelang.yamlerrors import syntax_problem
 from healthcheck.rulelang.yamltree import MAX_DEPTH, MAX_NODES, TreeBuilder
 
 MAX_BYTES = 1 << 20
+KEPT, LONGEST_KEPT = 32, 1 << 17
+"""Texts (and their longest) that are not parsed again: `check` looks at the same packs for each profile, a notebook
+for each run."""
+
+_read: dict[str, tuple[Any, Mark | None]] = {}
+"""Texts without a mistake, what they say, and the places of it."""
 
 
 def load_file(path: FilePath | str, *, shown: str = "") -> Document:
@@ -79,6 +85,10 @@ def parse(text: str, document: Document) -> Document:
     document.lines = text.splitlines()
     if not text.strip():
         return _refuse(document, "empty", "the file is empty", suggestion="begin with `version: 1`")
+    known = _read.get(text)
+    if known is not None:
+        document.data, document.root, document.shared = _copy(known[0]), known[1], True
+        return document
     import yaml
 
     error: yaml.YAMLError | None = None
@@ -86,8 +96,11 @@ def parse(text: str, document: Document) -> Document:
     if fast is not None:
         trial = Document(document.path, lines=document.lines)
         try:
-            TreeBuilder(trial).build(yaml.parse(text, Loader=fast))
+            builder = TreeBuilder(trial)
+            builder.build(yaml.parse(text, Loader=fast))
             _take(document, trial)
+            if not document.problems and not builder.anchors and len(text) <= LONGEST_KEPT:
+                _keep(text, document)
             return document
         except yaml.YAMLError as found:
             error = found  # again with the Python parser: its messages do not depend on the libyaml at hand
@@ -101,6 +114,20 @@ def parse(text: str, document: Document) -> Document:
         trial.problems = [syntax_problem(document, error)]
     _take(document, trial)
     return document
+
+
+def _keep(text: str, document: Document) -> None:
+    for oldest in list(_read)[: max(0, len(_read) - KEPT + 1)]:
+        _read.pop(oldest, None)
+    _read[text] = (_copy(document.data), document.root)
+    document.shared = True
+
+
+def _copy(value: Any) -> Any:
+    """Lists and maps of its own for every document: what is done to the one must not show in the next."""
+    if type(value) is dict:
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if type(value) is list else value
 
 
 def _take(document: Document, trial: Document) -> None:

@@ -48,8 +48,6 @@ SPOKEN = {
 }
 """Units as people say them, answered with how they are written."""
 
-DURATION_UNITS = ("us", "ms", "s", "m", "min", "h", "d")
-
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({NUMBER})\s*([A-Za-z%]*)\s*")
 _DURATION = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)\s*(us|ms|s|min|m|h|d)\s*")

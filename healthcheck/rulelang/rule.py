@@ -230,10 +230,15 @@ class RuleSet:
     profile: str = ""
     off: list[str] = field(default_factory=list)
     """Ids of rules that are switched off (``off``, ``--off``, ``--only``)."""
-    text: str = ""
-    """The effective rules as YAML, for the record."""
+    write: Callable[[], str] = str
+    """Gives ``text``: most who load rules never ask for it."""
     warnings: list[Problem] = field(default_factory=list)
     """What ``healthcheck check`` warns of; never an error."""
+
+    @property
+    def text(self) -> str:
+        """The effective rules as YAML, for the record."""
+        return self.write()
 
     def __getitem__(self, rule_id: str) -> Rule:
         return next(r for r in self.rules if r.id == rule_id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -24,8 +25,9 @@ FILE = "rules-v1.schema.json"
 COMBINED = ("all", "any")
 
 
+@cache
 def shipped_schema() -> dict[str, Any]:
-    """The schema as it ships: built-in conditions and actions only."""
+    """The schema as it ships: built-in conditions and actions only. Read once per process; not to be changed."""
     text = resources.files("healthcheck.rulelang").joinpath(FILE).read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
@@ -33,8 +35,8 @@ def shipped_schema() -> dict[str, Any]:
 
 def build_schema(registry: Registry) -> dict[str, Any]:
     """The schema with the conditions and actions of a registry (built-ins and plugins)."""
-    schema = shipped_schema()
-    definitions = schema["definitions"]
+    shipped = shipped_schema()
+    definitions = dict(shipped["definitions"])
     conditions = {name: dict(kind.schema) for name, kind in registry.conditions.items()}
     for name, kind in registry.conditions.items():
         if "description" not in conditions[name] and kind.help:
@@ -83,7 +85,7 @@ def build_schema(registry: Registry) -> dict[str, Any]:
         "properties": {name: {"description": s.help, **s.schema} for name, s in SETTINGS.items()},
     }
     definitions["action"], definitions["actionName"] = _actions(registry)
-    return schema
+    return {**shipped, "definitions": definitions}
 
 
 def _actions(registry: Registry) -> tuple[dict[str, Any], dict[str, Any]]:

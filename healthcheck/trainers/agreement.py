@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -65,7 +66,8 @@ class StoreAgreement:
         self.config = config
         self.broken = ""
         """Why the ranks do not agree (any more); empty while they do or may yet."""
-        self._announced = False
+        self._meeting = ""
+        """Under which this training's keys stand; empty until this rank has announced itself."""
         self._decided = False
         self._start: int | None = None
         self._polls = 0
@@ -105,18 +107,20 @@ class StoreAgreement:
 
     def close(self) -> None:
         """This rank is done; the others must not wait for its answers."""
-        if not self._announced:
+        if not self._meeting:
             return
         with contextlib.suppress(Exception):
             if self._start is None and not self.broken:
                 self._name_missing()
-            gone = self.store.add(f"{PREFIX}/done", 1)
+            if self._start is None:
+                self.store.set(f"{self._meeting}/over", "")
+            gone = self.store.add(f"{self._meeting}/done", 1)
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
             while self.rank == 0 and self._decided and gone < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.01)
-                gone = self.store.add(f"{PREFIX}/done", 0)
+                gone = self.store.add(f"{self._meeting}/done", 0)
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """The report is written and the process exits next.
@@ -127,31 +131,31 @@ class StoreAgreement:
         :param failing: whether the status says failure, and the script did not fail by itself.
         :param hurried: whether somebody has asked this process to end.
         """
-        if not self._announced:
+        if not self._meeting:
             return
         with contextlib.suppress(Exception):  # without a store there is nobody to wait for
-            gone = self.store.add(f"{PREFIX}/left", 1)
+            gone = self.store.add(f"{self._meeting}/left", 1)
             deadline = time.monotonic() + LEAVING_SECONDS
             while failing and not self.broken and gone < self.world_size and time.monotonic() < deadline:
                 if hurried():
                     return
                 time.sleep(0.05)
-                gone = self.store.add(f"{PREFIX}/left", 0)
+                gone = self.store.add(f"{self._meeting}/left", 0)
 
     # -- inside -----------------------------------------------------------------------
 
     def _meet(self, step: int) -> None:
         """Announce this rank; once all are there, fix the first sync point from what they announced."""
-        if not self._announced:
-            self.store.set(f"{PREFIX}/config/{self.rank}", self.config)
-            self.store.set(f"{PREFIX}/rank/{self.rank}", str(step))
+        if not self._meeting:
+            self._meeting = self._seat()
+            self.store.set(f"{self._meeting}/config/{self.rank}", self.config)
+            self.store.set(f"{self._meeting}/rank/{self.rank}", str(step))
             if self.rank == 0:
-                self.store.set(f"{PREFIX}/folder", self.folder)
-            self.store.add(f"{PREFIX}/here", 1)
-            self._announced = True
-        if self.store.add(f"{PREFIX}/here", 0) >= self.world_size:
+                self.store.set(f"{self._meeting}/folder", self.folder)
+            self.store.add(f"{self._meeting}/here", 1)
+        if self.store.add(f"{self._meeting}/here", 0) >= self.world_size:
             self._name_strangers()
-            steps = [int(self.store.get(f"{PREFIX}/rank/{rank}")) for rank in range(self.world_size)]
+            steps = [int(self.store.get(f"{self._meeting}/rank/{rank}")) for rank in range(self.world_size)]
             self._start = (max(steps) // self.sync_every + 2) * self.sync_every
             if step > self._start:
                 self._give_up("the ranks are too many steps apart")
@@ -162,8 +166,20 @@ class StoreAgreement:
         if self._polls > POLLS:
             self._name_missing()
 
+    def _seat(self) -> str:
+        """Where the ranks of this training meet: the first meeting that this rank has not been to.
+
+        A job may train several models, one after the other or at once, and what one of them decided says nothing of the
+        next. All ranks come to them in the same order; a training that one rank had for itself is over for the others.
+        """
+        for number in itertools.count():
+            meeting = f"{PREFIX}/{number}"
+            if self.store.add(f"{meeting}/seat/{self.rank}", 1) == 1 and not self.store.check([f"{meeting}/over"]):
+                return meeting
+        raise AssertionError
+
     def _name_missing(self) -> None:
-        missing = [str(r) for r in range(self.world_size) if not self.store.check([f"{PREFIX}/rank/{r}"])]
+        missing = [str(r) for r in range(self.world_size) if not self.store.check([f"{self._meeting}/rank/{r}"])]
         if missing:
             self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched")
 
@@ -171,7 +187,7 @@ class StoreAgreement:
         """Ranks that judge by other rules: a stop of theirs is none of ours, and a node with an old file looks healthy."""
         if self.rank:
             return
-        theirs = [self.store.get(f"{PREFIX}/config/{rank}").decode() for rank in range(self.world_size)]
+        theirs = [self.store.get(f"{self._meeting}/config/{rank}").decode() for rank in range(self.world_size)]
         others = [str(rank) for rank, config in enumerate(theirs) if config != self.config]
         if others:
             named = f"rank {', '.join(others[:8])}" + (f" and {len(others) - 8} more" if len(others) > 8 else "")
@@ -185,7 +201,7 @@ class StoreAgreement:
         decided = self._read(self._asked) if self._asked is not None else []
         if decided:
             self._proposals.pop(CHECKPOINT, None)  # saved just now, whoever asked for it
-        key = f"{PREFIX}/{step}"
+        key = f"{self._meeting}/{step}"
         for proposal in self._proposals.values() if not self._decided else ():
             number = self.store.add(f"{key}/asked", 1)
             self.store.set(f"{key}/why/{number}", json.dumps({**proposal, "rank": self.rank}))
@@ -196,9 +212,9 @@ class StoreAgreement:
         return decided
 
     def _read(self, asked: int) -> list[Mapping[str, Any]]:
-        key = f"{PREFIX}/{asked}"
+        key = f"{self._meeting}/{asked}"
         deadline = time.monotonic() + self.patience
-        while self.store.add(f"{key}/n", 0) + self.store.add(f"{PREFIX}/done", 0) < self.world_size:
+        while self.store.add(f"{key}/n", 0) + self.store.add(f"{self._meeting}/done", 0) < self.world_size:
             if time.monotonic() > deadline:
                 self._give_up(f"not all ranks reached step {asked:,} within {self.patience:g} s")
                 return []
@@ -212,7 +228,7 @@ class StoreAgreement:
         asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[p["rule"]] == self.world_size]
         saves = sorted((p for p in asked_for if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
         if saves:
-            saves = [{**saves[0], "folder": self.store.get(f"{PREFIX}/folder").decode()}]
+            saves = [{**saves[0], "folder": self.store.get(f"{self._meeting}/folder").decode()}]
         stops = [p for p in asked_for if p["rule"] != CHECKPOINT]
         if not stops:
             return saves
@@ -224,7 +240,7 @@ class StoreAgreement:
         if asked > 0 and hasattr(self.store, "delete_key"):
             for name in ("n", "asked"):
                 with contextlib.suppress(Exception):
-                    self.store.delete_key(f"{PREFIX}/{asked}/{name}")
+                    self.store.delete_key(f"{self._meeting}/{asked}/{name}")
 
     def _give_up(self, why: str) -> None:
         self.broken = why

@@ -14,6 +14,9 @@ from typing import Any
 
 from healthcheck.probes.living import living
 
+LOOK_ANEW = 10
+"""Questions after which names are worked out again: a layer that was replaced may live on, in the optimizer at least."""
+
 _WRAPPERS = re.compile(r"(^|\.)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 
 
@@ -38,6 +41,7 @@ class FoundModel:
         self._optimizers: list[weakref.ref[Any]] = []
         self._cache: tuple[Any, list[tuple[str, weakref.ref[Any]]]] | None = None
         self._modules: tuple[Any, list[tuple[str, weakref.ref[Any]]]] | None = None
+        self._asked = 0
 
     # -- what probes ask --------------------------------------------------------------
 
@@ -45,6 +49,9 @@ class FoundModel:
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
     def named_parameters(self) -> Sequence[tuple[str, Any]]:
+        self._asked += 1
+        if self._asked % LOOK_ANEW == 0:
+            self._cache = self._modules = None
         signature = self._signature()
         if self._cache is not None and self._cache[0] == signature:
             found = _all_alive(self._cache[1])

@@ -61,9 +61,9 @@ def test_an_alert_that_stopped_the_run_is_accepted_only_by_force(healthcheck_com
     assert not (tmp_path / "healthcheck-accepted.yaml").exists()
 
 
-def test_a_broken_file_is_an_error_with_its_place_before_anything_runs(healthcheck_command, tmp_path):
+def test_a_broken_file_is_an_error_with_its_place_before_anything_runs(healthcheck_here, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "healthcheck-accepted.yaml").write_text("version: 1\naccepted:\n  - {rule: lr-high, reson: x}\n")
-    result = healthcheck_command("run", "train.py", 0.1)
+    result = healthcheck_here("run", "train.py", 0.1)
     assert result.returncode == 4
     assert 'healthcheck-accepted.yaml:3:21: error[unknown-key]: unknown key "reson"' in result.stderr

@@ -15,6 +15,7 @@ GoingOn = Callable[..., "subprocess.Popen[bytes]"]
 REASON = "new data mix"
 
 
+@pytest.mark.slow
 def test_a_rule_of_a_run_that_goes_on_is_muted_and_the_report_says_why(going_on: GoingOn, here: Path) -> None:
     spiky = [20.0 if step % 40 in (38, 39) else 2.0 + 0.01 * (step % 7) for step in range(400)]
     child = going_on(spiky, 0.02)

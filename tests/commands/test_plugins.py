@@ -56,7 +56,7 @@ def test_a_plugin_that_does_not_load_is_named_with_the_reason(healthcheck_here: 
     assert done.returncode == 0
     assert "NOT LOADED broken   broken.py" in done.stdout
     assert "no_such_module_anywhere" in done.stdout
-    assert healthcheck_here("plugins", "-p", "broken.py", "--strict-plugins").returncode == 4
+    assert healthcheck_here("plugins", "-p", "broken.py", "--strict-plugins").returncode == 3
 
 
 def test_json_holds_the_same(healthcheck_here: Run, tmp_path: Path) -> None:

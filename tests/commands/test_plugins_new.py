@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def made(healthcheck_command: Callable[..., Any], tmp_path: Path) -> Path:
-    result = healthcheck_command("plugins", "new", "acme-health", "--dir", "here")
+def made(healthcheck_here: Callable[..., Any], tmp_path: Path) -> Path:
+    result = healthcheck_here("plugins", "new", "acme-health", "--dir", "here")
     assert result.returncode == 0, result.stderr
     return tmp_path / "here" / "acme-health"
 
@@ -47,17 +47,17 @@ def test_its_own_tests_pass_where_it_was_written(made: Path) -> None:
     ],
 )
 def test_a_bad_name_is_refused_and_nothing_is_written(
-    healthcheck_command: Callable[..., Any], tmp_path: Path, name: str, said: str
+    healthcheck_here: Callable[..., Any], tmp_path: Path, name: str, said: str
 ) -> None:
-    result = healthcheck_command("plugins", "new", name)
+    result = healthcheck_here("plugins", "new", name)
     assert result.returncode == 4
     assert said in result.stderr
     assert not (tmp_path / name).exists()
 
 
-def test_an_existing_folder_is_left_alone(healthcheck_command: Callable[..., Any], made: Path) -> None:
+def test_an_existing_folder_is_left_alone(healthcheck_here: Callable[..., Any], made: Path) -> None:
     (made / "README.md").write_text("mine")
-    result = healthcheck_command("plugins", "new", "acme-health", "--dir", made.parent)
+    result = healthcheck_here("plugins", "new", "acme-health", "--dir", made.parent)
     assert result.returncode == 4
     assert (made / "README.md").read_text() == "mine"
 

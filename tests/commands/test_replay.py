@@ -224,6 +224,7 @@ def test_among_very_many_runs_those_that_are_ok_are_counted_and_the_others_liste
     assert "61 runs, 6,100 rows: failed 1, ok 60" in out
 
 
+@pytest.mark.slow
 def test_several_processes_say_the_same_in_the_same_order(says: Says, tmp_path: Path) -> None:
     for i in range(4):
         csv(tmp_path / f"run{i}.csv", losses(bad=[(40 + i, 9.0), (41 + i, 9.0)]))
@@ -353,6 +354,7 @@ def test_a_report_of_a_replay_has_the_keys_of_the_contract(says: Says, tmp_path:
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) -> None:
     import os
@@ -374,7 +376,7 @@ def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) ->
     assert done.stdout == plain.stdout
 
 
-def test_a_replay_writes_junit_with_a_suite_per_run(healthcheck_command, tmp_path) -> None:
+def test_a_replay_writes_junit_with_a_suite_per_run(healthcheck_here, tmp_path) -> None:
     (tmp_path / "good.csv").write_text("step,loss\n" + "".join(f"{i},1.0\n" for i in range(1, 60)))
     (tmp_path / "bad.csv").write_text(
         "step,loss\n" + "".join(f"{i},{'nan' if i == 50 else 1.0}\n" for i in range(1, 60))
@@ -382,12 +384,12 @@ def test_a_replay_writes_junit_with_a_suite_per_run(healthcheck_command, tmp_pat
     (tmp_path / "r.yaml").write_text(
         "version: 1\nrules: {loss-not-finite: {metric: loss, when: nonfinite, severity: error}}\n"
     )
-    done = healthcheck_command("replay", "good.csv", "bad.csv", "--rules", "r.yaml", "--report", "junit=out.xml")
+    done = healthcheck_here("replay", "good.csv", "bad.csv", "--rules", "r.yaml", "--report", "junit=out.xml")
     assert done.returncode == 1, done.stderr
     import xml.etree.ElementTree as ET
 
     suites = {s.get("name"): s.get("failures") for s in ET.parse(tmp_path / "out.xml").getroot()}
     assert suites == {"good.csv": "0", "bad.csv": "1"}
-    wrong = healthcheck_command("replay", "good.csv", "--report", "junti=out.xml")
+    wrong = healthcheck_here("replay", "good.csv", "--report", "junti=out.xml")
     assert wrong.returncode == 4
     assert 'did you mean "junit"' in wrong.stderr

@@ -196,15 +196,16 @@ def test_a_script_without_torch_ends_with_5_and_the_reason(healthcheck_command: 
     assert "never imported torch" in result.stderr
 
 
-def test_bad_rules_are_found_before_the_script_runs(healthcheck_command: Callable, work: Path) -> None:
+def test_bad_rules_are_found_before_the_script_runs(healthcheck_here: Callable, work: Path) -> None:
     (work / "bad.yaml").write_text("version: 1\nrules:\n  a: {metric: los, when: {abov: 1}}\n")
 
-    result = healthcheck_command("run", "--rules", "bad.yaml", "healthy.py", cwd=work)
+    result = healthcheck_here("run", "--rules", "bad.yaml", "healthy.py", cwd=work)
 
     assert (result.returncode, result.stdout) == (4, "")
     assert "bad.yaml:3:" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_module_of_the_scripts_that_has_our_name_is_pointed_out(healthcheck_command: Callable, work: Path) -> None:
     (work / "healthcheck.py").write_text("raise SystemExit('the wrong module')")
     (work / "plain.py").write_text("import healthcheck; print(healthcheck.__version__)")
@@ -248,6 +249,7 @@ def test_a_plugin_file_that_is_not_there_is_refused_before_the_run(
     assert not Path("healthcheck-runs").exists()
 
 
+@pytest.mark.slow
 def test_an_option_of_ours_behind_the_script_is_pointed_out_when_the_script_refuses_it(
     tmp_path: Path, healthcheck_command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

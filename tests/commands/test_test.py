@@ -1,4 +1,4 @@
-"""``healthcheck test`` as a real process: output, exit codes, and independence from the folder it runs in."""
+"""``healthcheck test``: output, exit codes, and, as a real process, independence from the folder it runs in."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ def write(folder: Path, name: str, tests: str) -> None:
     (folder / name).write_text(HEAD + tests, encoding="utf-8")
 
 
-def test_passing_tests_exit_0_and_failing_ones_1(folder: Path, healthcheck_command: Run) -> None:
+def test_passing_tests_exit_0_and_failing_ones_1(folder: Path, healthcheck_here: Run) -> None:
     write(folder, "a.hctest.yaml", GOOD)
-    result = healthcheck_command("test")
+    result = healthcheck_here("test")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 passed" in result.stdout
     write(folder, "a.hctest.yaml", GOOD + BAD)
-    result = healthcheck_command("test", "a.hctest.yaml")
+    result = healthcheck_here("test", "a.hctest.yaml")
     assert result.returncode == 1
     assert "high: fired at step 2, and no alert was expected" in result.stdout
 
 
-def test_a_mistake_in_a_file_is_4_and_the_other_files_still_run(folder: Path, healthcheck_command: Run) -> None:
+def test_a_mistake_in_a_file_is_4_and_the_other_files_still_run(folder: Path, healthcheck_here: Run) -> None:
     write(folder, "a.hctest.yaml", GOOD)
     write(folder, "b.hctest.yaml", '  - {name: x, serie: {loss: "1"}, expect: none}\n')
     (folder / "c.yaml").write_text("version: 1\nrules:\n  r: {metric: los, when: {abov: 5}}\n", encoding="utf-8")
     (folder / "c.hctest.yaml").write_text(HEAD.replace("team", "c") + GOOD, encoding="utf-8")
-    result = healthcheck_command("test")
+    result = healthcheck_here("test")
     assert result.returncode == 4
     assert "1 passed" in result.stdout
     assert 'unknown key "serie"' in result.stdout
     assert "c.yaml:3" in result.stdout, "mistakes of the rule file itself are shown with their place"
 
 
-def test_nothing_to_run_is_5(folder: Path, healthcheck_command: Run) -> None:
-    result = healthcheck_command("test")
+def test_nothing_to_run_is_5(folder: Path, healthcheck_here: Run) -> None:
+    result = healthcheck_here("test")
     assert result.returncode == 5
     assert "no rule tests" in result.stderr
     write(folder, "a.hctest.yaml", GOOD)
-    result = healthcheck_command("test", "-k", "anything")
+    result = healthcheck_here("test", "-k", "anything")
     assert result.returncode == 5
     assert "none of 1 rule test has a name that matches -k anything" in result.stderr
 
@@ -62,12 +62,13 @@ def test_nothing_to_run_is_5(folder: Path, healthcheck_command: Run) -> None:
 @pytest.mark.parametrize(
     ("path", "answer"), [("none.hctest.yaml", "there is no"), ("team.yaml", "healthcheck check team.yaml")]
 )
-def test_a_wrong_path_is_answered(folder: Path, healthcheck_command: Run, path: str, answer: str) -> None:
-    result = healthcheck_command("test", path)
+def test_a_wrong_path_is_answered(folder: Path, healthcheck_here: Run, path: str, answer: str) -> None:
+    result = healthcheck_here("test", path)
     assert result.returncode == 4
     assert answer in result.stderr
 
 
+@pytest.mark.slow
 def test_the_project_around_does_not_matter(folder: Path, healthcheck_command: Run) -> None:
     """Its pytest options, conftest, Python tests and packages are for its own tests."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n", encoding="utf-8")

@@ -43,6 +43,7 @@ def test_a_second_look_reads_only_what_is_new_and_a_thinned_record_anew(
     assert len(follower.series["loss"].values) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo terminal")
 def test_on_a_terminal_it_draws_until_the_run_has_ended(going_on: Callable[..., subprocess.Popen[bytes]]) -> None:
     import pty

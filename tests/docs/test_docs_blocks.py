@@ -4,7 +4,6 @@
 - ```` ```bash runnable ```` blocks too; `runnable exit=1` says how the last command must end;
 - ```` ```yaml ```` blocks with a line `version:` must be valid rule files;
 - relative links must lead to a file.
-- a block that says `slow` (it trains, or imports a trainer framework) is left out of the fast tests.
 
 A python block that cannot run says `no-run`; it must still be valid Python.
 """
@@ -92,13 +91,15 @@ def run(block: Block, folder: Path, *command: str) -> None:
     assert result.returncode == block.expected_exit, said
 
 
-@pytest.mark.parametrize(
-    "block", [pytest.param(b, marks=pytest.mark.slow) if "slow" in b.words else b for b in PYTHON], ids=str
-)
+def test_every_python_block_is_valid() -> None:
+    for block in PYTHON:
+        compile(block.text, str(block), "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [b for b in PYTHON if "no-run" not in b.words], ids=str)
 def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
-    compile(block.text, str(block), "exec")
-    if "no-run" not in block.words:
-        run(block, tmp_path, sys.executable, "-c", block.text)
+    run(block, tmp_path, sys.executable, "-c", block.text)
 
 
 @pytest.mark.slow
@@ -121,11 +122,15 @@ def test_a_rule_file_block_is_valid(block: Block, tmp_path: Path) -> None:
     assert main(["check", str(path)]) == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def links(page: Path) -> list[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:|#", t)]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    return [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:|#", t)]
+
+
+def test_relative_links_lead_somewhere() -> None:
+    """All pages in one test: of two hundred tests each would take longer to set up than to run."""
+    astray = [f"{page}: {target}" for page in PAGES for target in links(page) if not (page.parent / target).exists()]
+    assert astray == []
 
 
 def test_fences_are_closed() -> None:

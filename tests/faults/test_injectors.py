@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
 from healthcheck.faults.machine import rehearsal
 from healthcheck.faults.spec import KINDS, parse_fault
+from healthcheck.rulelang.loader import load_file
 from healthcheck.trainers.script.watching import ScriptTrainer
 
-pytestmark = pytest.mark.usefixtures("small_heap")
+pytestmark = pytest.mark.usefixtures("compiler_imported")
 
-TABLE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("injectors.yaml").read_text())
+TABLE: dict[str, dict[str, Any]] = load_file(Path(__file__).with_name("injectors.yaml")).data
 QUICK = {"nan-loss", "nan-grad", "nan-weight", "nan-input", "no-zero-grad in ci", "lr-zero in ci"}
 
 TOY = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -64,19 +65,30 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement, also those inside others. Expressions are most of a tree and hold no import."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [
+            n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.stmt, ast.excepthandler, ast.match_case))
+        ]
+
+
 @cache
 def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """Imported modules as (dotted name, line, only for type checking), those inside functions included."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    nodes = list(statements(ast.parse(path.read_text(encoding="utf-8"), str(path))))
     typing_only = {
         child
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
         for statement in node.body
-        for child in ast.walk(statement)
+        for child in statements(statement)
     }
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno, node in typing_only) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.rulelang.loader import load_file
+from healthcheck.rulelang.packs import pack_version
 from healthcheck.rulelang.rule import Rule
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
@@ -23,8 +25,7 @@ NAMES = sorted(p.stem for p in RULES.glob("*.yaml") if not p.name.endswith(".hct
 
 
 def newest(name: str) -> int:
-    header = yaml.safe_load((RULES / f"{name}.yaml").read_text(encoding="utf-8")).get("pack") or {}
-    return int(header.get("version", 1))
+    return pack_version(load_file(RULES / f"{name}.yaml"))
 
 
 def form(pinned: str) -> dict[str, dict[str, Any]]:
@@ -61,7 +62,7 @@ def test_a_pinned_pack_is_as_it_was_published(pinned: str) -> None:
     if os.environ.get("HEALTHCHECK_UPDATE_GOLDEN", "") not in ("", "0"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(yaml.safe_dump(now, sort_keys=True, width=120), encoding="utf-8")
-    was = yaml.safe_load(path.read_text(encoding="utf-8"))
+    was = load_file(path).data
     changed = sorted(rule for rule in was.keys() | now.keys() if was.get(rule) != now.get(rule))
     assert not changed, f"{pinned} was published otherwise: {', '.join(changed)}; see this file's first lines"
 

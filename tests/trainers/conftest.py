@@ -69,7 +69,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def of_these_tests(small_heap: None) -> None:
+def of_these_tests(compiler_imported: None) -> None:
     """Scripts are played in this process."""
 
 

@@ -118,3 +118,50 @@ def test_ranks_under_other_rules_are_named_once_by_rank_0():
     (text,) = said[0]
     assert text.startswith("rank 2 runs under other rules than rank 0")
     assert said[1] == said[2] == []
+
+
+def _training(store, ranks=(0, 1)):
+    return [StoreAgreement(store, rank, 2, sync_every=1, note=lambda text: None) for rank in ranks]
+
+
+@pytest.fixture
+def store():
+    return pytest.importorskip("torch.distributed").HashStore()
+
+
+def test_what_one_training_decided_does_not_stop_the_next_of_the_same_job(store):
+    for _ in range(2):
+        pair = _training(store)
+        for step in (1, 2, 3):
+            assert _all_at(pair, step) == [[], []]
+        pair[1].propose(STOP)
+        assert _all_at(pair, 4) == [[], []]
+        assert [decided["rule"] for (decided,) in _all_at(pair, 5)] == ["loss-not-finite"] * 2
+        for rank in reversed(pair):
+            rank.close()
+    healthy = _training(store)
+    assert [_all_at(healthy, step) for step in range(1, 9)] == [[[], []]] * 8
+    assert all(rank.ready for rank in healthy)
+
+
+def test_two_trainings_at_once_decide_each_for_itself(store):
+    one, other = _training(store), _training(store)
+    for step in (1, 2, 3):
+        assert _all_at(one, step) == _all_at(other, step) == [[], []]
+    one[0].propose(STOP)
+    assert _all_at(one, 4) == _all_at(other, 4) == [[], []]
+    assert len(_all_at(one, 5)[0]) == 1
+    assert _all_at(other, 5) == [[], []]
+
+
+def test_a_training_that_one_rank_had_for_itself_does_not_set_the_ranks_apart(store):
+    (alone,) = _training(store, ranks=(0,))
+    for step in (1, 2, 3):
+        assert alone.exchange(step) == []
+    alone.close()
+    pair = _training(store)
+    for step in (1, 2, 3):
+        assert _all_at(pair, step) == [[], []]
+    pair[0].propose(STOP)
+    assert _all_at(pair, 4) == [[], []]
+    assert [decided["ranks"] for (decided,) in _all_at(pair, 5)] == [[0], [0]]

@@ -23,6 +23,8 @@ from healthcheck.assembly import open_session, plugin_host
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.trainers.script.watching import ScriptTrainer
 
+pytestmark = pytest.mark.slow
+
 OURS = str(Path(healthcheck.__file__).parent)
 WARM = 160
 """Steps until windows are full and probes look at their usual pace."""

@@ -147,9 +147,9 @@ def assert_undisturbed(watched: Trained, plain: Trained) -> None:
     ("how", "name", "shape"),
     [
         pytest.param("watch", "adamw", "clipped", marks=pytest.mark.slow),
-        ("script", "adamw", "step"),
+        pytest.param("script", "adamw", "step", marks=pytest.mark.slow),
         pytest.param("script", "momentum", "clipped", marks=pytest.mark.slow),
-        ("watch", "fused", "step"),
+        pytest.param("watch", "fused", "step", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiled_update_is_seen_and_compiled_as_if_it_were_not(how: str, name: str, shape: str) -> None:
@@ -162,7 +162,7 @@ def test_a_compiled_update_is_seen_and_compiled_as_if_it_were_not(how: str, name
         assert watched.series("clip.ratio") == pytest.approx([min(1.0, 0.5 / n) for n in plain.norms], rel=1e-3)
 
 
-@pytest.mark.parametrize(("shape", "bad"), [("step", {1}), ("called", {2, 5})])
+@pytest.mark.parametrize(("shape", "bad"), [("step", {1}), pytest.param("called", {2, 5}, marks=pytest.mark.slow)])
 def test_a_bad_compiled_update_is_held_back_and_nothing_is_compiled_for_that(shape: str, bad: set[int]) -> None:
     plain, watched = Trained("plain", "adamw", shape, sorted(bad)), Trained("watch", "adamw", shape, sorted(bad))
     assert_undisturbed(watched, plain)
@@ -170,7 +170,14 @@ def test_a_bad_compiled_update_is_held_back_and_nothing_is_compiled_for_that(sha
     assert watched.session.alerts[0].fired_step == min(bad)
 
 
-@pytest.mark.parametrize(("how", "shape"), [("watch", "clipped"), ("script", "clipped"), ("script", "called")])
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        ("watch", "clipped"),
+        pytest.param("script", "clipped", marks=pytest.mark.slow),
+        pytest.param("script", "called", marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_inside_one_whole_graph_is_counted_and_the_rest_is_said_to_be_missing(how: str, shape: str) -> None:
     """``fullgraph=True`` fails at the first function that the compiler may not look into."""
     plain = Trained("plain", "own", shape, fullgraph=True)
@@ -187,6 +194,7 @@ def test_a_step_inside_one_whole_graph_is_counted_and_the_rest_is_said_to_be_mis
         assert watched.reason("bad") == watched.reason("ratio")
 
 
+@pytest.mark.slow
 def test_gradients_cut_inside_a_graph_are_missing_and_not_measured_afterwards() -> None:
     plain, watched = Trained("plain", "adamw", "cut"), Trained("watch", "adamw", "cut")
     assert_undisturbed(watched, plain)

@@ -102,7 +102,9 @@ def test_statistics_and_counts_are_those_of_one_optimizer(how: str, make: Any) -
     assert (session.step, session.unit) == (STEPS, "step")
     wanted = plain_norms()
     for name in wanted[0]:  # with other models alive in this process theirs and ours have a prefix
-        (series,) = [key for key in session.history.series() if key.startswith("grad_norm[") and key.endswith(f"{name}]")]
+        (series,) = [
+            key for key in session.history.series() if key.startswith("grad_norm[") and key.endswith(f"{name}]")
+        ]
         found = [v for _, v in session.history(series)]
         assert found == pytest.approx([norms[name] for norms in wanted], rel=1e-4)
     total = [math.sqrt(sum(norm**2 for norm in norms.values())) for norms in wanted]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.trainers.modelview import FoundModel, canonical
+from healthcheck.trainers.modelview import LOOK_ANEW, FoundModel, canonical
 from healthcheck.trainers.steps.batches import batch_counts
 
 torch = pytest.importorskip("torch")
@@ -45,6 +45,23 @@ def test_a_parameter_that_is_added_later_gets_its_name() -> None:
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
 
     assert [name for name, _ in view.named_parameters()][-1] == "group1.param0"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_layer_that_was_replaced_is_seen_after_some_questions(kept: bool) -> None:
+    """The old one's parameters live on in the optimizer, and the old one itself perhaps in the script."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    view = FoundModel([model])
+    view.add_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    view.named_parameters()
+    old = model[1] if kept else None
+    model[1] = torch.nn.Linear(2, 2)
+    for _ in range(LOOK_ANEW):
+        named = dict(view.named_parameters())
+
+    assert named["1.weight"] is model[1].weight
+    assert model[1] in [module for _, module in view.named_modules()]
+    del old
 
 
 def test_a_shared_parameter_is_listed_once() -> None:

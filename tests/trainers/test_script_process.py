@@ -52,6 +52,7 @@ def test_a_script_finds_the_world_that_python_gives_it(tmp_path: Path, script: C
     assert plain.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_module_finds_the_world_that_python_m_gives_it(tmp_path: Path, script: Callable[..., Path]) -> None:
     (tmp_path / "pkg").mkdir()
     script("", "pkg/__init__.py")
@@ -93,7 +94,18 @@ def test_an_uncaught_exception_prints_the_same_traceback(tmp_path: Path, script:
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [("sys.exit(3)", 3), ("sys.exit('no data')", 1), ("raise SystemExit", 5), ("sys.exit(256 + 7)", 7), ("pass", 5)],
+    [
+        ("sys.exit(3)", 3),
+        *(
+            pytest.param(end, code, marks=pytest.mark.slow)
+            for end, code in (
+                ("sys.exit('no data')", 1),
+                ("raise SystemExit", 5),
+                ("sys.exit(256 + 7)", 7),
+                ("pass", 5),
+            )
+        ),
+    ],
 )
 def test_the_scripts_own_exit_status_is_kept(tmp_path: Path, script: Callable[..., Path], end: str, code: int) -> None:
     """0 becomes 5 here, because there was no training in it."""
@@ -107,6 +119,7 @@ def test_the_scripts_own_exit_status_is_kept(tmp_path: Path, script: Callable[..
         assert watched.stderr == plain.stderr
 
 
+@pytest.mark.slow
 def test_a_syntax_error_looks_like_pythons(tmp_path: Path, script: Callable[..., Path]) -> None:
     script("def f(:\n    pass\n")
 
@@ -116,6 +129,7 @@ def test_a_syntax_error_looks_like_pythons(tmp_path: Path, script: Callable[...,
     assert watched.returncode == 1
 
 
+@pytest.mark.slow
 def test_an_exit_hook_of_the_script_is_called_and_still_sees_its_globals(
     tmp_path: Path, script: Callable[..., Path]
 ) -> None:

@@ -68,20 +68,34 @@ def test_built_ins_come_before_all_others(local: list[str]) -> None:
     assert names[-3:] == ["zeta", "alpha", "middle"]
 
 
-def test_entry_points_are_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order in which pip installed them says nothing."""
-    from importlib import metadata
+def install(folder: Path, distribution: str, *names: str) -> None:
+    """What pip leaves: a folder of metadata whose entry points name modules."""
+    info = folder / f"{distribution}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[healthcheck]\n" + "".join(f"{n} = {distribution}_{n}\n" for n in names))
+    for name in names:
+        (folder / f"{distribution}_{name}.py").touch()
 
-    class Point:
-        dist = None
 
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def load(self) -> object:
-            return type(self.name, (), {})()
-
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [Point("b"), Point("c"), Point("a")])
+def installed() -> list[str]:
     host = PluginHost()
     host.load_entry_points()
-    assert [info.name for info in host.infos] == ["a", "b", "c"]
+    assert host.failures == []
+    return [info.name for info in host.infos if "acme" in info.source]
+
+
+def test_entry_points_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which pip installed them says nothing."""
+    install(tmp_path, "acme", "b", "c", "a")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed() == ["a", "b", "c"]
+
+
+def test_a_plugin_that_is_installed_while_the_process_lives_is_loaded_by_the_next_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed() == []
+    install(tmp_path, "acme", "late")
+    assert installed() == ["late"]

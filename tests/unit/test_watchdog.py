@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,47 +170,50 @@ threading.Thread(target=look, daemon=True).start()
 """
 
 
-def answer(tmp_path: Path, body: str) -> str:
-    """Run a script whose main thread does ``body`` with an open stdin; what the looking thread said."""
-    script = tmp_path / "script.py"
-    script.write_text(HOLD + body)
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        return next(line.split("HELD ")[1].strip() for line in process.stdout if "HELD" in line)
-    finally:
+STANDS = {
+    "working": ("time.sleep(5)", "False"),
+    "breakpoint": ("breakpoint()", "True"),
+    "pdb": ("import pdb; pdb.Pdb(nosigint=True).set_trace(); time.sleep(5)", "True"),
+    "interact": ("import code; code.interact()", "True"),
+    "shell-runs-code": ("import code; code.InteractiveConsole().push('import time; time.sleep(5)')", "False"),
+    "cmd": ("import cmd; cmd.Cmd().cmdloop()", "True"),
+    "under-pdb": (
+        "import pdb; pdb.Pdb(nosigint=True, stdin=open('/dev/null')).run('import time; time.sleep(5)')",
+        "True",
+    ),
+    # A trace function alone says nothing: coverage sets one, too.
+    "coverage": (
+        "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()",
+        "False",
+    ),
+}
+"""What the main thread of a script with an open stdin does, and whether a person holds it there."""
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All of them at once: each takes most of a second of doing nothing."""
+    started = {}
+    for name, (body, _) in STANDS.items():
+        script = tmp_path_factory.mktemp("held") / "script.py"
+        script.write_text(HOLD + body)
+        started[name] = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    yield started
+    for process in started.values():
         process.communicate(timeout=20)
 
 
-@pytest.mark.parametrize(
-    ("body", "held"),
-    [
-        ("time.sleep(5)", "False"),
-        ("breakpoint()", "True"),
-        ("import pdb; pdb.Pdb(nosigint=True).set_trace(); time.sleep(5)", "True"),
-        ("import code; code.interact()", "True"),
-        ("import code; code.InteractiveConsole().push('import time; time.sleep(5)')", "False"),
-        ("import cmd; cmd.Cmd().cmdloop()", "True"),
-        ("import pdb; pdb.Pdb(nosigint=True, stdin=open('/dev/null')).run('import time; time.sleep(5)')", "True"),
-    ],
-    ids=["working", "breakpoint", "pdb", "interact", "shell-runs-code", "cmd", "under-pdb"],
-)
-def test_a_debugger_or_a_prompt_holds_and_work_does_not(tmp_path: Path, body: str, held: str) -> None:
-    assert answer(tmp_path, body) == held
-
-
-def test_a_coverage_tool_is_no_person(tmp_path: Path) -> None:
-    """A trace function alone says nothing: coverage sets one, too."""
-    body = (
-        "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()"
-    )
-    assert answer(tmp_path, body) == "False"
+@pytest.mark.parametrize("name", STANDS)
+def test_a_debugger_or_a_prompt_holds_and_work_does_not(name: str, scripts: dict[str, subprocess.Popen[str]]) -> None:
+    said = scripts[name].stdout
+    assert said is not None
+    assert next(line.split("HELD ")[1].strip() for line in said if "HELD" in line) == STANDS[name][1]
 
 
 def test_a_main_thread_without_python_code_is_held_only_in_an_interactive_interpreter(

@@ -93,6 +93,9 @@ def waiting_allowed() -> Iterator[None]:
         yield
         return
     mode = torch.cuda.get_sync_debug_mode()
+    if not mode:  # nothing to allow, and setting it makes torch warn
+        yield
+        return
     torch.cuda.set_sync_debug_mode(0)
     try:
         yield

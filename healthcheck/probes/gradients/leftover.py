@@ -25,6 +25,8 @@ class _Left:
     optimizer: Callable[[], Any]
     sampler: ElementSampler
     fingerprint: list[SampledRows]
+    gradients: list[Callable[[], Any]]
+    """Ways to the gradients themselves, in the order of the sampler's parameters."""
     still: list[Any]
     """Per group: which rows have held at least the old gradient at every loss since."""
     seen_loss: bool = False
@@ -37,8 +39,8 @@ class LeftoverProbe:
 
     Between two updates of an optimizer, correct loops show a cleared gradient (None or zeros)
     before at least one backward pass. Gradients are left over if the first pass meets exactly the
-    old values and no later one meets a cleared gradient. That holds with several micro-batches,
-    with ``set_to_none`` either way, wherever the loop calls ``zero_grad``, and for several
+    old values, no later one meets a cleared gradient, and nobody has put other tensors in their
+    place. That holds with several micro-batches, with ``set_to_none`` either way, wherever the loop calls ``zero_grad``, and for several
     optimizers that clear at different times.
 
     A loop that tells its loss after the update shows no moment before the backward pass. There
@@ -116,7 +118,8 @@ class LeftoverProbe:
         fingerprint = sampler.gradients()
         # Rows without any finite non-zero element prove nothing.
         still = [(rows.values != 0).any(1) & rows.values.isfinite().all(1) for rows in fingerprint]
-        self._left[event.optimizer_index] = _Left(weak(event.optimizer), sampler, fingerprint, still)
+        gradients = [weak(p.grad) for p in sampler.params]
+        self._left[event.optimizer_index] = _Left(weak(event.optimizer), sampler, fingerprint, gradients, still)
 
     @staticmethod
     def _count(event: Event, marks: GradientMarks) -> Iterable[Sample]:
@@ -152,6 +155,8 @@ class LeftoverProbe:
         asked = torch.stack([u.sum().to(home) for u in usable]).sum()
         if on_host(asked) and int(asked) == 0:
             return ()
+        if not any(map(_added_to, left.sampler.params, left.gradients)):
+            return (Sample("grads.leftover", event.step, 0.0, optimizer_labels(event.optimizer_index)),)
         held = torch.stack([s.sum().to(home) for s in left.still]).sum()
         share = scalar(held / asked.clamp(min=1))
 
@@ -159,3 +164,13 @@ class LeftoverProbe:
             return {"tensors": f"{int(held):,} of {int(asked):,} tensors looked at held the last step's gradient"}
 
         return (Sample("grads.leftover", event.step, share, optimizer_labels(event.optimizer_index), detail=facts),)
+
+
+def _added_to(parameter: Any, old: Callable[[], Any]) -> bool:
+    """Whether what a parameter has now may be its old gradient with a new one on top.
+
+    A backward pass adds in place, unless it makes a graph of the gradient. A script that sets ``p.grad`` by itself (from
+    half-precision weights, from gradients of several losses) has left nothing over, though it clears nothing.
+    """
+    now = parameter.grad
+    return now is not None and (now is old() or bool(now.requires_grad))

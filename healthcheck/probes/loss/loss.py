@@ -6,12 +6,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.data.batches import named_tensors
 from healthcheck.probes.gradients.blame import loss_facts
-from healthcheck.probes.loss.shape import why_not_finite
+from healthcheck.probes.loss.shape import classes_of, why_not_finite
 from healthcheck.probes.model.seen import SeenModules
 from healthcheck.probes.transfer.late import Late
 from healthcheck.probes.values import on_host, optimizer_labels, scalar
@@ -20,6 +21,8 @@ from healthcheck.samples import Cost, Labels, Metric, Sample
 
 LOOK_EVERY = 10
 """Steps between two looks whether the model is still the same, for ``loss.chance``."""
+FIRST = 5
+"""Losses that say where a run began."""
 BEFORE, AFTER = 50, 20
 """Losses before and after a resume that are compared; only those read on the host."""
 
@@ -45,32 +48,44 @@ class LossProbe:
         ),
         Metric(
             "loss.chance",
-            "Loss divided by ln(classes) of the last linear layer: 1 is what guessing costs a classifier.",
+            "Loss divided by ln(classes) of the last linear layer: 1 is what guessing costs a classifier. Losses that are"
+            " seen to be no cross entropy over these classes have none.",
+            cost=Cost.DEVICE,
+        ),
+        Metric(
+            "loss.start",
+            f"Mean of the first {FIRST} losses divided by ln(classes) of their cross entropy: well below 1, the model knew"
+            " something before the run. 1 for other losses.",
             cost=Cost.DEVICE,
         ),
     )
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[Any, float, bool]] = {}
+        self._open: dict[int, tuple[Any, float, bool, int | None]] = {}
+        """Per optimizer: sum and count of losses, whether they are averaged, and their classes (see ``classes_of``)."""
         self._given: dict[int, int] = {}
         self._best: dict[int, float] = {}
         self._recent: deque[float] = deque(maxlen=BEFORE)
         self._saved: float | None = None
         """Median before the resume, until it was compared."""
         self._modules = SeenModules()
-        self._chance: float | None = None
+        self._width: int | None = None
+        """Outputs of the model's last linear layer."""
+        self._first: list[float] = []
+        self._begun = 0
         self._look_at = 0
-        self._follows_best = True
+        self._follows_best = self._follows_start = True
         self._cause = (0, "")
         """What the graph of a non-finite loss showed, and of which step."""
 
     def plan(self, demand: Demand) -> None:
         self._follows_best = demand.wants("loss.best")
+        self._follows_start = demand.wants("loss.start")
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         index = event.optimizer_index
         if event.kind is EventKind.LOSS:
-            self._take(event)
+            self._take(event, demand)
             return ()
         if event.kind is not EventKind.BEFORE_UPDATE and self._given.get(index) == event.step:
             # What is open now belongs to the next step: with optimizers that take turns, a step is
@@ -79,8 +94,9 @@ class LossProbe:
         # Losses are seen before anybody knows which optimizer will use them: they belong to the
         # optimizer that steps next.
         total = self._open.pop(index, None) or self._open.pop(0, None)
+        classes: int | None = None
         if total is not None:
-            summed, count, averaged = total
+            summed, count, averaged, classes = total
             value = summed
             if averaged and count > 1:
                 value = summed / count if on_host(summed) else Late(lambda number: number / count, summed)
@@ -91,9 +107,9 @@ class LossProbe:
         else:
             return ()
         self._given[index] = event.step
-        return self._samples(value, optimizer_labels(index), event, demand)
+        return self._samples(value, optimizer_labels(index), event, demand, classes)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, demand: Demand) -> None:
         value = scalar(event.loss)
         if value is None:
             return
@@ -105,11 +121,16 @@ class LossProbe:
         if weight != 1.0:
             value = value * weight
         if known is None:
-            self._open[event.optimizer_index] = (value, 1, averaged)
+            looked = event.loss_graph is not None and (self._begins() or demand.due("loss.chance", event.step))
+            classes = classes_of(event.loss_graph) if looked else None
+            self._open[event.optimizer_index] = (value, 1, averaged, classes)
         else:
-            self._open[event.optimizer_index] = (known[0] + value, known[1] + 1, averaged)
+            self._open[event.optimizer_index] = (known[0] + value, known[1] + 1, averaged, known[3])
 
-    def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand) -> list[Sample]:
+    def _begins(self) -> bool:
+        return self._follows_start and self._begun < FIRST
+
+    def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand, classes: int | None) -> list[Sample]:
         model, state, step = event.model, event.user_state, event.step
         here = on_host(value)
         detail: Callable[[], dict[str, Any]] | None = None
@@ -132,12 +153,19 @@ class LossProbe:
                 before, self._saved = self._saved, None
                 if before > 0:
                     samples.append(Sample("loss.resumed", step, statistics.median(self._recent) / before, labels))
-        if demand.due("loss.chance", step):
-            chance = self._chance_level(event)
-            lost = here and not math.isfinite(value)  # the rule on the loss itself says so
-            if chance is not None and not lost:
-                samples.append(Sample("loss.chance", step, _derived(value, lambda number: number / chance), labels))
+        lost = here and not math.isfinite(value)  # the rule on the loss itself says so
+        if demand.due("loss.chance", step) and not lost:
+            width = self._last_width(event)
+            if width is not None and classes in (None, width):
+                samples.append(Sample("loss.chance", step, _derived(value, partial(_per_guess, width)), labels))
+        if self._begins() and event.optimizer_index == 0 and not lost:
+            self._begun += 1
+            samples.append(Sample("loss.start", step, _derived(value, partial(self._mean_of_first, classes)), labels))
         return samples
+
+    def _mean_of_first(self, classes: int | None, number: float) -> float:
+        self._first.append(_per_guess(classes, number) if classes is not None and classes > 1 else 1.0)
+        return statistics.fmean(self._first)
 
     def _better(self, index: int, value: Any) -> Any:
         if not on_host(value):  # computed in the order of the steps, when the losses have arrived
@@ -151,22 +179,21 @@ class LossProbe:
             best = self._best[index] = value
         return best
 
-    def _chance_level(self, event: Event) -> float | None:
-        """ln of the number of classes, from the last linear layer; looked up once per model."""
+    def _last_width(self, event: Event) -> int | None:
+        """Outputs of the last linear layer, if more than one; looked up once per model."""
         if event.model is None:
             return None
         if event.step < self._look_at:
-            return self._chance
+            return self._width
         self._look_at = event.step + LOOK_EVERY
         modules = event.model.named_modules()
         if self._modules.changed(modules):
-            last = None
+            self._width = None
             for _, module in modules:
                 width = getattr(module, "out_features", None)
                 if isinstance(width, int):
-                    last = width
-            self._chance = math.log(last) if last is not None and last > 1 else None
-        return self._chance
+                    self._width = width if width > 1 else None
+        return self._width
 
     def state_dict(self) -> dict[str, Any]:
         best = {str(k): v for k, v in self._best.items()}
@@ -176,6 +203,10 @@ class LossProbe:
         self._best = {int(k): float(v) for k, v in state.get("best", {}).items()}
         self._saved = state.get("median")
         self._recent.clear()
+
+
+def _per_guess(classes: int, number: float) -> float:
+    return number / math.log(classes)
 
 
 def _derived(value: Any, compute: Callable[[float], float]) -> Any:

@@ -6,6 +6,7 @@ operations behind it shows the mistake at the second step.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -32,6 +33,11 @@ second training may have a loss of its own."""
 
 _SQUASHING = ("Relu", "Sigmoid", "Tanh")
 """Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
+
+_NO_CLASSES = (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "Softplus", "LogSigmoid")
+_OF_PROBABILITIES = frozenset((*CROSS_ENTROPIES, "LogSoftmax", "Softmax", "Logsumexp", "Log", "Exp"))
+_LAST = 32
+"""Last operations of a loss among which a cross entropy by hand has one of these."""
 
 
 class LossGraphProbe:
@@ -64,6 +70,35 @@ class LossGraphProbe:
         found = list(dict.fromkeys(_mistakes(event.loss_graph)))
         facts = {"which": "; ".join(found)}
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
+
+
+def classes_of(root: Any) -> int | None:
+    """Classes of the cross entropy in a loss; 0 for a loss that is none; None where that cannot be told."""
+    other = False
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in CROSS_ENTROPIES:
+            shape = shape_of(source_of(node))
+            return shape[min(1, len(shape) - 1)] if shape else None
+        other = other or kind in _NO_CLASSES
+    return 0 if other or not _may_hold_a_cross_entropy(root) else None
+
+
+def _may_hold_a_cross_entropy(root: Any) -> bool:
+    """Whether the last operations include one that cross entropies by hand are made of, or one that is not torch's own."""
+    waiting = deque([root])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < _LAST:
+        node = waiting.popleft()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node  # kept: torch's wrapper of a node that nobody holds may come back under another id
+        kind, backward, _ = type(node).__name__.partition("Backward")
+        own = type(node).__module__ == "builtins" and (backward or kind == "AccumulateGrad")
+        if not own or kind in _OF_PROBABILITIES:
+            return True
+        waiting += parents_of(node)
+    return False
 
 
 def why_not_finite(root: Any) -> str:

@@ -54,7 +54,7 @@ class WiringProbe:
         ),
         Metric(
             "params.optimizer_orphans",
-            "Trainable tensors in the optimizer that never got a gradient and belong to no module that ran.",
+            "Trainable tensors in the optimizer that get no gradient and belong to no module that runs.",
             cost=Cost.HOST,
         ),
     )
@@ -184,6 +184,7 @@ class WiringProbe:
         if demand.due("params.optimizer_orphans", step):
             never = [p for p in own if id(p) not in self._ever]
             orphans, twins = self._orphans(event, never, stray, nothing_trains=len(never) == len(own))
+            orphans += self._replaced(event, own, stray)
 
             def orphaned() -> Mapping[str, Any]:
                 facts = {"which": in_groups(names(orphans), names(own))}
@@ -227,10 +228,18 @@ class WiringProbe:
                 orphans.append(parameter)
         return orphans, twins
 
-    def _in_modules(self, event: Event) -> set[int]:
+    def _replaced(self, event: Event, own: Sequence[Any], stray: list[tuple[str, Any]]) -> list[Any]:
+        """Tensors of layers that were trained and are no part of the model any more, while others are that nobody trains."""
+        if not any(self._stray[id(p)] >= PATIENCE for _, p in stray):
+            return []
+        gone = [p for p in own if id(p) in self._ever and self._absent[id(p)] >= PATIENCE]
+        inside = self._in_modules(event, anew=True) if gone else set()
+        return [p for p in gone if id(p) not in inside] if inside else []
+
+    def _in_modules(self, event: Event, *, anew: bool = False) -> set[int]:
         assert event.model is not None
         modules = event.model.named_modules()
-        if self._modules.changed(modules):
+        if self._modules.changed(modules) or anew:
             self._inside = {id(p) for _, m in modules for p in getattr(m, "_parameters", {}).values() if p is not None}
         return self._inside
 

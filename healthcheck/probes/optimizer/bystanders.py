@@ -1,4 +1,4 @@
-"""Optimizers that are never stepped, and schedulers that move the rate of no optimizer that is."""
+"""Optimizers that are never stepped, and schedulers that are not, or that move the rate of no optimizer that is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.living import living
+from healthcheck.probes.optimizer.unstepped import UnsteppedSchedules
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
@@ -26,11 +27,12 @@ class BystanderProbe:
     *Idle*: tensors that get gradients, one more after the look, and whose optimizer has never made a step, while another
     one makes one after another. *Elsewhere*: schedulers that are stepped and whose optimizer makes no step, while another one updates the
     same parameters: it was built anew after the scheduler. *Half cycles*: of a ``CosineAnnealingLR``, which rises again
-    after ``T_max`` steps, where that are fewer than :data:`SHORT` and it is stepped per update.
+    after ``T_max`` steps, where that are fewer than :data:`SHORT` and it is stepped per update. *Unstepped*: optimizers
+    that make steps and whose schedulers make none (:class:`UnsteppedSchedules`).
     """
 
     name = "bystanders"
-    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.idle",
@@ -50,16 +52,27 @@ class BystanderProbe:
             cost=Cost.HOST,
             needs=(f"{LOOKS[0]} updates",),
         ),
+        Metric(
+            "schedule.unstepped",
+            "Optimizers that make steps while their schedulers, built and never stepped, would have had to move the rate.",
+            cost=Cost.HOST,
+            needs=(f"{LOOKS[0]} updates", "some passes over the data"),
+        ),
     )
 
     def __init__(self) -> None:
         self._first: int | None = None
         self._looks = list(LOOKS)
+        self._unstepped = UnsteppedSchedules()
         self._idle: list[tuple[Callable[[], Any], Callable[[], Any], int]] = []
         """Tensors, their gradients and how often these were written, of optimizers that may be idle; asked once more."""
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.BATCH_READY:
+            if self._first is None:
+                self._unstepped.batch(event)
+            return ()
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
         if self._first is None:
@@ -68,10 +81,19 @@ class BystanderProbe:
         if self._idle:
             fed, self._idle = sum(_fed(*one) for one in self._idle), []
             return (Sample("optimizer.idle", event.step, float(fed)),)
-        if not self._looks or made < self._looks[0]:
-            self.rests_until = sys.maxsize if not self._looks else self._first + self._looks[0] - 2
-            return ()
-        self._looks = [look for look in self._looks if look > made]
+        samples: list[Sample] = []
+        if self._looks and made >= self._looks[0]:
+            self._looks = [look for look in self._looks if look > made]
+            samples += self._look_around(event, made)
+        if made >= self._unstepped.next_look:
+            samples += self._unstepped.judge(event, made)
+        if not samples:
+            next_look = min(self._looks[0] if self._looks else sys.maxsize, self._unstepped.next_look)
+            self.rests_until = self._first + next_look - 2 if next_look < sys.maxsize else sys.maxsize
+        return samples
+
+    def _look_around(self, event: Event, made: int) -> Iterator[Sample]:
+        assert event.model is not None
         stepping = [*event.model.optimizers(), event.optimizer]
         held = {id(p) for optimizer in stepping for p in _parameters(optimizer)}
         around = living("Optimizer", "LRScheduler")
@@ -82,15 +104,15 @@ class BystanderProbe:
         cycles = max(
             (n for s, optimizer in schedulers for n in _half_cycles(s, optimizer, stepping, made)), default=0.0
         )
+        self._unstepped.look(schedulers, stepping, made, event)
 
         def which() -> Mapping[str, Any]:
             return {"which": ", ".join(sorted({type(s).__name__ for s in elsewhere}))}
 
-        found = [
-            Sample("schedule.elsewhere", event.step, float(len(elsewhere)), detail=which),
-            Sample("schedule.half_cycles", event.step, cycles),
-        ]
-        return found if self._idle else [Sample("optimizer.idle", event.step, 0.0), *found]
+        if not self._idle:
+            yield Sample("optimizer.idle", event.step, 0.0)
+        yield Sample("schedule.elsewhere", event.step, float(len(elsewhere)), detail=which)
+        yield Sample("schedule.half_cycles", event.step, cycles)
 
 
 def _parameters(optimizer: Any) -> list[Any]:

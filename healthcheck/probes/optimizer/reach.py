@@ -53,7 +53,7 @@ class ScheduleReachProbe:
             return ()
         if event.optimizer is None or event.optimizer_index > 0:
             return ()
-        rate, goal = largest_rate(event.optimizer), _goal(event.optimizer)
+        rate, goal = largest_rate(event.optimizer), scheduled_goal(event.optimizer)
         goes_on = not self._updates and (event.step > 1 or len(event.optimizer.state) > 0)
         if rate is None or not on_host(rate) or goes_on or (self._updates and not goal) or rate >= REACHED * goal > 0:
             self.rests_until = sys.maxsize
@@ -91,7 +91,7 @@ class ScheduleReachProbe:
         return ""
 
 
-def _goal(optimizer: Any) -> float:
+def scheduled_goal(optimizer: Any) -> float:
     """The rate that the schedule is meant to reach; 0 where no scheduler of torch drives it."""
     goals = [group.get("max_lr", group.get("initial_lr")) for group in optimizer.param_groups]
     known = [float(goal) for goal in goals if goal is not None and (isinstance(goal, (int, float)) or on_host(goal))]

@@ -18,6 +18,8 @@ from healthcheck.samples import Cost, Labels, Metric, Sample
 
 TENSORS = 16
 """Tensors looked at, spread over the optimizer's."""
+TINY = 0.3
+"""Part of the usual size below which weights were made small on purpose."""
 
 
 @dataclass(slots=True)
@@ -26,13 +28,16 @@ class _Start:
     sampler: ElementSampler
     size: Any
     """Root mean square at the first look: 0-dim, or a :class:`Late`."""
+    usual: float
+    """What torch's own initial values would have; 0 where there is no matrix."""
 
 
 class WeightGrowthProbe:
     """Compares the size of sampled weights with their size at the optimizer's first update.
 
     Matrices only, where there are any: gains and biases often start at 0 or 1 and may go far from it. A few numbers
-    per look; what is remembered of the start is one.
+    per look; what is remembered of the start is one. Weights that begin far below the usual size, 1 / sqrt(3 fan-in)
+    (He et al., 2015, as ``nn.Linear`` has it), are meant to grow up to it: that is no growth yet.
     """
 
     name = "weight-growth"
@@ -40,7 +45,16 @@ class WeightGrowthProbe:
     """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
-        Metric("params.growth", "|W| divided by |W| before the optimizer's first update.", cost=Cost.DEVICE),
+        Metric(
+            "params.growth",
+            "|W| divided by |W| before the optimizer's first update, or by its usual size where it began far below that.",
+            cost=Cost.DEVICE,
+        ),
+        Metric(
+            "init.size",
+            "|W| before the first update divided by the usual size, 1 / sqrt(3 fan-in); 1 where there is no matrix.",
+            cost=Cost.DEVICE,
+        ),
     )
 
     def __init__(self) -> None:
@@ -48,7 +62,7 @@ class WeightGrowthProbe:
         self._starts: dict[int, _Start] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.optimizer is None or not demand.wants("params.growth"):
+        if event.optimizer is None:
             return ()
         self.rests_until = demand.next_due(("params.growth",), event.step)
         start = self._starts.get(event.optimizer_index)
@@ -57,29 +71,54 @@ class WeightGrowthProbe:
             self._starts = {index: known for index, known in self._starts.items() if known.optimizer() is not None}
             sampler = ElementSampler(looked_at(event.optimizer))
             if sampler.groups:
-                self._starts[event.optimizer_index] = _Start(weak(event.optimizer), sampler, _size(sampler))
+                start = _Start(weak(event.optimizer), sampler, _size(sampler), _usual(sampler.params))
+                self._starts[event.optimizer_index] = start
+                if event.optimizer_index == 0 and demand.wants("init.size"):
+                    return (Sample("init.size", event.step, _initial(start)),)
             return ()
         if not demand.due("params.growth", event.step):
             return ()
         labels, step = optimizer_labels(event.optimizer_index), event.step
         size = _size(start.sampler)
         if isinstance(size, Late):
-            return (_late_growth(size, start.size, step, labels),)
+            return (_late_growth(size, start, step, labels),)
         if on_host(size) and not float(start.size):
             return ()
         first = start.size
         facts = lambda: _facts(float(size), float(first))  # noqa: E731
-        return (Sample("params.growth", step, scalar(size / first), labels, detail=facts),)
+        tiny = (first < TINY * start.usual) & (size > first)
+        grown = (size / start.usual).clamp(min=1.0).where(tiny, size / first) if start.usual else size / first
+        return (Sample("params.growth", step, scalar(grown), labels, detail=facts),)
 
 
-def _late_growth(size: Late, first: Late, step: int, labels: Labels) -> Sample:
+def _usual(params: Sequence[Any]) -> float:
+    """Root mean square that ``nn.Linear`` would give weights of these shapes."""
+    if any(p.dim() < 2 for p in params):
+        return 0.0
+    return math.sqrt(sum(int(p.shape[0]) for p in params) / (3 * sum(int(p.numel()) for p in params)))
+
+
+def _initial(start: _Start) -> Any:
+    usual = start.usual
+    if not usual:
+        return 1.0
+    if isinstance(start.size, Late):
+        size = start.size
+        return Late(lambda *tables: size.finish(list(tables)) / usual, *size.parts)
+    return scalar(start.size / usual)
+
+
+def _late_growth(size: Late, start: _Start, step: int, labels: Labels) -> Sample:
     """The same on the host, when the sums of both have arrived."""
+    first, usual = start.size, start.usual
     numbers: list[float] = []
     count = len(size.parts)
 
     def compute(*tables: Sequence[float]) -> float:
         now, then = size.finish(list(tables[:count])), first.finish(list(tables[count:]))
         numbers[:] = [now, then]
+        if 0.0 < then < TINY * usual and now > then:
+            return max(1.0, now / usual)
         return now / then if then else math.nan
 
     facts = lambda: _facts(*numbers) if numbers else {}  # noqa: E731

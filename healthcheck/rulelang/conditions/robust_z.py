@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import copysign, exp, inf, log
+from itertools import islice
+from math import copysign, exp, inf, log, sqrt
 from typing import Any
 
 from healthcheck.protocols import Condition, ConditionType, Scorer
@@ -30,6 +31,8 @@ FLOOR = 0.001
 """The scale is at least this share of the median."""
 MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
+USUAL, FEW = 0.1, 3
+"""Part of the older half of the window that makes a high value a usual one, and how many at least."""
 
 
 class RobustZ:
@@ -38,7 +41,9 @@ class RobustZ:
     With a ``min_ratio`` a value that is less than so many times away from the median cannot breach: its
     score is then its share of that distance (in logarithms), as a share of the limit, so that it stays on the
     healthy side and the closest approach still tells how near it came. Where the median or the value is not
-    positive a ratio means nothing, and the score stands.
+    positive a ratio means nothing, and the score stands. Nor can a value breach then if one in ten of the window's older
+    half was at least half as far away: tasks that take turns, each with a level of its own, make no spikes. What grows
+    has reached only the newer half.
     """
 
     __slots__ = (
@@ -109,9 +114,21 @@ class RobustZ:
             return score
         share = abs(log(value / normal)) / self._log_ratio
         if share >= 1.0:
-            return score
+            return 0.0 if self._usual(value, normal) else score
         limit = self._breaches.high if score > 0.0 else self._breaches.low
         return share * limit if limit is not None else 0.0
+
+    def _usual(self, value: float, normal: float) -> bool:
+        """Whether such values have been a regular part of the window."""
+        seen = self._seen()
+        older = len(seen) // 2
+        half = sqrt(value * normal)
+        beyond = sum((v > half) is (value > normal) for v in islice(seen, older))
+        return beyond >= max(FEW, USUAL * older)
+
+    def _seen(self) -> deque[float]:
+        """Values of the window, oldest first."""
+        return self._window.values
 
     def _learn(self, value: float, score: float | None) -> None:
         learnt, level = self._learning.admit(value, score, self._streak, self._value_scored)
@@ -186,6 +203,9 @@ class RobustZOfLog(RobustZ):
             return self._far_enough(score, value)
         return score
 
+    def _seen(self) -> deque[float]:
+        return self._values
+
     def _plain(self) -> SortedWindow:
         window = SortedWindow(self._window.size)
         window.fill(self._values)
@@ -244,7 +264,8 @@ ROBUST_Z = ConditionType(
         window=window_schema(),
         log=flag_schema("Judge logarithms while the whole window is positive: for losses that fall by factors."),
         min_ratio=number_schema(
-            "While all is positive, only a value at least this many times above or below the median can breach (1).",
+            "While all is positive, only a value at least this many times above or below the median can breach, and not if"
+            " one in ten of the window's older half was at least half as far away (1).",
             minimum=1,
         ),
     ),

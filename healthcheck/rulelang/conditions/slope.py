@@ -140,8 +140,11 @@ class SureSlope:
         return self
 
     def update(self, value: float, step: int) -> float | None:
-        if self.learn(value, step) and self._memory.count != self._judged:
-            self._judged = self._memory.count
+        memory = self._memory
+        if self._learns:
+            memory.take(value, step)
+        if memory.count != self._judged and memory.count >= self._min_blocks:
+            self._judged = memory.count
             self._score = self._judge()
         return self._score
 

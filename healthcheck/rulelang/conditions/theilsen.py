@@ -32,7 +32,7 @@ class BlockSlopes:
     """
 
     __slots__ = (
-        "_asked", "_block", "_blocks", "_interval", "_most", "_open", "_slopes", "_steps", "_steps_open", "_waiting", "count",
+        "_asked", "_block", "_blocks", "_interval", "_levels", "_most", "_open", "_slopes", "_steps", "_steps_open", "_waiting", "count",
     )  # fmt: skip
 
     def __init__(self, block: int, most: int, *, steps: bool) -> None:
@@ -46,6 +46,8 @@ class BlockSlopes:
         """Values of the block that is not complete, and the sum of their steps."""
         self._blocks: deque[tuple[float, float]] = deque()
         """(place on the axis that the slope is taken over, level)"""
+        self._levels: list[float] = []
+        """Those of the blocks, once they are asked for."""
         self._waiting: deque[tuple[float, float]] = deque(maxlen=most)
         self._slopes: list[float] = []
         self._asked: tuple[int, float] | None = None
@@ -74,9 +76,11 @@ class BlockSlopes:
         self.count += 1
 
     def levels(self) -> list[float]:
-        """The levels of the blocks in the window, oldest first."""
-        self._catch_up()
-        return [level for _, level in self._blocks]
+        """The levels of the blocks in the window, oldest first. Not to be changed."""
+        if self._waiting:
+            self._catch_up()
+            self._levels = [level for _, level in self._blocks]
+        return self._levels
 
     def interval(self, z: float) -> tuple[float, float] | None:
         """One-sided bounds of the slope; see :func:`theil_sen_interval`."""
@@ -126,7 +130,7 @@ class BlockSlopes:
         self._open = [float(v) for v in pending]
         self._steps_open = int(steps)
         self._blocks.clear()
-        self._slopes = []
+        self._slopes, self._levels = [], []
         self._asked = None
         self._waiting.clear()
         self._waiting.extend((float(place), float(level)) for place, level in blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, islice
 from math import exp, log, sqrt
 from typing import Any
 
@@ -19,6 +20,10 @@ ROUNDING = 1e-9
 """The bound is narrower by this share, for the sake of rounding errors."""
 DENSE = 2
 """Steps between two samples up to which a jump from one to the next is a jump, and no rise that was not seen."""
+GLIDE = 20
+"""Samples after the lowest for which a steep fall before it explains a rise: momentum of 0.9 has forgotten it then."""
+STEEPER = 3.0
+"""The fall is steep if it was more than so many times the rise, in logarithms, over as many samples."""
 FEW = 3
 """Samples in the level from which on one small value is not the lowest."""
 
@@ -117,9 +122,24 @@ class Rebound:
             self._small = exp(asked * max(NOISE_FLOOR, self._noise.least(LOOK_AHEAD))) * (1.0 - ROUNDING)
             self._small_until = self._count + LOOK_AHEAD
         noise = max(NOISE_FLOOR, self._noise.usual())
-        if log(ratio) <= asked * noise:
+        if log(ratio) <= asked * noise or self._glides(log(ratio)):
             return False
         return self._recent.size < FEW or not self._shifted(noise)
+
+    def _glides(self, rise: float) -> bool:
+        """Whether momentum has carried the loss past its lowest point: it fell far more just before than it rose since.
+
+        Without noise, as on the full batch, the first swing of Adam is many times what neighbours lie apart.
+        """
+        known = min(3 * GLIDE, len(self._noise.differences), self._count - self._dense_since)
+        path = [
+            0.0,
+            *accumulate(islice(reversed(self._noise.differences), known)),
+        ]  # from the newest value back: fallen
+        since = max(range(len(path)), key=path.__getitem__)
+        if not 0 < since <= GLIDE or len(path) <= 2 * since:
+            return False
+        return path[since] - path[2 * since] > STEEPER * rise
 
     def _shifted(self, noise: float) -> bool:
         """Whether a new level explains the rise, or may yet; once it does, the lowest level is sought from it on."""

@@ -18,6 +18,7 @@ from healthcheck.trainers.resume.loads import seen_loads
 from healthcheck.trainers.steps.compiled import step_hooks, step_seen, two_faced
 from healthcheck.trainers.steps.passes import seen_draws
 from healthcheck.trainers.steps.training import TrainingSteps
+from healthcheck.trainers.steps.workers import WorkerDraws
 
 
 class TorchHooks:
@@ -37,6 +38,7 @@ class TorchHooks:
         self._scaler: Any = None
         """The scaler whose factor the gradients of this step carry, by weak reference."""
         self._stepped = False
+        self.worker_draws = WorkerDraws()
 
     def install(self) -> None:
         self.imports.when("torch", self._torch_is_there)
@@ -233,8 +235,9 @@ class TorchHooks:
             if not any(id(p) in watched for p in parameters):
                 return
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
-        limit = None if limit == float("inf") else limit
-        guarded(steps.session, steps.clipping, norm, limit, self._still_scaled())
+        looks_only = limit == float("inf")  # a norm that is wanted for itself
+        limit = None if looks_only else limit
+        guarded(steps.session, steps.clipping, norm, limit, self._still_scaled(), None if looks_only else parameters)
 
     def _still_scaled(self) -> bool:
         """Whether the loss was scaled and ``unscale_`` was called for no optimizer since."""
@@ -246,6 +249,7 @@ class TorchHooks:
 
     def _patch_loader(self, dataloader: ModuleType) -> None:
         self.patches.replace(dataloader._BaseDataLoaderIter, "__next__", lambda original: seen_draws(original, self))
+        self.patches.replace(dataloader._utils.worker, "_worker_loop", self.worker_draws.seen_worker)
 
     def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def eval(module: Any) -> Any:

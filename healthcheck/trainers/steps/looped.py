@@ -31,9 +31,11 @@ class LoopSteps(TrainingSteps):
 
     _last_update: tuple[Any, int, bool | None] = (None, 0, None)
 
-    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
+    def clipping(
+        self, norm: Any, max_norm: float | None, scaled: bool = False, parameters: list[Any] | None = None
+    ) -> None:
         self._next_step_if_ended()
-        super().clipping(norm, max_norm, scaled=scaled)
+        super().clipping(norm, max_norm, scaled=scaled, parameters=parameters)
 
     def _before_update(self, optimizer: Any, index: int) -> None:
         super()._before_update(optimizer, index)

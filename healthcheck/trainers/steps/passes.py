@@ -10,7 +10,6 @@ from healthcheck.trainers.guarding import guarded
 
 if TYPE_CHECKING:
     from healthcheck.trainers.script.hooks import TorchHooks
-    from healthcheck.trainers.steps.training import TrainingSteps
 
 _AT_RANDOM = frozenset(("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"))
 
@@ -26,27 +25,28 @@ def seen_draws(original: Callable[..., Any], hooks: TorchHooks) -> Callable[...,
             batch = original(iterator)
         except StopIteration:
             if getattr(iterator, "_num_yielded", 1) == 0:
-                guarded(hooks.steps.session, _gave_nothing, hooks.steps, iterator)
+                guarded(hooks.steps.session, _gave_nothing, hooks, iterator)
             raise
         waited = time.perf_counter() - began
-        guarded(hooks.steps.session, _drawn, hooks.steps, iterator, batch, waited)
+        guarded(hooks.steps.session, _drawn, hooks, iterator, batch, waited)
         return batch
 
     return __next__
 
 
-def _drawn(steps: TrainingSteps, iterator: Any, batch: Any, waited: float) -> None:
+def _drawn(hooks: TorchHooks, iterator: Any, batch: Any, waited: float) -> None:
     import torch
 
     dataset = getattr(iterator, "_dataset", None)
-    steps.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), begins=begins_pass(iterator))
+    facts = {"begins_pass": begins_pass(iterator), "worker_draws": hooks.worker_draws.of(iterator)}
+    hooks.steps.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), **facts)
 
 
-def _gave_nothing(steps: TrainingSteps, iterator: Any) -> None:
+def _gave_nothing(hooks: TorchHooks, iterator: Any) -> None:
     """A pass that is over before its first batch is told as a batch without samples."""
     import torch
 
-    _drawn(steps, iterator, torch.empty(0), 0.0)
+    _drawn(hooks, iterator, torch.empty(0), 0.0)
 
 
 def begins_pass(iterator: Any) -> bool:

@@ -67,11 +67,11 @@ class TrainingSteps(UpdateSteps):
 
     # -- data -------------------------------------------------------------------------
 
-    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, begins: bool = False) -> None:
+    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, **facts: Any) -> None:
         """A loader over ``dataset`` gave a batch after ``waited`` seconds.
 
         :param gradients: whether gradients are enabled where it was drawn.
-        :param begins: whether it is the first of a pass in random order.
+        :param facts: what else its loader knows of it, by their names in an event.
         """
         self._catch_up()
         if not self.phases.draws_for_training(dataset, gradients=gradients):
@@ -83,7 +83,7 @@ class TrainingSteps(UpdateSteps):
             samples, tokens = batch_counts(batch)
             size = _length(dataset)
             counts: dict[str, Any] = {"n_samples": samples, "n_tokens": tokens, "dataset_size": size}
-            self._emit(EventKind.BATCH_READY, data_wait=waited, begins_pass=begins, **counts)
+            self._emit(EventKind.BATCH_READY, data_wait=waited, **counts, **facts)
 
     def batch_in_use(self, batch: Any) -> None:
         """What is trained on now, where a framework tells it: loaders draw ahead."""
@@ -103,6 +103,9 @@ class TrainingSteps(UpdateSteps):
             self.unattempted.backward_begins()
         if self._closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
             return
+        self._differentiated = True
+        if self._clipped_idly:
+            self._clipped_idly, self._clipped = False, []
         loss = self.losses.of(tensors)
         if self.losses.scale is not None:
             self._loss_scale = self.losses.scale
@@ -128,17 +131,25 @@ class TrainingSteps(UpdateSteps):
                 self._emit(EventKind.BACKWARD_END)
             self._end_step(None, 0, skipped=None)
 
-    def clipping(self, norm: Any, max_norm: float | None, scaled: bool = False) -> None:
+    def clipping(
+        self, norm: Any, max_norm: float | None, scaled: bool = False, parameters: list[Any] | None = None
+    ) -> None:
         """Gradients are about to be clipped; ``norm`` is their L2 norm, None if it is not known.
 
         :param scaled: they still carry the loss scale.
+        :param parameters: whose gradients they are; None if nothing can come of it.
         """
+        if self._differentiated is False and len(self._index) == 1:
+            self._clipped_idly = self._clipped_idly or parameters is not None
+            return
         if self._ended and not self._attempted:
             return  # nothing was differentiated yet
         self._next_step_if_ended()
         if norm is not None:
             self._grad_norm = norm.detach() if hasattr(norm, "detach") else norm
         self._max_norm, self._clipped_scaled = max_norm, scaled
+        if parameters is not None:
+            self._clipped = [*(self._clipped or ()), *parameters]
         with no_grad():
             self._end_backward()
 

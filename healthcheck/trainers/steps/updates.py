@@ -45,6 +45,10 @@ class UpdateSteps(StepCount):
         self._living = 1
         self._batch: Any = None
         self.unmatched_loads: list[tuple[Any, str]] = []
+        self._differentiated: bool | None = None
+        """Whether a backward pass was made since the last update; None before the first pass."""
+        self._clipped_idly = False
+        """Whether gradients were clipped after the last update, and before there were new ones."""
         self._clear_update()
 
     def _clear_update(self) -> None:
@@ -52,6 +56,7 @@ class UpdateSteps(StepCount):
         self._grad_norm: Any = None
         self._max_norm: float | None = None
         self._clipped_scaled: bool | None = None
+        self._clipped: list[Any] | None = None
         self._backward_ended = False
         self._loss_scale: Any = None
         self._closure_ran = False
@@ -101,6 +106,7 @@ class UpdateSteps(StepCount):
         if index in self._attempted or self._begun == self._first_step:
             self._next_step_if_ended(attempt=True)
         self._attempted.add(index)
+        self._differentiated = self._differentiated and False
         self.last_attempt = self._begun
         return index
 
@@ -152,6 +158,7 @@ class UpdateSteps(StepCount):
             grad_norm=self._grad_norm,
             max_norm=self._max_norm,
             clipped_scaled=self._clipped_scaled,
+            clipped=self._clipped,
             loss_scale=self._loss_scale,
             batch=self._batch,
             max_steps=self.session.settings.get("max_steps") or self.max_steps,

@@ -83,6 +83,7 @@ def test_a_threshold_that_holds_costs_no_call() -> None:
         ("{mean: {above: 5, window: 50}}", 1.1),
         ("{ratio: {above: 2, to: first}}", 1.0),
         ("{slope: {above: 1, over: 50}}", 1.6),
+        ("{all: [{ratio: {above: 10, to: first}}, {metric: grad_norm, above: 1}]}", 2.1),  # waits for the other metric
     ],
 )
 def test_a_condition_costs_few_calls_a_sample(when: str, most: float) -> None:

@@ -74,11 +74,30 @@ def test_growth_is_measured_against_the_first_update() -> None:
     assert watched.of("params.growth") == [(5, pytest.approx(1.0)), (10, pytest.approx(4.0))]
 
 
+def test_weights_that_begin_far_below_the_usual_size_grow_only_past_it() -> None:
+    model = nn.Embedding(50, 12)
+    nn.init.constant_(model.weight, 0.01)
+    watched = Watched([WeightGrowthProbe()])
+    loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def scaled(factor: float) -> float:
+        with torch.no_grad():
+            model.weight.mul_(factor)
+        loop.run(1, lambda: model(torch.arange(4)).sum())
+        return watched.last("params.growth")
+
+    loop.run(1, lambda: model(torch.arange(4)).sum())
+    usual = (1 / 36) ** 0.5
+    assert watched.of("init.size") == [(1, pytest.approx(0.01 / usual, rel=0.01))]
+    assert [scaled(factor) for factor in (10, 10, 0.001)] == pytest.approx([1.0, 1.0 / usual, 0.1], rel=0.01)
+
+
 def test_an_optimizer_of_biases_alone_is_measured_too_and_zeros_are_not() -> None:
     bias = nn.Parameter(torch.zeros(4))
     watched = Watched([WeightGrowthProbe()])
     Loop(watched, None, torch.optim.SGD([bias], lr=0.1)).run(3, lambda: (bias - 1).square().sum())
-    assert watched.samples == []
+    assert watched.of("init.size") == [(1, 1.0)]
+    assert watched.names() == {"init.size"}
 
 
 def test_moments_that_are_not_finite_are_counted_when_due_and_at_a_checkpoint() -> None:

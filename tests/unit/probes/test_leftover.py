@@ -70,6 +70,45 @@ def test_two_optimizers_that_clear_at_different_times_are_silent() -> None:
     assert set(watched.values("grads.leftover[optimizer=1]")) == {0.0}
 
 
+@pytest.mark.parametrize("own_copies", [True, False])
+def test_gradients_that_the_script_sets_itself_are_not_left_over_though_nothing_clears_them(own_copies: bool) -> None:
+    """Copies in full precision of half-precision weights; gradients of two losses that are put together."""
+    model = small()
+    weights = list(model.parameters())
+    trained = [p.detach().clone() for p in weights] if own_copies else weights
+    optimizer = torch.optim.SGD(trained, lr=0.01)
+    watched, view = Watched([LeftoverProbe()]), View(model, [optimizer])
+    for step in range(1, 5):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        watched.emit(EventKind.LOSS, step, model=view, loss=loss.detach())
+        for p, gradient in zip(trained, torch.autograd.grad(loss, weights), strict=True):
+            p.grad = gradient
+        known = {"model": view, "optimizer": optimizer}
+        watched.emit(EventKind.BEFORE_UPDATE, step, **known)
+        optimizer.step()
+        watched.emit(EventKind.AFTER_UPDATE, step, **known)
+        watched.emit(EventKind.STEP_END, step, **known)
+    assert watched.values("grads.leftover") == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_of_gradients_that_are_never_cleared_are_left_over() -> None:
+    """With ``create_graph`` a backward pass adds out of place."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    watched, view = Watched([LeftoverProbe()]), View(model, [optimizer])
+    for step in range(1, 4):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        watched.emit(EventKind.LOSS, step, model=view, loss=loss.detach())
+        loss.backward(create_graph=True)
+        known = {"model": view, "optimizer": optimizer}
+        watched.emit(EventKind.BEFORE_UPDATE, step, **known)
+        optimizer.step()
+        watched.emit(EventKind.AFTER_UPDATE, step, **known)
+        watched.emit(EventKind.STEP_END, step, **known)
+    assert watched.values("grads.leftover") == [1.0, 1.0]
+
+
 def test_after_a_skipped_update_nothing_is_said() -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

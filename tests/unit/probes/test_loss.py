@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from driver import Everything, Loop, Watched
+from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
@@ -109,6 +109,77 @@ def test_a_regression_head_has_no_chance_level() -> None:
     loop, watched = loop_of(model)
     loop.one(lambda: model(torch.ones(1, 4)).sum())
     assert "loss.chance" not in watched.names()
+
+
+def with_graph(model: nn.Module, losses) -> Watched:
+    """Steps whose losses come with their graphs, as from a real backward pass."""
+    watched, view = Watched([LossProbe()]), View(model)
+    for step, loss in enumerate(losses, 1):
+        watched.emit(EventKind.LOSS, step, model=view, loss=loss.detach(), loss_graph=loss.grad_fn)
+        watched.emit(EventKind.BEFORE_UPDATE, step, model=view)
+    return watched
+
+
+class Own(torch.autograd.Function):
+    """Nobody can see what it computes."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return nn.functional.cross_entropy(z, LABELS)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.zeros_like(ctx.saved_tensors[0])
+
+
+HEAD = nn.Linear(4, 10)
+LABELS = torch.arange(8)
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_one"),
+    [
+        (lambda z: nn.functional.cross_entropy(z, LABELS), True),
+        (lambda z: nn.functional.cross_entropy(z, LABELS, label_smoothing=0.1), True),
+        (lambda z: -(z.log_softmax(1) * z.detach().softmax(1)).sum(1).mean(), True),
+        (lambda z: nn.functional.mse_loss(z, torch.ones(8, 10)), False),
+        (lambda z: nn.functional.softplus(z[:, 0]).mean() + nn.functional.softplus(-z[:, 1]).mean(), False),
+        (lambda z: nn.functional.binary_cross_entropy_with_logits(z, torch.ones(8, 10)), False),
+        (lambda z: nn.functional.cross_entropy(z @ z.T, LABELS), False),
+        (lambda z: torch.stack([-z.log_softmax(1).gather(1, LABELS[:, None]).mean(), z.new_ones(())]).mean(), True),
+        (lambda z: Own.apply(z), True),
+        (lambda z: (z.T @ z - torch.eye(10)).square().sum(), False),
+        (lambda z: z[:4].mean() - z[4:].mean(), False),
+    ],
+    ids=[
+        "classes",
+        "smoothed",
+        "soft labels",
+        "numbers",
+        "two sides of a game",
+        "yes or no",
+        "rows of the batch",
+        "by hand",
+        "a kernel of its own",
+        "correlations",
+        "a critic",
+    ],
+)
+def test_only_what_may_be_a_cross_entropy_over_the_last_layer_is_compared_with_guessing(loss, has_one: bool) -> None:
+    watched = with_graph(HEAD, [loss(HEAD(torch.randn(8, 4)))])
+    assert ("loss.chance" in watched.names()) is has_one
+
+
+def test_where_a_run_began_is_told_by_its_first_losses() -> None:
+    told = 20.0 * nn.functional.one_hot(LABELS, 10).float().requires_grad_()
+    torch.manual_seed(0)
+    fresh = (nn.functional.cross_entropy(0.01 * HEAD(torch.randn(8, 4)), LABELS) for _ in range(8))
+    assert with_graph(HEAD, fresh).values("loss.start") == pytest.approx([1.0] * 5, abs=0.02)
+    knowing = (nn.functional.cross_entropy(told * 1.0, LABELS) for _ in range(8))
+    assert with_graph(HEAD, knowing).last("loss.start") < 0.01
+    numbers = (nn.functional.mse_loss(HEAD(torch.randn(8, 4)), torch.ones(8, 10)) for _ in range(8))
+    assert with_graph(HEAD, numbers).values("loss.start") == [1.0] * 5
 
 
 def test_what_nobody_wants_is_not_computed() -> None:

@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 
+import pytest
 import torch
 from driver import Loop, View, Watched
 from torch import nn
@@ -122,6 +123,25 @@ def test_an_old_model_that_is_still_alive_is_an_orphan_too() -> None:
     loop = Loop(watched, both, torch.optim.SGD(both[0].parameters(), lr=0.1))
     loop.run(10, lambda: both[1](torch.randn(4, 8)).pow(2).mean())
     assert watched.last("params.optimizer_orphans") == 2
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_tensors_of_a_layer_that_was_replaced_in_the_middle_are_orphans_unless_the_new_ones_are_held(
+    held: bool,
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    watched = Watched([WiringProbe()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loop = Loop(watched, model, optimizer)
+    loss = lambda: model(torch.randn(4, 8)).pow(2).mean()  # noqa: E731
+    loop.run(20, loss)
+    assert watched.last("params.optimizer_orphans") == 0
+    model[1] = nn.Linear(8, 8)
+    if held:
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+    loop.view = View(model, [optimizer])
+    loop.run(20, loss)
+    assert watched.last("params.optimizer_orphans") == (0 if held else 2)
 
 
 def test_an_unused_part_of_the_model_is_no_orphan() -> None:

@@ -37,7 +37,7 @@ def same(a: list[Row], b: list[Row]) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), rows), max_size=5))
 def test_any_evaluations_come_back_in_the_same_order(evaluations: list[tuple[int, list[Row]]]) -> None:
     """Late values, two phases, repeated series, odd label values: a replay must see all of it."""

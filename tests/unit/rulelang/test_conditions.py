@@ -81,7 +81,7 @@ def test_saved_state_goes_on_as_if_nothing_had_happened(name, options, policy) -
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "")
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 5, deadline=None)
 def test_no_finite_series_makes_a_condition_raise(name, options, values) -> None:
     scorer = condition(name, options).start()
     for i, value in enumerate(values):

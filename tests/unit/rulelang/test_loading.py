@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from language import BASE, errors, load, registry
 
+from healthcheck.rulelang import loader
 from healthcheck.rulelang.compile import load_all
+from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.rule import Hold, Span
 from healthcheck.verdicts import Severity
 
@@ -144,3 +146,32 @@ def test_all_problems_of_all_files_come_at_once(known, folder) -> None:
     (folder / "b.yaml").write_text("version: 1\nextends: [a.yaml]\nrules: {b: {metric: loss, when: {abov: 5}}}\n")
     found = errors(known, "b.yaml")
     assert [f.split(":")[0] for f in found] == ["a.yaml", "b.yaml"]
+
+
+def test_a_text_that_was_read_before_gives_the_same_problems_at_the_same_places(known) -> None:
+    """A second session in the process reads the packs from memory: what a first one did to them must not show."""
+    text = "version: 1\nrules:\n  high:\n    metric: loss\n    condition: {above: 5}\n    patience: soon\n"
+    first, second = (load_all([text], registry=known).problems for _ in range(2))
+    assert {problem.line for problem in first} == {5, 6}
+    assert [str(problem) for problem in second] == [str(problem) for problem in first]
+
+
+def test_what_is_done_to_one_document_does_not_show_in_the_next_of_the_same_text() -> None:
+    text = "version: 1\nrules:\n  high: {metric: loss, when: {outside: [1, 2]}}\n"
+    first = load_text(text)
+    first.data["rules"]["high"]["when"]["outside"].append(3)
+    first.rename(("rules", "high"), "metric", "signal")
+    second = load_text(text)
+    assert second.data["rules"]["high"] == {"metric": "loss", "when": {"outside": [1, 2]}}
+    mark = second.mark(("rules", "high", "metric"))
+    assert mark is not None
+    assert (mark.line, mark.column) == (3, 18)
+
+
+def test_the_texts_that_are_kept_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(loader, "_read", {})
+    for i in range(3 * loader.KEPT):
+        load_text(f"version: 1 # {i}\n")
+    load_text("version: 1 #" + "x" * loader.LONGEST_KEPT)
+    assert [text for text in loader._read if "# " not in text] == []
+    assert len(loader._read) == loader.KEPT

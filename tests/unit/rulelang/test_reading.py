@@ -187,7 +187,7 @@ TREES = st.recursive(
     ),
     max_leaves=25,
 )
-CALM = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @given(st.dictionaries(WORDS, TREES, max_size=6))
@@ -218,7 +218,7 @@ def test_any_text_gives_a_document_or_clean_problems(text) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_gives_a_document_or_clean_problems(tmp_path, raw) -> None:
     path = tmp_path / "any.yaml"
     path.write_bytes(raw)

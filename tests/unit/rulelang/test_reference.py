@@ -55,7 +55,11 @@ def robust_z(values: Values, o: Any) -> Score:
     least, limit = o.get("min_ratio", 1.0), o["above"]
     if least > 1.0 and score > limit and normal > 0 and x > 0:
         share = abs(math.log(x / normal)) / math.log(least)
-        return score if share >= 1.0 else share * limit
+        newest = values[-o["window"] :]
+        older = newest[: len(newest) // 2]
+        beyond = [v for v in older if v > math.sqrt(x * normal)]
+        usual = len(beyond) >= max(3, 0.1 * len(older))
+        return (0.0 if usual else score) if share >= 1.0 else share * limit
     return score
 
 

@@ -1,0 +1,68 @@
+"""Gradients that an update applies and that clipping, which the loop does, has not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.names import in_groups
+from healthcheck.probes.resting import ask_again
+from healthcheck.probes.values import optimizer_labels
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+AGAIN = 500
+"""Steps after which a loop that clips everything is looked at again."""
+
+
+class UnclippedGradientProbe:
+    """Counts elements with a gradient whose tensors were not among those that the loop clipped for the update.
+
+    All of them, where the loop clips before the backward pass, after the update, or a list without parameters, as a
+    generator is that was used up before. Looks at lists, never at values.
+    """
+
+    name = "unclipped-gradients"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "clip.missed",
+            "Part of the elements with a gradient, of those that an update applies, that the loop's clipping left out.",
+            "fraction",
+            Cost.HOST,
+            needs=("clipping",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.optimizer is None or not demand.due("clip.missed", event.step):
+            return ()
+        if event.clipped is None:
+            self.rests_until = ask_again(event.step)
+            return ()
+        clipped = set(map(id, event.clipped))
+        own = [p for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        left_out = [p for p in own if id(p) not in clipped]
+        count = sum(p.numel() for p in own)
+        if not count:
+            return ()
+        if not left_out:
+            self.rests_until = event.step + AGAIN
+        clips_nothing = not event.clipped
+        model = event.model
+
+        def facts() -> Mapping[str, Any]:
+            if clips_nothing:
+                return {"why": "it is called before the backward pass, after the update, or without parameters"}
+            names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+            every = [names.get(id(p), "?") for p in own]
+            return {"left out": in_groups([names.get(id(p), "?") for p in left_out], every)}
+
+        part = sum(p.numel() for p in left_out) / count
+        labels = optimizer_labels(event.optimizer_index)
+        return (Sample("clip.missed", event.step, part, labels, detail=facts),)

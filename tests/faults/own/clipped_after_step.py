@@ -1,0 +1,30 @@
+"""Fault: gradients are clipped when the update has been made."""
+
+import argparse
+
+import torch
+from torch import nn
+
+STEPS = 120
+
+
+def main(steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    data = torch.Generator().manual_seed(seed)
+    w = torch.randn(20, 4, generator=data)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        x = torch.randn(32, 20, generator=data)
+        loss = nn.functional.cross_entropy(model(x), (x @ w).argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

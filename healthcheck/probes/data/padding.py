@@ -8,6 +8,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.data.batches import IGNORE
 from healthcheck.probes.graph.nodes import CROSS_ENTROPIES, kind_of, near, past_neutral, signed, source_of
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.model.seen import SeenModules
 from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
@@ -80,17 +81,18 @@ class PaddingProbe:
         if kind_of(node) not in CROSS_ENTROPIES or not int(node._saved_reduction):
             return
         softmax = past_neutral(source_of(node))
-        targets: Any = getattr(node, "_saved_target", None)
-        if kind_of(softmax) != "LogSoftmax" or not is_tensor(targets) or targets.numel() < FEW:
+        targets: Any = saved(node, "target")
+        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        if answers is None or not is_tensor(targets) or targets.numel() < FEW:
             return
-        token = self._padding.get(int(softmax._saved_result.shape[int(softmax._saved_dim)]))
+        token = self._padding.get(int(answers.shape[int(softmax._saved_dim)]))
         ignored = signed(int(node._saved_ignore_index))
         if token is None or token == ignored:
             return
         flat = targets.detach().reshape(-1)
         pads = flat == token
         share = (pads[1:] & pads[:-1]).sum() / (flat != ignored).sum().clamp(min=1)
-        weights: Any = getattr(node, "_saved_weight", None)
+        weights: Any = saved(node, "weight")
         yield share if weights is None else share * (weights.detach()[token] != 0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.graph.nodes import kind_of, source_of
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
@@ -113,7 +114,7 @@ def _divisor(root: Any) -> float:
     node = root
     for _ in range(3):
         kind = kind_of(node)
-        number: Any = getattr(node, "_saved_other", None) if kind in ("Div", "Mul") else None
+        number: Any = saved(node, "other") if kind in ("Div", "Mul") else None
         if not is_tensor(number) or number.numel() != 1 or not on_host(number):
             return 1.0
         value = float(number)

@@ -9,6 +9,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.graph.nodes import DISTANCES, kind_of, near
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.transfer.late import Late
 from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
@@ -140,7 +141,7 @@ class DuelProbe:
 def _targets_differ(root: Any) -> Any:
     """1 if the loss holds a distance to targets that are not all one number, else 0; a 0-dim tensor on a device."""
     for node in near(root):
-        targets: Any = getattr(node, "_saved_target", None) if kind_of(node) in DISTANCES else None
+        targets: Any = saved(node, "target") if kind_of(node) in DISTANCES else None
         if is_tensor(targets) and targets.numel() > 1:
             low, high = targets.detach().aminmax()
             return scalar((low != high).float())

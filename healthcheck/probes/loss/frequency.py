@@ -7,6 +7,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.graph.nodes import CROSS_ENTROPIES, kind_of, near, past_neutral, signed, source_of
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -55,10 +56,11 @@ class FrequencyProbe:
         self._step = event.step
         node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
         softmax: Any = past_neutral(source_of(node)) if node is not None else None
-        labels: Any = getattr(node, "_saved_target", None)
-        if kind_of(softmax) != "LogSoftmax" or not is_tensor(labels) or labels.numel() < FEW:
+        labels: Any = saved(node, "target")
+        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
             return ()
-        answers, dim = softmax._saved_result.detach(), signed(int(softmax._saved_dim))
+        answers, dim = answers.detach(), signed(int(softmax._saved_dim))
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
             return ()
         if dim % answers.dim() != answers.dim() - 1 or answers.numel() != labels.numel() * answers.shape[-1]:

@@ -21,6 +21,7 @@ from healthcheck.probes.graph.nodes import (
     shape_of,
     source_of,
 )
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -162,7 +163,7 @@ def _weighs_log_probabilities(node: Any) -> bool:
         return False
     if kind_of(past_neutral(graphs[0])) in ("Exp", "Clamp"):
         return True
-    weights: Any = getattr(node, "_saved_other" if parents[0] is not None else "_saved_self", None)
+    weights: Any = saved(node, "other" if parents[0] is not None else "self")
     if not is_tensor(weights) or not on_host(weights):
         return False
     return bool(((weights < 0) | (weights > LARGE_WEIGHT)).any())

@@ -7,6 +7,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.graph.nodes import kind_of, near
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -60,7 +61,7 @@ def _divergence(root: Any) -> Any:
         if kind not in ("Exp", "Log") or id(node.next_functions[0][0]) not in added:
             continue
         # The exponential keeps its result, the logarithm its input: both are the ratio of the variances.
-        ratio = node._saved_result if kind == "Exp" else node._saved_self
+        ratio = saved(node, "result" if kind == "Exp" else "self")
         own = node.next_functions[0][0] if kind == "Log" else None
         for maker, mean in squares:
             if maker is not own and is_tensor(ratio) and mean.shape == ratio.shape and mean.dim() > 1:
@@ -77,5 +78,5 @@ def _square(node: Any) -> tuple[Any, Any] | None:
     by_itself = kind == "Mul" and len(inputs) == 2 and inputs[0][0] is inputs[1][0] is not None
     if not by_itself and (kind != "Pow" or node._saved_exponent != 2):
         return None
-    squared: Any = node._saved_self
+    squared: Any = saved(node, "self")
     return (node, squared) if is_tensor(squared) else None

@@ -17,6 +17,7 @@ from healthcheck.probes.graph.nodes import (
     past_neutral,
     source_of,
 )
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -41,11 +42,11 @@ _THROUGH = (
     "Exp", "Log", "Rsub",
 )  # fmt: skip
 _EMBEDDED = {
-    "Cdist": "_saved_x1",
-    "EuclideanDist": "_saved_x1",
-    "LinalgVectorNorm": "_saved_self",
-    "Norm": "_saved_self",
-    "Div": "_saved_self",
+    "Cdist": "x1",
+    "EuclideanDist": "x1",
+    "LinalgVectorNorm": "self",
+    "Norm": "self",
+    "Div": "self",
 }
 """Operations of losses on distances and angles, and where each keeps the vectors that it compares."""
 
@@ -120,26 +121,27 @@ class PredictionProbe:
             elif kind in (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
                 yield from _of_numbers(node, kind, due)
             elif kind in _EMBEDDED and _EMBEDDINGS in due:
-                vectors = getattr(node, _EMBEDDED[kind], None)
+                vectors = saved(node, _EMBEDDED[kind])
                 if is_tensor(vectors) and _are_vectors(node, vectors):
                     yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
 
     def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
         softmax = past_neutral(source_of(node))
-        labels: Any = getattr(node, "_saved_target", None)
-        if kind_of(softmax) != "LogSoftmax" or not is_tensor(labels) or labels.numel() < FEW:
+        labels: Any = saved(node, "target")
+        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
             return
         differ = _differ(labels)
         if _PREDICTIONS in due:
             # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
-            rows = _rows(softmax._saved_result, int(softmax._saved_dim)).nan_to_num(0.0, 0.0, 0.0)
+            rows = _rows(answers, int(softmax._saved_dim)).nan_to_num(0.0, 0.0, 0.0)
             if rows.shape[0] >= FEW:
                 yield _PREDICTIONS, _where(differ, rows.std(0).max())
         if _CLASS in due and on_host(labels):
             known = None if bool(differ) else int(labels.reshape(-1)[0])
             linear = kind_of(past_neutral(source_of(softmax))) == "Addmm"
             # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
-            weight = 1.0 if softmax._saved_result.shape[int(softmax._saved_dim)] > 2 else RARE
+            weight = 1.0 if answers.shape[int(softmax._saved_dim)] > 2 else RARE
             more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
             self._alike = self._alike + more if more and known == self._class else more
             self._class = known
@@ -158,13 +160,13 @@ def _are_vectors(node: Any, values: Any) -> bool:
         if kind_of(source) == "Add":  # a small number against a root of zero
             source = past_neutral(source_of(source))
         return kind_of(source) in ("Sub", "Rsub")
-    lengths = node._saved_other if kind_of(node) == "Div" else None
+    lengths = saved(node, "other") if kind_of(node) == "Div" else None
     return lengths is None or tuple(lengths.shape) in ((values.shape[0], 1), tuple(values.shape))
 
 
 def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:
-    answers: Any = getattr(node, "_saved_self", None)
-    targets: Any = getattr(node, "_saved_target", None)
+    answers: Any = saved(node, "self")
+    targets: Any = saved(node, "target")
     if not is_tensor(answers) or not is_tensor(targets) or answers.shape != targets.shape or not answers.dim():
         return
     if answers.shape[0] < FEW:

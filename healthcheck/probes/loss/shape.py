@@ -23,6 +23,7 @@ from healthcheck.probes.graph.nodes import (
     signed,
     source_of,
 )
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -109,11 +110,11 @@ def why_not_finite(root: Any) -> str:
     for node in near(root):
         kind = kind_of(node)
         if kind in CROSS_ENTROPIES:
-            weight: Any = getattr(node, "_saved_total_weight", None)
+            weight: Any = saved(node, "total_weight")
             if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
                 return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
         elif kind in ("Log", "Div"):
-            read: Any = getattr(node, "_saved_self" if kind == "Log" else "_saved_other", None)
+            read: Any = saved(node, "self" if kind == "Log" else "other")
             if not is_tensor(read) or not on_host(read):
                 continue
             bad = int(((read <= 0) if kind == "Log" else (read == 0)).sum())
@@ -168,7 +169,7 @@ def _without_logarithm(node: Any) -> str:
         return ""
     factors = [parent for parent, _ in parents[1].next_functions]
     given = past_neutral(factors[1] if factors[0] is None else factors[0])
-    known: Any = getattr(parents[1], "_saved_self" if factors[0] is None else "_saved_other", None)
+    known: Any = saved(parents[1], "self" if factors[0] is None else "other")
     if None not in factors or not _are_probabilities(known):
         return ""
     return {"Softmax": "a softmax", "Sigmoid": "a sigmoid", "Addmm": "the output of a linear layer"}.get(
@@ -195,5 +196,5 @@ def _broadcast(node: Any) -> int:
 
 
 def _saved_shape(node: Any) -> tuple[int, ...]:
-    saved = getattr(node, "_saved_self", None)
-    return tuple(saved.shape) if saved is not None else ()
+    kept = saved(node, "self")
+    return tuple(kept.shape) if kept is not None else ()

@@ -17,6 +17,7 @@ from healthcheck.probes.graph.nodes import (
     past_neutral,
     source_of,
 )
+from healthcheck.probes.graph.walk import saved
 from healthcheck.probes.values import is_tensor, on_host
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
@@ -113,7 +114,7 @@ def _factor(node: Any) -> float:
     inputs = [parent for parent, _ in node.next_functions]
     if len(inputs) != 2 or inputs.count(None) != 1 or (kind_of(node) == "Div" and inputs[0] is None):
         return 0.0
-    number: Any = getattr(node, "_saved_self" if inputs[0] is None else "_saved_other", None)
+    number: Any = saved(node, "self" if inputs[0] is None else "other")
     if not is_tensor(number) or number.numel() != 1:
         return 0.0
     return -1.0 if on_host(number) and float(number) < 0 else 1.0

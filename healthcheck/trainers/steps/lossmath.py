@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from healthcheck.probes.graph.walk import saved
+
 _DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
 """Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
 
@@ -92,7 +94,7 @@ def _divisor_of(tensor: Any) -> int | None:
     if type(node).__name__ != "DivBackward0":
         return None
     try:
-        other = node._saved_other
+        other = saved(node, "other")
     except (AttributeError, RuntimeError):
         return None
     if other is None or other.device.type != "cpu" or other.numel() != 1:

@@ -16,8 +16,8 @@ import torch
 
 from healthcheck.probes.kernels.gradients import CHUNK, ELEMENTS, FIELDS, TILE_COLUMNS, TILE_ROWS, WARPS, statistics
 from healthcheck.probes.kernels.launching import direct_launch
-from healthcheck.probes.transfer.late import LateTable, Room
-from healthcheck.probes.transfer.letters import ROOM, Page
+from healthcheck.probes.transfer.late import ROOM, LateTable, Room
+from healthcheck.probes.transfer.letters import Page
 from healthcheck.probes.weights.sampling import dense
 
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ROOM = 32
+"""Scalars for which there is room in front of a table, or on a pad of their own."""
+
+
 class Room:
     """Device memory whose first elements are free for scalars.
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from healthcheck.probes.transfer.late import LateTable, Room
+from healthcheck.probes.transfer.late import ROOM, LateTable, Room
 from healthcheck.probes.transfer.rawcopy import RawPage, raw_copies
 
-ROOM = 32
-"""Scalars for which there is room in front of a table, or on a pad of their own."""
 _FEW = 4
 """Up to so many scalars are written one by one; more are stacked by type first."""
 
@@ -188,20 +186,24 @@ class PinnedMemory:
         if not parcel.tables:
             if not parcel.scalars:
                 return 0, None
-            copies = raw_copies()
-            raw = None if copies is None else copies.send(device, stream, list(parcel.scalars.values()))
+            copies, scalars = raw_copies(), list(parcel.scalars.values())
+            raw = copies.send(stream, scalars, self._pad(torch, device)) if copies is not None else None
             if raw is not None:
-                return len(parcel.scalars), raw
+                return len(scalars), raw
+        packed, begin = parcel.pack(self._pad(torch, device))
+        count = packed.numel()
+        page = Page(self._pages.setdefault(count, []), count)
+        page.tensor.copy_(packed, non_blocking=True)
+        return begin, page
+
+    def _pad(self, torch: Any, device: int) -> Room:
+        """Where scalars without a table are put side by side: of this mailbox alone, whose copies follow each other."""
         pad = self._pads.get(device)
         if pad is None:
             with torch.inference_mode(False):
                 vector = torch.zeros(ROOM, dtype=torch.float64, device=torch.device("cuda", device))
             pad = self._pads[device] = Room(vector, ROOM)
-        packed, begin = parcel.pack(pad)
-        count = packed.numel()
-        page = Page(self._pages.setdefault(count, []), count)
-        page.tensor.copy_(packed, non_blocking=True)
-        return begin, page
+        return pad
 
     def receive(self, copy: DeviceCopy) -> None:
         """A copy is done."""

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-PLACES = 32
-"""Scalars that fit on a page."""
+from healthcheck.probes.transfer.late import ROOM, Room
+
 _WIDTH = 8
 """Bytes of a place."""
 
@@ -26,15 +26,15 @@ class RawPage:
     __slots__ = ("_spare", "address", "memory", "readers", "tensor")
 
     def __init__(self, spare: list[tuple[Any, Any, int]], readers: Sequence[Reader]) -> None:
-        if spare:
+        try:
             self.tensor, self.memory, self.address = spare.pop()
-        else:
+        except IndexError:
             import torch
 
             with torch.inference_mode(False):  # it is used again in training
-                self.tensor = torch.empty(PLACES * _WIDTH, dtype=torch.uint8, pin_memory=True)
+                self.tensor = torch.empty(ROOM * _WIDTH, dtype=torch.uint8, pin_memory=True)
             self.address = self.tensor.data_ptr()
-            self.memory = (ctypes.c_char * (PLACES * _WIDTH)).from_address(self.address)
+            self.memory = (ctypes.c_char * (ROOM * _WIDTH)).from_address(self.address)
         self.readers = readers
         self._spare = spare
 
@@ -61,16 +61,16 @@ class RawCopies:
         self._within = driver.cuMemcpyDtoDAsync_v2
         self._within.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
         self._sizes_and_readers = kinds(torch)
-        self._pads: dict[int, Any] = {}
 
-    def send(self, device: int, stream: int, scalars: Sequence[Any]) -> RawPage | None:
+    def send(self, stream: int, scalars: Sequence[Any], pad: Room) -> RawPage | None:
         """Start the copy; None where torch has to do it.
 
-        :param device: index of the current device, on which all scalars are; ``stream``: raw handle.
+        :param stream: raw handle, of the current device, on which all scalars are.
         :param scalars: tensors of one element.
+        :param pad: room of :data:`ROOM` float64 elements there, in which several are put side by side.
         """
         tensor, known = self._torch.Tensor, self._sizes_and_readers
-        if len(scalars) > PLACES:
+        if len(scalars) > ROOM:
             return None
         readers, sizes = [], []
         for value in scalars:
@@ -85,12 +85,7 @@ class RawCopies:
         if len(scalars) == 1:
             failed = self._to_host(page.address, scalars[0].data_ptr(), sizes[0], stream)
             return None if failed else page
-        pad = self._pads.get(device)
-        if pad is None:
-            with self._torch.inference_mode(False):
-                pad = self._torch.empty(PLACES, dtype=self._torch.float64, device=self._torch.device("cuda", device))
-            self._pads[device] = pad
-        at = pad.data_ptr()
+        at = pad.whole.data_ptr()
         for place, (value, size) in enumerate(zip(scalars, sizes, strict=True)):
             if self._within(at + place * _WIDTH, value.data_ptr(), size, stream):
                 return None

@@ -106,7 +106,8 @@ class UpdateSteps(StepCount):
         if index in self._attempted or self._begun == self._first_step:
             self._next_step_if_ended(attempt=True)
         self._attempted.add(index)
-        self._differentiated = self._differentiated and False
+        if self._differentiated:
+            self._differentiated = False
         self.last_attempt = self._begun
         return index
 

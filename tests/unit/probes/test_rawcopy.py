@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
-from healthcheck.probes.transfer.rawcopy import PLACES, RawPage, kinds
+from healthcheck.probes.transfer.late import ROOM, Room
+from healthcheck.probes.transfer.rawcopy import RawCopies, RawPage, kinds
 
 
 def page_of(values: list[torch.Tensor]) -> RawPage:
     """A page as the driver would leave it: each value's bytes at the beginning of its place."""
-    memory = (ctypes.c_char * (8 * PLACES))()
+    memory = (ctypes.c_char * (8 * ROOM))()
     known = kinds(torch)
     for place, value in enumerate(values):
         size = known[value.dtype][0]
@@ -43,8 +44,35 @@ def test_types_mix_on_one_page() -> None:
 
 
 def test_a_page_is_used_again_when_nobody_can_ask_for_its_numbers() -> None:
-    spare: list[tuple[object, object, int]] = [(None, (ctypes.c_char * (8 * PLACES))(), 0)]
+    spare: list[tuple[object, object, int]] = [(None, (ctypes.c_char * (8 * ROOM))(), 0)]
     page = RawPage(spare, [])
     assert spare == []
     del page
     assert len(spare) == 1
+
+
+class _Copy:
+    """Stands for a function of the driver, which needs a card: copies within the memory of the host."""
+
+    argtypes: object = None
+
+    def __call__(self, target: int, source: int, size: int, stream: int) -> int:
+        ctypes.memmove(target, source, size)
+        return 0
+
+
+class _Driver:
+    cuMemcpyDtoHAsync_v2 = _Copy()
+    cuMemcpyDtoDAsync_v2 = _Copy()
+
+
+def test_several_scalars_are_put_side_by_side_on_the_pad_of_the_mailbox_that_sends_them() -> None:
+    copies = RawCopies(torch, _Driver)
+    pads = [Room(torch.full((ROOM,), -1.0, dtype=torch.float64), ROOM) for _ in range(2)]
+    memory = (ctypes.c_char * (8 * ROOM))()
+    copies.spare = [(None, memory, ctypes.addressof(memory))]
+    page = copies.send(0, [torch.tensor(2.5), torch.tensor(7)], pads[0])
+    assert page is not None
+    assert [page[0], page[1]] == [2.5, 7.0]
+    assert pads[0].whole[2:].eq(-1).all()
+    assert pads[1].whole.eq(-1).all()

@@ -37,11 +37,11 @@ def main() -> int:
         folder = Path(name)
         for number in range(10):
             (folder / f"test_{number}.py").write_text("".join(f"def test_{i}(): pass\n" for i in range(20)))
-        once(folder, "-p", "healthcheck.pytest_plugin")  # bytecode and disk caches
+        once(folder, "-p", "healthcheck.pytesting.plugin")  # bytecode and disk caches
         once(folder)
         differences = []
         for pair in range(pairs):
-            order = [("-p", "healthcheck.pytest_plugin"), ()]
+            order = [("-p", "healthcheck.pytesting.plugin"), ()]
             times = {options: once(folder, *options) for options in (order if pair % 2 else order[::-1])}
             differences.append([a - b for a, b in zip(times[order[0]], times[order[1]], strict=True)])
     median, cpu = (statistics.median(column) for column in zip(*differences, strict=True))

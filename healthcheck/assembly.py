@@ -139,9 +139,8 @@ def open_session(
     """
     from healthcheck.probes.transfer.device_time import DeviceTime
     from healthcheck.probes.transfer.mailbox import StepMailbox
-    from healthcheck.reports.ci.files import kinds_of, parse_reports
-    from healthcheck.reports.record import launch
-    from healthcheck.reports.record.rundir import open_run_dir
+    from healthcheck.record.folder import job_size, open_run_dir, process_rank
+    from healthcheck.reports.files import kinds_of, parse_reports
 
     notes: list[str] = []
     given = dict(settings or {})
@@ -158,8 +157,8 @@ def open_session(
     info = RunInfo(
         target=target,
         run_dir=open_run_dir(target, ruleset.settings, notes) if record else None,
-        rank=launch.rank(),
-        world_size=launch.world_size(),
+        rank=process_rank(),
+        world_size=job_size(),
         argv=list(argv),
         notes=notes,
     )

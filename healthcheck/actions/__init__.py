@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from healthcheck.actions.checkpoint import Checkpoint
 from healthcheck.actions.cleanup import Cleanup
-from healthcheck.actions.dump_stacks import DumpStacks
-from healthcheck.actions.evidence.action import Evidence
-from healthcheck.actions.locate.action import Locate
+from healthcheck.actions.control import Checkpoint, ScaleLr, SkipUpdate, Stop
+from healthcheck.actions.diagnostics import DumpStacks, MemorySnapshot, Profile
+from healthcheck.actions.evidence import Evidence
+from healthcheck.actions.locate import Locate
 from healthcheck.actions.mark import Note, Warn
-from healthcheck.actions.memory_snapshot import MemorySnapshot
-from healthcheck.actions.profile import Profile
-from healthcheck.actions.scale_lr import ScaleLr
-from healthcheck.actions.skip_update import SkipUpdate
-from healthcheck.actions.stop import Stop
 from healthcheck.hookspecs import hookimpl
 from healthcheck.protocols import Action
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
-from healthcheck.reports.record.runs import find_run
+from healthcheck.record.runs import find_run
 from healthcheck.reports.text import plural
 
 NAME = "accept"

@@ -95,7 +95,7 @@ def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> t
 
 def _reports(loaded: Loaded, registry: Registry) -> Iterator[Problem]:
     """Mistakes in ``settings: {report: ...}``: which kinds exist is known to the reports, not to the rule language."""
-    from healthcheck.reports.ci.files import kinds_of, read_reports
+    from healthcheck.reports.files import kinds_of, read_reports
 
     entry = loaded.merged.settings.get("report")
     if entry is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
-from healthcheck.reports.record.runs import Run, find_run
+from healthcheck.record.runs import Run, find_run
 
 _SEVERITIES = {"error": 2, "warning": 1, "info": 0}
 

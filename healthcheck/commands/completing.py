@@ -76,8 +76,8 @@ def _target_is_there(words: Sequence[str], options: dict[str, argparse.Action]) 
 
 
 def _run_names() -> Iterator[str]:
-    from healthcheck.reports.record.rundir import list_runs
-    from healthcheck.reports.record.runs import reading_folder
+    from healthcheck.record.folder import list_runs
+    from healthcheck.record.runs import reading_folder
 
     names = [path.name for path in list_runs(reading_folder())]
     yield from (["latest", *names] if names else [])
@@ -94,7 +94,7 @@ def _rule_names() -> Iterator[str]:
 
 
 def _alerts_of_latest() -> Iterator[str]:
-    from healthcheck.reports.record.runs import latest_run
+    from healthcheck.record.runs import latest_run
 
     run = latest_run()
     if run is not None:

@@ -173,7 +173,7 @@ def plugin_state(host: Any) -> Iterator[Finding]:
 
 def run_folder() -> Iterator[Finding]:
     """Whether records can be written where they would go. Leaves nothing behind."""
-    from healthcheck.reports.record.rundir import RUNS_VARIABLE, runs_folder
+    from healthcheck.record.folder import RUNS_VARIABLE, runs_folder
 
     wanted = runs_folder()
     existing = wanted

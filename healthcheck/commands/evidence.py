@@ -7,12 +7,12 @@ import json
 
 from healthcheck.commands.choosing import add_choice, numbered, run_and_alert, worst_first
 from healthcheck.commands.evidence_text import bundle_text, list_text
+from healthcheck.core.strictjson import strict
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
-from healthcheck.reports.evidence import Bundle, bundles_of
-from healthcheck.reports.record.requests import LOOK_SECONDS, ask_for_evidence
-from healthcheck.reports.record.runs import Run
-from healthcheck.reports.strict import strict
+from healthcheck.record.evidence import Bundle, bundles_of
+from healthcheck.record.requests import LOOK_SECONDS, ask_for_evidence
+from healthcheck.record.runs import Run
 
 NAME = "evidence"
 HELP = "what was kept for an alert: parameters, batch, series, environment, and how to load the files"

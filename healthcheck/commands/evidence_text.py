@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from healthcheck.reports.evidence import Bundle, kept_beside
-from healthcheck.reports.record.runs import Run
+from healthcheck.record.evidence import Bundle, kept_beside
+from healthcheck.record.runs import Run
 from healthcheck.reports.text import columns, number, plural, shorten, step
 from healthcheck.rulelang.quantities import size_text
 from healthcheck.samples import decode_number

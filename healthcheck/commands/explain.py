@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.commands.options import add_plugin_option
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
-from healthcheck.reports.asking import asks
+from healthcheck.reports.wording import asks
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Action

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 
-from healthcheck.reports.record.runs import Run, latest_run
-from healthcheck.reports.record.samplelines import read_samples
+from healthcheck.record.lines import read_samples
+from healthcheck.record.runs import Run, latest_run
 from healthcheck.reports.text import plural, step
 from healthcheck.rulelang.rule import Rule
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from healthcheck.commands.loading import loaded_host
 from healthcheck.commands.options import add_plugin_option
-from healthcheck.reports.record.runs import Run, find_run
+from healthcheck.core.strictjson import strict
+from healthcheck.record.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
-from healthcheck.reports.strict import strict
 from healthcheck.reports.text import columns, no_wider_than, number, step
 from healthcheck.samples import Metric
 

@@ -6,8 +6,8 @@ import argparse
 
 from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import Problem, RuleFileError, UsageError
-from healthcheck.reports.record.requests import LOOK_SECONDS, ask_to_mute
-from healthcheck.reports.record.runs import find_run
+from healthcheck.record.requests import LOOK_SECONDS, ask_to_mute
+from healthcheck.record.runs import find_run
 from healthcheck.reports.text import plural
 
 NAME = "mute"

@@ -11,9 +11,8 @@ from typing import Any
 from healthcheck.commands.loading import loaded_host
 from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
 from healthcheck.errors import UsageError
+from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
-from healthcheck.reports.record.newrules import new_rules
-from healthcheck.reports.record.runs import reading_folder
 from healthcheck.reports.text import columns, no_wider_than, plural, shorten
 from healthcheck.rulelang.rule import RuleSet
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from healthcheck.commands.runs import age, parse_since
 from healthcheck.errors import UsageError
-from healthcheck.reports.record.rundir import delete, is_over
-from healthcheck.reports.record.runs import Run, all_runs, reading_folder
+from healthcheck.record.folder import delete, is_over
+from healthcheck.record.runs import Run, all_runs, reading_folder
 from healthcheck.reports.text import plural, shorten
 from healthcheck.rulelang.quantities import size_text
 

@@ -15,7 +15,7 @@ from healthcheck.commands.options import add_plugin_option, add_rule_options, ru
 from healthcheck.commands.replaying import Given, Outcome, judge_of
 from healthcheck.errors import UsageError
 from healthcheck.outcome import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE
-from healthcheck.reports.ci.files import kinds_of, parse_reports, write_reports
+from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 NAME = "replay"
 HELP = "judge recorded runs by rules: when would each rule have fired?"
@@ -144,7 +144,7 @@ def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outco
 def _records_since(args: argparse.Namespace) -> list[str]:
     """The records of this project that are young enough; of a folder, if one is named instead of runs."""
     from healthcheck.commands.runs import age, parse_since
-    from healthcheck.reports.record.runs import all_runs, reading_folder
+    from healthcheck.record.runs import all_runs, reading_folder
 
     if args.runs:
         raise UsageError("healthcheck replay: --since stands instead of RUN: it takes the records of this project")
@@ -159,7 +159,7 @@ def _latest(name: str) -> str:
     """``latest`` and names of recorded runs work as everywhere."""
     if os.path.exists(os.path.expanduser(name)) or os.sep in name or _is_glob(name):
         return name
-    from healthcheck.reports.record.runs import find_run
+    from healthcheck.record.runs import find_run
 
     try:
         return str(find_run(name).folder)

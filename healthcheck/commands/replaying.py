@@ -89,8 +89,7 @@ class Given:
         return found
 
     def read(self, path: str) -> RecordedRun:
-        from healthcheck.readers.api import read_run
-        from healthcheck.readers.find import RunFile
+        from healthcheck.readers.find import RunFile, read_run
 
         registry = self.host.registry
         reader = registry.readers.get(self.readers.get(path, ""))

@@ -9,11 +9,10 @@ from typing import Any
 
 from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import UsageError
-from healthcheck.reports.alerttext import actions_done
-from healthcheck.reports.console.closing import closing_line, count_line
-from healthcheck.reports.record.runs import Run, find_run
-from healthcheck.reports.record.sharing import names_to_hide, shareable
+from healthcheck.record.runs import Run, find_run
+from healthcheck.record.sharing import names_to_hide, shareable
 from healthcheck.reports.text import columns, moment, step
+from healthcheck.reports.wording import actions_done, closing_line, count_line
 
 NAME = "report"
 HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
@@ -55,8 +54,7 @@ def _write_utf8(page: str) -> None:
 
 
 def _page(run: Run, content: dict[str, Any]) -> str:
-    from healthcheck.reports.page.charts import recorded_lines
-    from healthcheck.reports.page.page import page_html
+    from healthcheck.reports.page import page_html, recorded_lines
 
     if content["report"] is None:
         raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")

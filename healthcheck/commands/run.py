@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
-    from healthcheck.reports.record.keptstates import KeptStates
+    from healthcheck.record.restarts import KeptStates
     from healthcheck.trainers.script.watching import ScriptTrainer
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")

@@ -15,7 +15,7 @@ from typing import Any
 
 from healthcheck.commands.runs_summed import by_rule, by_script, rule_table, script_table
 from healthcheck.errors import UsageError
-from healthcheck.reports.record.runs import Run, all_runs, reading_folder
+from healthcheck.record.runs import Run, all_runs, reading_folder
 from healthcheck.reports.text import columns, duration, moment, no_wider_than, step
 
 NAME = "runs"

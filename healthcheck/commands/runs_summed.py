@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from healthcheck.reports.record.runs import Run
+from healthcheck.record.runs import Run
 from healthcheck.reports.text import columns, plural, shorten
 
 NOISY = 0.25

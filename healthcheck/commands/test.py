@@ -86,7 +86,7 @@ def _options(args: argparse.Namespace) -> list[str]:
         "--continue-on-collection-errors",
         "-pno:cacheprovider",
         "-pno:healthcheck",  # the entry point, if installed: the next line loads the same module
-        "-phealthcheck.pytest_plugin",
+        "-phealthcheck.pytesting.plugin",
     ]
     options.append("-opython_files=")  # a folder of rules may hold test_*.py: not ours to run
     options += [f"--healthcheck-plugin={name}" for name in args.plugins]

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from healthcheck.commands.loading import loaded_host
 from healthcheck.errors import UsageError
-from healthcheck.reports.page.charts import FIRST
-from healthcheck.reports.record.following import Follower
-from healthcheck.reports.record.runs import Run, find_run, load_run
+from healthcheck.record.runs import Follower, Run, find_run, load_run
+from healthcheck.reports.page import FIRST
 from healthcheck.reports.text import columns, duration, number, plural, step
 
 NAME = "top"

@@ -10,11 +10,11 @@ from healthcheck.commands.choosing import add_choice, numbered, rule_ids, run_an
 from healthcheck.commands.loading import loaded_host
 from healthcheck.commands.options import add_plugin_option
 from healthcheck.commands.why_text import alert_text, silent_text
+from healthcheck.core.strictjson import strict
 from healthcheck.dispatch import suggest
 from healthcheck.errors import HealthCheckError, UsageError
 from healthcheck.plugins import PluginHost
-from healthcheck.reports.record.runs import Run
-from healthcheck.reports.strict import strict
+from healthcheck.record.runs import Run
 from healthcheck.reports.why import explain_alert
 from healthcheck.rulelang.rule import RuleSet
 

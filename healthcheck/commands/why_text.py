@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.engine.trace import TraceRow
-from healthcheck.reports.alerttext import actions_done
-from healthcheck.reports.console.closing import count_line
-from healthcheck.reports.record.runs import Run
+from healthcheck.record.runs import Run
 from healthcheck.reports.text import columns, number, shorten, step
 from healthcheck.reports.why import Explanation, own_numbers
+from healthcheck.reports.wording import actions_done, count_line
 from healthcheck.samples import decode_number
 from healthcheck.verdicts import State
 

@@ -1,12 +1,9 @@
-"""Where faults enter a training: torch's own functions, replaced underneath the watch.
-
-Install it before a session attaches, so that the watch wraps what is broken here and takes the
-faults for the training's own. Dormant until a fault is added.
-"""
+"""What each fault does to tensors. Torch is imported where it is needed."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +11,112 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import UsageError
-from healthcheck.faults import harm
 from healthcheck.faults.spec import KINDS, Fault
 from healthcheck.trainers.modelview import living_optimizers
 from healthcheck.trainers.patching import AfterImport, Patches
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
+
+
+def loss_factor(fault: Fault, step: int) -> float:
+    """What the loss is multiplied with at ``step``."""
+    if fault.kind == "nan-loss":
+        return math.nan
+    if fault.kind == "spike":
+        return fault.amount
+    return float(fault.amount ** min(step - fault.first + 1, 2000))
+
+
+def trained(optimizer: Any) -> list[Any]:
+    """Parameters of an optimizer that have a gradient now."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _spoil(tensor: Any, value: float) -> None:
+    import torch
+
+    with torch.no_grad():
+        tensor[(0,) * tensor.dim()] = value
+
+
+def spoil_gradient(optimizers: Iterable[Any], value: float) -> bool:
+    """Set one element of one gradient; False if there is no gradient."""
+    for optimizer in optimizers:
+        for parameter in trained(optimizer):
+            _spoil(parameter.grad, value)
+            return True
+    return False
+
+
+def spoil_weight(optimizer: Any) -> bool:
+    for parameter in trained(optimizer):
+        _spoil(parameter, math.nan)
+        return True
+    return False
+
+
+def spoil_input(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The same inputs with a NaN in the first floating-point tensor; None if there is none."""
+    for i, value in enumerate(given):
+        if hasattr(value, "is_floating_point") and value.is_floating_point() and value.numel():
+            broken = value.clone()
+            _spoil(broken, math.nan)
+            return (*given[:i], broken, *given[i + 1 :])
+    return None
+
+
+def zero_rates(optimizer: Any, saved: list[tuple[Any, Any]]) -> None:
+    """Set every learning rate to 0; the first rates are kept in ``saved``."""
+    known = {id(group) for group, _ in saved}
+    for group in optimizer.param_groups:
+        if id(group) not in known:
+            saved.append((group, group["lr"].clone() if hasattr(group["lr"], "clone") else group["lr"]))
+        if hasattr(group["lr"], "zero_"):
+            group["lr"].zero_()
+        else:
+            group["lr"] = 0.0
+
+
+def restore_rates(saved: list[tuple[Any, Any]]) -> None:
+    while saved:
+        group, rate = saved.pop()
+        group["lr"] = rate
+
+
+def remember(optimizer: Any, frozen: list[tuple[Any, Any]]) -> bool:
+    """Keep a copy of one tensor that is about to be updated; False if there is none."""
+    for parameter in trained(optimizer):
+        frozen.append((parameter, parameter.detach().clone()))
+        return True
+    return False
+
+
+def put_back(frozen: list[tuple[Any, Any]]) -> None:
+    if not frozen:
+        return
+    import torch
+
+    with torch.no_grad():
+        while frozen:
+            parameter, before = frozen.pop()
+            parameter.copy_(before)
+
+
+def keep(optimizer: Any, size: float) -> Any:
+    """A tensor of ``size`` bytes on the device of the parameters; written to, so that the memory is really taken."""
+    import torch
+
+    device = optimizer.param_groups[0]["params"][0].device
+    return torch.ones(max(1, int(size) // 4), dtype=torch.float32, device=device)
+
+
+# --------------------------------------------------------------------------------------------------
+# Where faults enter a training: torch's own functions, replaced underneath the watch.
+#
+# Install it before a session attaches, so that the watch wraps what is broken here and takes the
+# faults for the training's own. Dormant until a fault is added.
+
 
 NEEDS = {
     "slow-data": "no DataLoader gave a batch",
@@ -132,7 +228,7 @@ class FaultMachine:
                 time.sleep(fault.amount)
             factor = 1.0
             for fault in self._now("nan-loss", "spike", "slow-divergence"):
-                factor *= harm.loss_factor(fault, step)
+                factor *= loss_factor(fault, step)
                 self._did(fault, step)
             return original(loss if factor == 1.0 else loss * factor, *args, **kwargs)
 
@@ -155,7 +251,7 @@ class FaultMachine:
         for fault in self._now("nan-grad", "scaler-overflow"):
             if fault.kind == "scaler-overflow" and not self._scaled:
                 continue
-            if harm.spoil_gradient(living_optimizers(), float("nan" if fault.kind == "nan-grad" else "inf")):
+            if spoil_gradient(living_optimizers(), float("nan" if fault.kind == "nan-grad" else "inf")):
                 self._did(fault, self.step)
 
     def _watch_inputs(self) -> None:
@@ -174,7 +270,7 @@ class FaultMachine:
 
         for fault in self._now("nan-input"):
             if self._spoilt_at != self.step and module.training and torch.is_grad_enabled():
-                broken = harm.spoil_input(given)
+                broken = spoil_input(given)
                 if broken is not None:
                     self._spoilt_at = self.step
                     self._did(fault, self.step)
@@ -219,22 +315,22 @@ class FaultMachine:
         step = self.attempts
         self._watch_inputs()
         if self._rates and not self._now("lr-zero", step=step):
-            harm.restore_rates(self._rates)
+            restore_rates(self._rates)
         for fault in self._now("lr-zero", step=step):
-            harm.zero_rates(optimizer, self._rates)
+            zero_rates(optimizer, self._rates)
             self._did(fault, step)
         for fault in self._now("freeze", step=step):
-            if harm.remember(optimizer, self._frozen):
+            if remember(optimizer, self._frozen):
                 self._did(fault, step)
 
     def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         step = self.attempts
-        harm.put_back(self._frozen)
+        put_back(self._frozen)
         for fault in self._now("nan-weight", step=step):
-            if harm.spoil_weight(optimizer):
+            if spoil_weight(optimizer):
                 self._did(fault, step)
         for fault in self._now("leak", step=step):
-            self._kept.append(harm.keep(optimizer, fault.amount))
+            self._kept.append(keep(optimizer, fault.amount))
             self._did(fault, step)
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:

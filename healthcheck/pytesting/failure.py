@@ -1,17 +1,40 @@
-"""A failed watch as an ordinary test failure: one readable block instead of a traceback of ours."""
+"""Paths and problems as a person at this terminal reads them."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.pytesting.places import shown
-
 if TYPE_CHECKING:
+    from healthcheck.errors import Problem
     from healthcheck.session import Session
     from healthcheck.verdicts import Alert
+
+
+def shown(path: Path) -> str:
+    """The path as a person in this directory would type it."""
+    try:
+        near = os.path.relpath(path)
+    except ValueError:  # another drive
+        return str(path)
+    return str(path) if near.startswith("..") else near
+
+
+def complaint(error: Exception) -> str:
+    """All problems of a rule file with the source line and a caret; else the message."""
+    problems: tuple[Problem, ...] = getattr(error, "problems", ())
+    if not problems:
+        return str(error)
+    from healthcheck.rulelang.problems import render_text
+
+    return render_text(problems)
+
+
+# --------------------------------------------------------------------------------------------------
+# A failed watch as an ordinary test failure: one readable block instead of a traceback of ours.
 
 
 class HealthCheckFailed(AssertionError):
@@ -39,7 +62,7 @@ def longrepr(error: HealthCheckFailed, place: tuple[str, int]) -> Any:
 
 def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed | None:
     """What a finished session makes of its test; None if the test may pass."""
-    from healthcheck.reports.console.closing import closing_line
+    from healthcheck.reports.wording import closing_line
 
     ending = " ".join(closing_line(report).split())
     broken = report["plugin_errors"]
@@ -81,7 +104,7 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
-    from healthcheck.reports.console.blocks import action_text, evidence_path, facts_text
+    from healthcheck.reports.console import action_text, evidence_path, facts_text
     from healthcheck.reports.text import number, step
 
     entry = report["rules"].get(alert.rule, {})

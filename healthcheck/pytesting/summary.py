@@ -33,7 +33,7 @@ class WatchedTests:
         from healthcheck.pytesting.failure import HealthCheckFailed
 
         if self.wanted:
-            from healthcheck.reports.ci.files import write_reports
+            from healthcheck.reports.files import write_reports
 
             reports = [test["report"] for test in self.tests.values()]
             self.notes += write_reports(self.wanted, reports, folder=self.config.invocation_params.dir)

@@ -1,6 +1,6 @@
 """Recorded runs -> samples. Formats are recognised by content; plugins add theirs by the same hook.
 
-Start with :func:`healthcheck.readers.api.read_run` and :func:`healthcheck.readers.find.find_runs`.
+Start with :func:`healthcheck.readers.find.read_run` and :func:`healthcheck.readers.find.find_runs`.
 Behaviour is written down in ``docs/reference/recorded-runs.md``.
 """
 
@@ -10,16 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from healthcheck.hookspecs import hookimpl
-from healthcheck.readers.boxes import BoxReader
-from healthcheck.readers.jsondoc import JsonDocumentReader
-from healthcheck.readers.jsonlines import JsonLinesReader
+from healthcheck.readers.jsonfiles import JsonDocumentReader, JsonLinesReader, TrainerStateReader
 from healthcheck.readers.mlflow import MlflowReader
 from healthcheck.readers.modelcard import ModelCardReader
 from healthcheck.readers.record import RecordReader
 from healthcheck.readers.table import TableReader
 from healthcheck.readers.tensorboard import TensorBoardReader
-from healthcheck.readers.textlog import TextLogReader
-from healthcheck.readers.trainer_state import TrainerStateReader
+from healthcheck.readers.textlog import BoxReader, TextLogReader
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Reader

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from healthcheck.readers.base import read_head
-from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.base import UnreadableRunError, read_head
+from healthcheck.readers.series import RecordedRun
 from healthcheck.readers.tensorboard import event_files, phase_folders
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Reader
+    from healthcheck.registry import Registry
 
 SURE = 0.4
 """How sure a reader must be of a file that nobody named."""
@@ -143,3 +144,34 @@ def _walk(folder: Path, readers: Mapping[str, Reader]) -> Iterator[RunFile]:
                 continue
             if reader is not None and sure >= SURE:
                 yield RunFile(entry, reader)
+
+
+# --------------------------------------------------------------------------------------------------
+# The front door: one call from a path to a recorded run.
+
+
+def read_run(
+    path: str | Path | RunFile,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    pattern: str | Sequence[str] | None = None,
+    registry: Registry | None = None,
+) -> RecordedRun:
+    """Open a recorded run.
+
+    :param path: a file or folder, or what :func:`~healthcheck.readers.find.find_runs` found.
+    :param mapping: column -> name, before all aliases: ``{"my_obj": "loss", "n": "step"}``. The names
+        ``step``, ``time``, ``epoch`` and ``ignore`` are understood besides metrics.
+    :param pattern: regular expressions with named groups; the file is then read as a text log.
+    :param registry: where plugins have registered readers; the built-in ones without it.
+
+    Raises ``UnreadableRunError`` if nobody recognises the file, ``UsageError`` for a bad pattern.
+    """
+    found = path.reader if isinstance(path, RunFile) else None
+    where = path.path if isinstance(path, RunFile) else Path(path)
+    if pattern:
+        from healthcheck.readers.textlog import PatternReader
+
+        return RecordedRun(where, PatternReader(pattern), mapping=mapping)
+    readers = registry.readers if registry is not None and registry.readers else default_readers()
+    return RecordedRun(where, found or recognise(where, readers), mapping=mapping)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, open_text
-from healthcheck.readers.values import cell, to_seconds
+from healthcheck.readers.base import Position, cell, open_text, to_seconds
 
 _LINE = re.compile(rb"^\d{10,16} \S+( \d+)?\s*$")
 

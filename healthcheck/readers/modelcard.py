@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, head_text, is_binary, open_text
-from healthcheck.readers.errors import UnreadableRunError
-from healthcheck.readers.identify import words
-from healthcheck.readers.values import cell
+from healthcheck.readers.base import Position, UnreadableRunError, cell, head_text, is_binary, open_text
+from healthcheck.readers.columns import words
 
 _RULE = re.compile(r"^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$")
 _PLAIN = frozenset({"training loss", "train loss", "validation loss", "eval loss", "epoch", "step"})

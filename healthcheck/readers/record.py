@@ -1,6 +1,6 @@
 """Our own run record: a run folder with ``samples.jsonl``, or that file.
 
-The lines are described in :mod:`healthcheck.reports.record.samplelines`. They are evaluations already: names,
+The lines are described in :mod:`healthcheck.record.lines`. They are evaluations already: names,
 steps, times and batches are taken as they are, so that a replay sees what the live run saw.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.readers.base import Position, head_text, open_text
-from healthcheck.reports.record.samplelines import parse_series
+from healthcheck.record.lines import parse_series
 from healthcheck.samples import Labels, Sample, decode_number
 
 FILE = "samples.jsonl"

@@ -1,38 +1,319 @@
-"""A recorded run as batches of samples, in the order in which they were written.
+"""Which column is what: the step, the clock, and a metric name for every number.
 
-::
-
-    run = read_run("runs/7/metrics.csv")
-    for step, seconds, samples in run.batches():
-        engine.evaluate(step, samples, seconds)
-
-Streaming: apart from the first rows, one row is in memory at a time (tables that must be sorted or
-checked as a whole excepted: long tables, result tables of model cards).
+Looks at the first rows of a file once and decides; later columns are fitted in as they come. Where
+several columns are known names of one metric, those with at least 80 % as many values as the fullest
+stay in the race and the surest name wins (``loss`` before ``train_loss`` before ``avg_loss``); the
+others keep their own names. Nothing is lost except bookkeeping.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from healthcheck.readers import cardtable, longform
-from healthcheck.readers.base import PEEK_ROWS, Position
-from healthcheck.readers.columns import Columns, show
-from healthcheck.readers.normalise import decide
-from healthcheck.readers.nulls import Nulls, filled_with_nan
-from healthcheck.readers.rows import RowReader
-from healthcheck.readers.values import to_number
+from healthcheck.errors import UsageError
+from healthcheck.readers.base import PEEK_ROWS, Position, to_number
+from healthcheck.readers.columns import (
+    EVAL_WORDS,
+    TRAIN_WORDS,
+    Columns,
+    Identity,
+    Row,
+    Series,
+    Target,
+    identify,
+    joined,
+    own_name,
+    show,
+    step_rank,
+)
+from healthcheck.readers.rows import (
+    Nulls,
+    Numbers,
+    RowReader,
+    filled_with_nan,
+    find_epoch,
+    find_phase,
+    find_steps,
+    find_time,
+)
+from healthcheck.record.lines import parse_series
 from healthcheck.samples import NO_LABELS, Labels, Sample, series_name
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Reader
 
-Batch = tuple[int, float, list[Sample]]
+_DATASET = re.compile(r"^(?:eval|val|valid|validation|test)_(.+)_(?:runtime|samples_per_second)$")
+IGNORE = frozenset({"-", "ignore", "off"})
+"""Names that ``--map COLUMN=`` understands as "leave it out"."""
+
+
+def decide(rows: Sequence[tuple[Position | None, Row]], mapping: Mapping[str, str] | None = None) -> Columns:
+    """Read the columns of a file from its first rows. ``mapping``: column -> name, wins over all."""
+    columns = Columns()
+    peek = [row for _, row in rows]
+    columns.positioned = any(p is not None and p.step is not None for p, _ in rows)
+    numbers: dict[str, list[tuple[int, float]]] = {}
+    for index, row in enumerate(peek):
+        for name, value in row.items():
+            number = to_number(value)
+            if number is not None:
+                numbers.setdefault(name, []).append((index, number))
+            else:
+                numbers.setdefault(name, [])
+    forced = _forced(columns, mapping or {}, numbers)
+    find_phase(columns, peek)
+    if "step" not in forced.values() and not columns.positioned:
+        find_steps(
+            columns, peek, numbers, frozenset(i for i, (p, _) in enumerate(rows) if p is not None and p.phase == "eval")
+        )
+    find_epoch(columns, peek, numbers)
+    if "time" not in forced.values():
+        find_time(columns, peek, numbers)
+    columns.datasets = frozenset(m.group(1) for n in numbers if (m := _DATASET.match(joined(n))))
+    _settle(columns, numbers, forced)
+    return columns
+
+
+def _forced(columns: Columns, mapping: Mapping[str, str], numbers: Mapping[str, Any]) -> dict[str, str]:
+    unknown = [name for name in mapping if name not in numbers]
+    if unknown and numbers:
+        shown = ", ".join(list(numbers)[:12])
+        raise UsageError(f'--map: no column is called "{unknown[0]}"; there are {shown}')
+    for name, wanted in mapping.items():
+        if wanted in IGNORE or wanted == "epoch":
+            columns.targets[name] = None
+        elif wanted == "step":
+            columns.steps = (*columns.steps, name)
+            columns.targets[name] = None
+        elif wanted == "time":
+            columns.time = name
+            columns.targets[name] = None
+        else:
+            metric, labels = parse_series(wanted)
+            columns.targets[name] = Target(metric, labels, "eval" if metric.startswith("eval.") else "train")
+            columns.owners[metric, labels] = name
+    return dict(mapping)
+
+
+def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> None:
+    known: dict[str, Identity] = {}
+    for name, values in numbers.items():
+        if name in columns.targets:
+            continue
+        if columns.special(name) or name == columns.phase_column:
+            columns.targets[name] = None
+        elif values:
+            known[name] = identify(name, columns.datasets)
+    counts = {name: len(numbers[name]) for name in known}
+    _settle_losses(columns, known, counts, numbers)
+    _settle_rates(known, counts)
+    for name, identity in list(known.items()):
+        rival = any(
+            other != name and not known[other].test and known[other].metric == identity.metric for other in known
+        )
+        if identity.test and rival:
+            known[name] = replace(identity, labels=(*identity.labels, ("dataset", "test")))
+    groups: dict[Series, list[str]] = {}
+    for name, identity in known.items():
+        groups.setdefault((identity.metric, identity.labels), []).append(name)
+    for series, names in groups.items():
+        fullest = max(counts[n] for n in names)
+        running = [n for n in names if counts[n] >= 0.8 * fullest]
+        winner = min(running, key=lambda n: known[n].rank) if series not in columns.owners else ""
+        for name in names:
+            identity = known[name]
+            target = Target(*series, identity.phase, identity.scale) if name == winner else own_name(name, identity)
+            if name != winner and target.series in columns.owners:
+                target = Target(f"{target.metric}_", target.labels, target.phase)
+            columns.targets[name] = target
+            columns.owners[target.series] = name
+
+
+def _settle_losses(
+    columns: Columns,
+    known: dict[str, Identity],
+    counts: Mapping[str, int],
+    numbers: Numbers,
+) -> None:
+    """Give each phase a plain loss where the columns allow it, and say how."""
+    for metric in ("loss", "eval.loss"):
+        losses = {n: i for n, i in known.items() if i.metric == metric}
+        if not losses:
+            continue
+        if any(not i.labels for i in losses.values()) or (metric, NO_LABELS) in columns.owners:
+            for name, identity in losses.items():
+                net = dict(identity.labels).get("optimizer", "")
+                if net.startswith(("critic", "value")):
+                    known[name] = replace(identity, labels=(("part", identity.part),))
+            continue
+        nets = [n for n, i in losses.items() if "optimizer" in dict(i.labels)]
+        if nets or any("dataset" in dict(i.labels) for i in losses.values()):
+            continue
+        kinds = [n for n, i in losses.items() if i.rank < 40]
+        chosen = sorted(kinds, key=lambda n: (-counts[n], losses[n].rank))[:1]
+        parts = list(losses)
+        if not chosen and len(parts) > 1 and len({tuple(i for i, _ in numbers[n]) for n in parts}) == 1:
+            columns.sums[metric, NO_LABELS] = tuple(parts)
+            columns.owners[metric, NO_LABELS] = "+".join(parts)
+            columns.notes.append(f"no column is the whole {metric}: taken as {' + '.join(parts)}")
+            continue
+        chosen = chosen or [max(parts, key=lambda n: counts[n])]
+        known[chosen[0]] = replace(losses[chosen[0]], labels=NO_LABELS)
+        columns.notes.append(f'"{chosen[0]}" is taken as {metric}: no column has a plainer name')
+
+
+def _settle_rates(known: dict[str, Identity], counts: Mapping[str, int]) -> None:
+    rates = [n for n, i in known.items() if i.metric == "lr" and i.labels]
+    if rates and not any(i.metric == "lr" and not i.labels for i in known.values()):
+        first = min(rates, key=lambda n: (-counts[n], known[n].rank))
+        known[first] = replace(known[first], labels=NO_LABELS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Long tables: one row per value, with the metric's name in a column (Comet, exported databases).
+
+
 Item = tuple[Position | None, Mapping[str, Any]]
+
+_NAME = frozenset({"metric", "metric_name", "metricname", "name", "key", "tag", "series", "variable", "metric_key"})
+_PHASES = TRAIN_WORDS | EVAL_WORDS
+"""A value that is called by its phase alone is the loss."""
+_VALUE = frozenset({"value", "metric_value", "metricvalue", "val", "scalar"})
+
+
+def name_and_value(peek: Sequence[Item]) -> tuple[str, str] | None:
+    """The columns that hold the metric's name and its value, if this is a long table."""
+    if not peek:
+        return None
+    columns = list(dict.fromkeys(name for _, row in peek for name in row))
+    names = [c for c in columns if joined(c) in _NAME and any(isinstance(row.get(c), str) for _, row in peek)]
+    values = [c for c in columns if joined(c) in _VALUE and any(to_number(row.get(c)) is not None for _, row in peek)]
+    return (names[0], values[0]) if names and values else None
+
+
+def pivoted(items: Iterator[Item], name: str, value: str, notes: list[str]) -> Iterator[Item]:
+    """The same values as ordinary rows, in the order of their steps.
+
+    Such tables list one metric after the other, so all of it is kept in memory.
+    """
+    rows: list[tuple[float, int, Item]] = []
+    step = ""
+    for order, (position, row) in enumerate(items):
+        if not step:
+            step = min((c for c in row if step_rank(c) is not None), key=lambda c: step_rank(c) or (9, 9), default="")
+        label = row.get(name)
+        if not isinstance(label, str):
+            continue
+        kept = {
+            k: v
+            for k, v in row.items()
+            if k not in (name, value) and (k == step or not isinstance(v, str) or "time" in k)
+        }
+        kept[f"{label}_loss" if label in _PHASES else label] = row.get(value)
+        at = to_number(row.get(step)) if step else None
+        rows.append((at if at is not None and at == at else float(order), order, (position, kept)))
+    rows.sort(key=lambda r: r[:2])
+    notes.append(f'long table: metrics named by column "{name}", {len(rows)} values sorted by step')
+    yield from (item for _, _, item in rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stale training losses in result tables.
+#
+# The HuggingFace Trainer writes one row per evaluation, with the training loss that it *logged* last. If
+# it logs more rarely than it evaluates, values repeat: "No log", 2.31, 0.72, 0.66, 0.63, 0.63, 0.61. With
+# logging every L steps, a row at step s shows the log of floor(s / L) * L, so the repeats stand where
+# floor(s / L) has not grown. A repeat is dropped only if one L explains the whole table; 0.0 and NaN are
+# never dropped, and a loss that does not move at all is kept: that is a finding, not a repeat.
+
+
+_NICE = tuple(m * 10**e for e in range(6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7.5, 8))
+
+
+def stale_rows(steps: Sequence[float], losses: Sequence[float | None]) -> tuple[set[int], int]:
+    """Indices of rows whose training loss is a repeat, and the logging interval that explains them."""
+    best: set[int] = set()
+    interval = 0
+    distinct = len({v for v in losses if v is not None})
+    leading = next((i for i, v in enumerate(losses) if v is not None), len(losses))
+    if distinct < (2 if leading else 3):
+        return best, interval
+    for every in sorted({int(n) for n in _NICE if n == int(n)}):
+        stale = _explained(steps, losses, every, leading)
+        if stale is not None and len(stale) > len(best):
+            best, interval = stale, every
+    return {i for i in best if losses[i] not in (0.0,) and losses[i] == losses[i]}, interval
+
+
+def _explained(steps: Sequence[float], losses: Sequence[float | None], every: int, leading: int) -> set[int] | None:
+    """Rows that must repeat with this interval; ``None`` if the table says otherwise."""
+    stale: set[int] = set()
+    for i, step in enumerate(steps):
+        if leading and (step < every) != (i < leading):
+            return None
+        if i > leading and step // every == steps[i - 1] // every:
+            if losses[i] != losses[i - 1]:
+                return None
+            stale.add(i)
+    return stale
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings that stand beside a recorded run.
+
+
+_MOST_BYTES = 1 << 20
+
+
+def facts_beside(path: Path) -> dict[str, Any]:
+    """``hparams.yaml`` (Lightning), ``args.yaml`` (Ultralytics) or ``config.json`` of a run, parsed safely.
+
+    Files with Python tags are not read: nothing is unpickled or constructed.
+    """
+    folder = path if path.is_dir() else path.parent
+    for name in ("hparams.yaml", "args.yaml"):
+        file = folder / name
+        if file.is_file() and file.stat().st_size <= _MOST_BYTES:
+            try:
+                import yaml
+
+                loaded = yaml.safe_load(file.read_text("utf-8", "replace"))
+            except Exception:
+                continue
+            if isinstance(loaded, dict):
+                return loaded
+    report = folder / "report.json"
+    if report.is_file() and report.stat().st_size <= 16 * _MOST_BYTES:
+        try:
+            loaded = json.loads(report.read_text("utf-8", "replace"))
+        except ValueError:
+            return {}
+        if isinstance(loaded, dict):
+            return {"report": loaded}
+    return {}
+
+
+# --------------------------------------------------------------------------------------------------
+# A recorded run as batches of samples, in the order in which they were written.
+#
+# ::
+#
+#     run = read_run("runs/7/metrics.csv")
+#     for step, seconds, samples in run.batches():
+#         engine.evaluate(step, samples, seconds)
+#
+# Streaming: apart from the first rows, one row is in memory at a time (tables that must be sorted or
+# checked as a whole excepted: long tables, result tables of model cards).
+
+
+Batch = tuple[int, float, list[Sample]]
 
 _MOST_CARD_ROWS = 20_000
 
@@ -97,7 +378,7 @@ class RecordedRun:
     @property
     def facts(self) -> dict[str, Any]:
         """Settings of the run found beside it (Lightning's ``hparams.yaml``), if they are readable."""
-        from healthcheck.readers.facts import facts_beside
+        from healthcheck.readers.series import facts_beside
 
         return facts_beside(self.path)
 
@@ -137,8 +418,8 @@ class RecordedRun:
         items = cast("Iterator[Item]", iter(self.reader.read(self.path, notes)))
         peek = list(islice(items, PEEK_ROWS))
         items = chain(peek, items)
-        long = longform.name_and_value(peek)
-        return longform.pivoted(items, *long, notes) if long else items
+        long = name_and_value(peek)
+        return pivoted(items, *long, notes) if long else items
 
     def _normalised(self) -> Iterator[Batch]:
         items = self._items(self.notes)
@@ -166,7 +447,7 @@ class RecordedRun:
 
     def _without_stale(self, rows: list[Item], more: Iterator[Item], step: str, loss: str) -> Iterator[Item]:
         steps = [to_number(row.get(step)) or 0.0 for _, row in rows]
-        stale, every = cardtable.stale_rows(steps, [to_number(row.get(loss)) for _, row in rows])
+        stale, every = stale_rows(steps, [to_number(row.get(loss)) for _, row in rows])
         if stale:
             self.notes.append(
                 f'{len(stale)} values of "{loss}" repeat the last logged one '

@@ -13,9 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, head_text, is_binary, open_text
-from healthcheck.readers.errors import UnreadableRunError
-from healthcheck.readers.values import cell
+from healthcheck.readers.base import Position, UnreadableRunError, cell, head_text, is_binary, open_text
 
 _DELIMITERS = (",", "\t", ";", "|")
 _BLANKS = re.compile(r"\s{1,}")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.aliases import EVAL_WORDS, TEST_WORDS
-from healthcheck.readers.base import Position
-from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.base import Position, UnreadableRunError
+from healthcheck.readers.columns import EVAL_WORDS, TEST_WORDS
 
 Item = tuple[Position, dict[str, Any]]
 

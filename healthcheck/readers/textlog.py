@@ -1,24 +1,109 @@
-"""Text logs: lines with ``key: value``, ``key=value`` or ``key value`` pairs, or a pattern of the user's.
-
-Covers what nanoGPT, Megatron-LM, DeepSpeed, mmdet, Keras, PaddlePaddle, timm, fairseq, litgpt,
-torchtitan and most home-made scripts print. A line counts if it says a step or epoch and a number, or
-a metric that we know. Prose does not.
-"""
+"""Where a line of a text log stands: the step, the epoch and the phase that are written in the line itself."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthcheck.errors import UsageError
-from healthcheck.readers.aliases import EPOCH_NAMES, STEP_NAMES, TIME_NAMES
-from healthcheck.readers.base import GZIP, HEAD_BYTES, Position, head_text, is_binary, open_text
-from healthcheck.readers.identify import identify, joined, words
-from healthcheck.readers.textplace import TRAIN_OR_EVAL, place
-from healthcheck.readers.values import cell
+from healthcheck.readers.base import GZIP, HEAD_BYTES, Position, cell, head_text, is_binary, open_text
+from healthcheck.readers.columns import (
+    EPOCH_NAMES,
+    EVAL_WORDS,
+    STEP_NAMES,
+    TEST_WORDS,
+    TIME_NAMES,
+    TRAIN_WORDS,
+    identify,
+    joined,
+    words,
+)
+
+TRAIN_OR_EVAL = {**dict.fromkeys(TRAIN_WORDS, "train"), **dict.fromkeys(EVAL_WORDS | TEST_WORDS, "eval")}
+
+_EPOCH_ITER = (
+    # Epoch [1][50/7330], Epoch(val) [1][20/20], Train Epoch: 1 [640/60000 (1%)], Train: 0 [ 50/1251 (4%)]
+    re.compile(
+        r"(?P<word>epoch|train|training|val|valid|validation|eval|test)\w*(?:\((?P<mode>\w+)\))?(?:\s+epoch)?\s*:?\s*\[?\s*(?P<epoch>\d+)"
+        r"(?:/\d+)?\s*\]?\s*,?\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)[^\]]*\]",
+        re.IGNORECASE,
+    ),
+    # epoch 001:  100 / 5000 loss=...; Epoch [1/3], Step [20/12942]; [Epoch 0/200] [Batch 5/938]; Epoch: [ 0/200] Iter [10/1487]
+    re.compile(
+        r"(?P<word>epoch)(?P<mode>)\s*:?\s*\[?\s*(?P<epoch>\d+)\s*(?:/\s*\d+)?\s*(?:\]\s*[:|,-]*|[:|,])\s*\[?"
+        r"(?:(?:batch|iter|iteration|step)(?:es|s)?\s*:?\s*)?\[?\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)\s*\]?",
+        re.IGNORECASE,
+    ),
+    # [0/25][50/1583]
+    re.compile(r"^(?P<word>)(?P<mode>)\W*\[(?P<epoch>\d+)/\d+\]\s*\[(?P<at>\d+)/(?P<of>\d+)\]"),
+)
+_EVAL_AT = (
+    re.compile(r"\b(?:val|valid|validation|eval|test)\w*\s*:?\s*\[\s*\d+\s*/\s*\d+\s*\]", re.IGNORECASE),
+    # val step:20 loss: 3.0 -- a batch of an evaluation
+    re.compile(
+        r"\b(?:val|valid|validation|eval)\s+(?:step|iter|iteration|batch)(?:es|s)?\s*[:=\[]\s*\[?\s*\d+\s*\]?",
+        re.IGNORECASE,
+    ),
+)
+_ITER = re.compile(
+    r"\b(?:iter|iteration|step|batch)s?(?:\((?P<mode>\w+)\))?\s*:?\s*\[\s*(?P<at>\d+)\s*/\s*\d+\s*\]", re.IGNORECASE
+)
+_LEADING = (
+    # 61 [D loss: 0.24, acc.: 59.28%] [G loss: 0.30]
+    re.compile(r"^\s*(?P<at>\d+)\s*:?\s+(?=\[[A-Za-z])"),
+    # INFO:tensorflow:[  5000] | gnorm  8.33 lr  0.000125 | loss  5.56
+    re.compile(r"^(?:[A-Za-z][\w.]*:)*\s*\[\s*(?P<at>\d+)\s*\]\s*(?=[|:,]?\s*[A-Za-z])"),
+)
+_AT_STEP = re.compile(
+    r"(?P<name>(?:\b[A-Za-z]+ ){0,2}\b(?:loss|cost|error|accuracy|acc|perplexity|ppl|reward))\s+(?:at|after|for|in|of)\s+"
+    r"(?P<word>step|iter|iteration|epoch|batch|episode)\s*#?\s*(?P<at>\d+)(?:\s*/\s*\d+)?\s*(?::|=|\bis\b)\s*(?=[-+.\d]|nan|inf)",
+    re.IGNORECASE,
+)
+_PAIR_OF_COUNTS = re.compile(r"^\s*\[\s*(?P<epoch>\d+)\s*,\s*(?P<at>\d+)\s*\]:?\s*(?=[A-Za-z])")
+"""``[1,  2000] loss: 2.241``: epoch and batch, as the first PyTorch tutorial prints them."""
+
+
+class Place(NamedTuple):
+    """What a line says about where it stands, and the rest of it."""
+
+    step: int | None
+    phase: str | None
+    epoch: tuple[int, int, int] | None
+    """Epoch, iteration within it, iterations of an epoch."""
+    rest: str
+
+
+def place(line: str) -> Place:
+    """The place of a line; what said it is cut out of ``rest``."""
+    if " " in line:  # Cost after iteration 100: 0.48 -> iteration: 100 | Cost: 0.48
+        line = _AT_STEP.sub(r"\g<word>: \g<at> | \g<name>: ", line)
+    line = _PAIR_OF_COUNTS.sub(r"epoch: \g<epoch> | batch: \g<at> | ", line)
+    step = phase = epoch = None
+    head = next((m for p in _EPOCH_ITER if (m := p.search(line)) is not None), None)
+    if head is not None:
+        epoch = int(head["epoch"]), int(head["at"]), int(head["of"])
+        phase = TRAIN_OR_EVAL.get((head["mode"] or head["word"]).lower())
+    elif (head := _ITER.search(line)) is not None:
+        step = int(head["at"])
+        phase = TRAIN_OR_EVAL.get((head["mode"] or "").lower())
+    elif (head := next((m for p in _EVAL_AT if (m := p.search(line)) is not None), None)) is not None:
+        phase = "eval"
+    elif (head := next((m for p in _LEADING if (m := p.match(line)) is not None), None)) is not None:
+        step = int(head["at"])
+    rest = line if head is None else line[: head.start()] + " | " + line[head.end() :]
+    return Place(step, phase, epoch, rest)
+
+
+# --------------------------------------------------------------------------------------------------
+# Text logs: lines with ``key: value``, ``key=value`` or ``key value`` pairs, or a pattern of the user's.
+#
+# Covers what nanoGPT, Megatron-LM, DeepSpeed, mmdet, Keras, PaddlePaddle, timm, fairseq, litgpt,
+# torchtitan and most home-made scripts print. A line counts if it says a step or epoch and a number, or
+# a metric that we know. Prose does not.
+
 
 _MARKUP = re.compile(rb"\s*(?:<(?:!doctype|html|\?xml|svg)|%(?:PDF|!PS))", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -269,3 +354,59 @@ def _phase_of(line: str) -> str | None:
     start = re.split(r"\d", line[24:] if _STAMP.match(line) else line, maxsplit=1)[0][:60]
     found = {TRAIN_OR_EVAL[w] for w in words(start) if w in TRAIN_OR_EVAL}
     return "eval" if found == {"eval"} and _EVAL_START.search(start) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Boxes: what Stable-Baselines, OpenAI Baselines, Spinning Up and Garage print to the console.
+#
+# ::
+#
+#     ----------------------------------
+#     | rollout/            |          |
+#     |    ep_rew_mean      | 21.3     |
+#     | time/               |          |
+#     |    total_timesteps  | 4096     |
+#     ----------------------------------
+#
+# One box is one row; a name that ends in ``/`` stands in front of the indented names below it.
+
+
+_RULE = re.compile(r"^\s*[-=+_]{10,}\s*$")
+_LINE = re.compile(r"^\s*\|(?P<space>\s*)(?P<name>[^|]*[^|\s])\s*\|\s*(?P<value>[^|]*?)\s*\|\s*$")
+
+
+class BoxReader:
+    """Console logs in which each row is a box with one line per metric."""
+
+    name = "boxes"
+    help = "console boxes of Stable-Baselines, OpenAI Baselines and Spinning Up"
+
+    def recognises(self, path: Path, head: bytes) -> float:
+        if is_binary(head):
+            return 0.0
+        told = [row for row in _boxes(head_text(head).split("\n")) if any(identify(name).known for name in row)]
+        return 0.75 if len(told) >= 2 else 0.0
+
+    def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
+        with open_text(path) as file:
+            for row in _boxes(file):
+                yield None, row
+
+
+def _boxes(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    row: dict[str, Any] = {}
+    section = ""
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            if _RULE.match(line):
+                if row:
+                    yield row
+                row, section = {}, ""
+            continue
+        name = match["name"]
+        value = cell(match["value"])
+        if value is None and name.endswith("/"):
+            section = name
+        elif isinstance(value, float):
+            row[f"{section}{name}" if len(match["space"]) > 1 else name] = value

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.reports.console.closing import count_line, short_reason
 from healthcheck.reports.text import columns, duration, number, plural, shorten, step
+from healthcheck.reports.wording import count_line, short_reason
 
 LABEL = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
 _ABSENT = "the record has no "

@@ -15,14 +15,13 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     Equal stops and good checkpoints come first, since the record and all others tell them; the console comes
     last, since it names what the others have written.
     """
-    from healthcheck.reports.ci.files import FileReports
-    from healthcheck.reports.console.console import ConsoleReport
-    from healthcheck.reports.console.dashboard import DashboardReport
+    from healthcheck.record.requests import LiveRequests
+    from healthcheck.record.restarts import LastGoodReport, RestartReport
+    from healthcheck.record.writer import RecordReport
+    from healthcheck.reports.console import ConsoleReport
+    from healthcheck.reports.files import FileReports
     from healthcheck.reports.hooktrace import HookTrace, wanted
-    from healthcheck.reports.record.lastgood import LastGoodReport
-    from healthcheck.reports.record.record import RecordReport
-    from healthcheck.reports.record.requests import LiveRequests
-    from healthcheck.reports.record.restarts import RestartReport
+    from healthcheck.reports.live import DashboardReport
 
     register(RestartReport())
     register(LastGoodReport())

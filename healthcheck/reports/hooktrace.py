@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.plugins import TRACE_VARIABLE
-from healthcheck.reports.console.stderr import Stderr
+from healthcheck.reports.console import Stderr
 
 if TYPE_CHECKING:
     from healthcheck.session import Session

@@ -11,7 +11,7 @@ from typing import Any
 
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.registry import Registry
-from healthcheck.reports.asking import asks
+from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import Cost, Metric
 from healthcheck.unjudged import NEEDS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from healthcheck.reports.record.samplelines import Batch
+from healthcheck.record.lines import Batch
 from healthcheck.samples import decode_number, series_name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from healthcheck.readers.record import RecordReader
-from healthcheck.reports.record.samplelines import parse_series
+from healthcheck.record.lines import parse_series
 from healthcheck.ruletests.model import RuleTest, Source
 from healthcheck.ruletests.notation import expand
 from healthcheck.samples import Labels, Sample, series_name

@@ -120,7 +120,7 @@ def test_other_rules_over_the_same_record_know_what_the_run_collected(
 def test_a_thinned_record_says_that_it_is_not_whole(
     live: tuple[Path, dict[str, Any]], healthcheck_command: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from healthcheck.reports.record.samplelines import thin
+    from healthcheck.record.lines import thin
 
     folder, _ = live
     copy = tmp_path / "thinned"

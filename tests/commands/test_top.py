@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.commands import main
-from healthcheck.reports.record.following import Follower
-from healthcheck.reports.record.runs import find_run
+from healthcheck.record.runs import Follower, find_run
 
 
 def test_newest_and_usual_values_of_a_run_that_goes_on(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from healthcheck.probes.transfer.device_time import EVERY
-from healthcheck.reports.console.closing import closing_line
+from healthcheck.reports.wording import closing_line
 
 RULES = {"version": 1, "rules": {"grads": {"metric": "grad_norm", "when": "nonfinite"}}}
 

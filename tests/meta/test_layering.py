@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "references", "runinfo"),
+    ("core", "errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "references", "runinfo"),
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),
@@ -33,19 +33,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("probes",),
     ("actions",),
     ("trainers",),
-    ("reports",),
+    ("record", "reports"),
     ("readers",),
     ("ruletests", "replay", "faults"),
     ("assembly",),
     ("commands",),
-    ("pytest_plugin", "pytesting", "testing"),
+    ("pytesting", "testing"),
 )
 LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
 
 ENTRANCES = {"__init__", "__main__"}
 """The package itself: lazy names and ``python -m healthcheck`` reach everything by nature."""
 
-MAY_IMPORT_ASSEMBLY = {"assembly", "commands", "pytest_plugin", "pytesting", "testing"} | ENTRANCES
+MAY_IMPORT_ASSEMBLY = {"assembly", "commands", "pytesting", "testing"} | ENTRANCES
 NEVER_TORCH = {name for names in LAYERS[:4] for name in names}
 """Vocabulary, extension, rulelang, engine."""
 

@@ -57,7 +57,7 @@ def hctest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTes
 
     def run(text: str, *options: str, name: str = "stability.hctest.yaml") -> pytest.RunResult:
         (pytester.path / name).write_text(HEAD + text, encoding="utf-8")
-        return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytest_plugin", *options)
+        return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytesting.plugin", *options)
 
     return run
 
@@ -80,6 +80,6 @@ def watched(compiler_is_there: None, pytester: pytest.Pytester, monkeypatch: pyt
 
     def run(tests: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_toy=TOY + tests)
-        return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytest_plugin", *options)
+        return pytester.runpytest("--assert=plain", "-p", "healthcheck.pytesting.plugin", *options)
 
     return run

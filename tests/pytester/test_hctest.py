@@ -61,7 +61,7 @@ def test_a_failure_shows_the_difference_the_steps_around_it_and_the_key_that_dec
         """
     )
     result.stdout.no_fnmatch_line("*Traceback*")
-    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    result.stdout.no_fnmatch_line("*pytesting*")
 
 
 GOLDEN = {
@@ -322,5 +322,5 @@ def test_the_plugin_imports_nothing_heavy_when_there_are_no_rule_tests(
             assert "healthcheck.assembly" not in sys.modules
         """
     )
-    result = pytester.runpytest_subprocess("-p", "healthcheck.pytest_plugin")
+    result = pytester.runpytest_subprocess("-p", "healthcheck.pytesting.plugin")
     result.assert_outcomes(passed=1)

@@ -15,7 +15,7 @@ import sys
 def pytest_unconfigure(config):
     heavy = [m for m in ("torch", "yaml", "jsonschema", "rich", "pluggy_", "healthcheck.assembly") if m in sys.modules]
     assert not heavy, heavy
-    assert "healthcheck.pytest_plugin" in sys.modules
+    assert "healthcheck.pytesting.plugin" in sys.modules
 """
 
 
@@ -94,6 +94,6 @@ def test_unused_the_plugin_imports_nothing_heavy(pytester: pytest.Pytester, monk
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(UNUSED)
     pytester.makepyfile("def test_it(): pass\n")
-    result = pytester.runpytest_subprocess("-p", "healthcheck.pytest_plugin")
+    result = pytester.runpytest_subprocess("-p", "healthcheck.pytesting.plugin")
     result.assert_outcomes(passed=1)
     assert result.ret == 0, sys.version

@@ -176,7 +176,7 @@ def test_train(lr):
     train(lr)
 """
     )
-    options = ("-p", "healthcheck.pytest_plugin", "-p", "xdist", "-n", "2", "--healthcheck-report", "junit=hc.xml")
+    options = ("-p", "healthcheck.pytesting.plugin", "-p", "xdist", "-n", "2", "--healthcheck-report", "junit=hc.xml")
     result = pytester.runpytest_subprocess(*options, "--healthcheck-update-reference")
     result.assert_outcomes(passed=2, failed=1)
     assert len(ET.parse(pytester.path / "hc.xml").getroot()) == 3

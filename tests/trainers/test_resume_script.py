@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
-from healthcheck.reports.record.keptstates import KeptStates
+from healthcheck.record.restarts import KeptStates
 from healthcheck.trainers.script.watching import ScriptTrainer
 
 TRAIN = """

@@ -13,14 +13,9 @@ import pytest
 import torch
 
 from healthcheck.actions import BUILT_IN
-from healthcheck.actions.checkpoint import Checkpoint
 from healthcheck.actions.cleanup import Cleanup
-from healthcheck.actions.dump_stacks import DumpStacks, where_main_stands
-from healthcheck.actions.memory_snapshot import MemorySnapshot
-from healthcheck.actions.profile import Profile
-from healthcheck.actions.scale_lr import ScaleLr
-from healthcheck.actions.skip_update import SkipUpdate
-from healthcheck.actions.stop import Stop
+from healthcheck.actions.control import Checkpoint, ScaleLr, SkipUpdate, Stop
+from healthcheck.actions.diagnostics import DumpStacks, MemorySnapshot, Profile, where_main_stands
 from healthcheck.assembly import plugin_host
 from healthcheck.protocols import ActionContext
 from healthcheck.verdicts import Alert

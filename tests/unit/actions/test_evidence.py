@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from healthcheck.actions.evidence import action as evidence_module
-from healthcheck.actions.evidence.action import MAX_BUNDLES, Evidence
+from healthcheck.actions import evidence as evidence_module
+from healthcheck.actions.evidence import MAX_BUNDLES, Evidence
 from healthcheck.protocols import ActionContext
 from healthcheck.verdicts import Alert
 
@@ -203,8 +203,8 @@ def test_a_broken_batch_costs_only_its_own_file(alert: Alert, context: Context) 
 
 def test_the_contents_of_a_batch_are_shown_and_the_printed_lines_read_them_back(alert: Alert, context: Context) -> None:
     from healthcheck.commands.evidence_text import bundle_text
-    from healthcheck.reports.evidence import bundles_of
-    from healthcheck.reports.record.runs import Run
+    from healthcheck.record.evidence import bundles_of
+    from healthcheck.record.runs import Run
 
     batch = {"x": torch.tensor([[1.0, float("nan")], [3.0, -2.0]]), "id": ["row-7", "row-9"]}
     folder = Path(Evidence().run(alert, context({"batch": "full"}, batch=batch)).data["path"])

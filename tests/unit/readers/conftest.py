@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.readers.api import read_run
+from healthcheck.readers.find import read_run
 from healthcheck.readers.series import RecordedRun
 
 Points = list[tuple[int, float | str]]

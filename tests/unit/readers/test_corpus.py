@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.readers.api import read_run
+from healthcheck.readers.find import read_run
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 

@@ -14,9 +14,8 @@ import pytest
 
 from healthcheck.errors import UsageError
 from healthcheck.plugins import PluginHost
-from healthcheck.readers.api import read_run
-from healthcheck.readers.errors import UnreadableRunError
-from healthcheck.readers.find import find_runs
+from healthcheck.readers.base import UnreadableRunError
+from healthcheck.readers.find import find_runs, read_run
 from healthcheck.readers.series import RecordedRun
 from healthcheck.registry import Registry
 
@@ -156,7 +155,7 @@ def test_our_record_is_read_as_it_was_judged(read: Read) -> None:
 
 
 def test_our_record_reads_back_what_its_writer_wrote(tmp_path: Path) -> None:
-    from healthcheck.reports.record.samplelines import SampleEncoder
+    from healthcheck.record.lines import SampleEncoder
 
     rows = [
         ("loss", (), 7, "train", math.inf),

@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.api import read_run
+from healthcheck.readers.find import read_run
 
 
 def write_log(path: Path, count: int) -> Path:

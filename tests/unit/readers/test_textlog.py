@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck.errors import UsageError
-from healthcheck.readers.errors import UnreadableRunError
+from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.find import find_runs
 from healthcheck.readers.series import RecordedRun
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from healthcheck.readers.cardtable import stale_rows
-from healthcheck.readers.series import RecordedRun
-from healthcheck.readers.values import cell, to_seconds
+from healthcheck.readers.base import cell, to_seconds
+from healthcheck.readers.series import RecordedRun, stale_rows
 
 Read = Callable[..., RecordedRun]
 Points = Callable[[RecordedRun, str], object]

@@ -12,7 +12,7 @@ import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.engine.engine import Engine
-from healthcheck.readers.api import read_run
+from healthcheck.readers.find import read_run
 from healthcheck.readers.series import RecordedRun
 from healthcheck.replay.play import RuleCopies, only_rules, play, replay_report
 from healthcheck.rulelang.rule import RuleSet

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from healthcheck.reports.console.blocks import alert_block
+from healthcheck.reports.console import alert_block
 from healthcheck.verdicts import ActionOutcome, Alert, SeriesFact, Severity
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from healthcheck.reports.console.dashboard import DashboardReport
+from healthcheck.reports.live import DashboardReport
 from healthcheck.samples import Sample
 
 

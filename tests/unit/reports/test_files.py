@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from healthcheck.errors import UsageError
-from healthcheck.reports.ci.files import kinds_of, parse_reports, write_reports
+from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 
 @pytest.mark.parametrize(

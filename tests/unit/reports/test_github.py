@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.ci.github import job_summary, workflow_commands
+from healthcheck.reports.ci import job_summary, workflow_commands
 
 NAN = math.nan
 RULES = """\

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.alerttext import place
-from healthcheck.reports.ci.junit import junit_xml
+from healthcheck.reports.ci import junit_xml
+from healthcheck.reports.wording import place
 
 NAN = math.nan
 

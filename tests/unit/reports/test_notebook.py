@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.console.notebook import Block, show
+from healthcheck.reports.console import Block, show
 
 CELLS = (
     """

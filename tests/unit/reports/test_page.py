@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from healthcheck.commands import main
-from healthcheck.reports.page.page import page_html
+from healthcheck.reports.page import page_html
 
 NAN = math.nan
 SICK = {"loss": [2.0, 1.9, 1.8, NAN], "norm": [1.0, 1.1, 0.9, NAN]}

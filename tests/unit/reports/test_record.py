@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from healthcheck.engine.engine import Engine
-from healthcheck.reports.record.runs import Run, find_run
+from healthcheck.record.runs import Run, find_run
 
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
 SPIKES = [20.0 if i in (40, 41) else v for i, v in enumerate(HEALTHY)]

@@ -68,7 +68,7 @@ def test_the_exit_code_is_the_one_that_the_rule_asks_for(watched: Callable[..., 
 
 
 def test_other_arguments_are_another_job_and_where_to_resume_is_not_an_argument_of_the_job() -> None:
-    from healthcheck.reports.record.restarts import _job
+    from healthcheck.record.restarts import _job
 
     assert _job(["train.py", "--lr", "1"]) != _job(["train.py", "--lr", "2"])
     assert _job(["train.py", "--lr", "1", "--resume", "ckpt/18000"]) == _job(["train.py", "--lr", "1"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.reports.record import launch, rundir
+from healthcheck.record import folder as rundir
 
 RANK_VARIABLES = (
     "RANK",
@@ -124,16 +124,16 @@ def test_where_nothing_at_all_can_be_written_there_is_no_folder_and_a_note(
 
 def test_keep_deletes_the_oldest_finished_runs_only() -> None:
     finished = [make() for _ in range(4)]
-    for i, folder in enumerate(finished):
-        os.utime(folder / "run.json", (1000 + i, 1000 + i))
+    for i, run in enumerate(finished):
+        os.utime(run / "run.json", (1000 + i, 1000 + i))
         if i != 1:
-            (folder / "report.json").write_text("{}")
+            (run / "report.json").write_text("{}")
     stranger = finished[0].parent / "notes"
     stranger.mkdir()
 
     rundir.open_run_dir("train.py", {"keep": 3})
 
-    assert [folder.is_dir() for folder in finished] == [False, True, True, True], "the second may still be running"
+    assert [run.is_dir() for run in finished] == [False, True, True, True], "the second may still be running"
     assert stranger.is_dir()
 
 
@@ -156,13 +156,13 @@ class TestManyRanks:
         made = make()
         (pointer,) = made.parent.glob(".launch-*.json")
         os.utime(pointer, (1000, 1000))
-        assert launch.folder_of_rank_zero(made.parent, 1, wait=0.1) is None
+        assert rundir.folder_of_rank_zero(made.parent, 1, wait=0.1) is None
 
     def test_a_rank_does_not_wait_for_ever(self, tmp_path: Path) -> None:
-        assert launch.folder_of_rank_zero(tmp_path, 1, wait=0.1) is None
+        assert rundir.folder_of_rank_zero(tmp_path, 1, wait=0.1) is None
 
     def test_a_slurm_allocation_is_no_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In an interactive allocation SLURM_NTASKS is set in the shell of a single process."""
         monkeypatch.delenv("WORLD_SIZE")
         monkeypatch.setenv("SLURM_NTASKS", "8")
-        assert launch.world_size() == 1
+        assert rundir.job_size() == 1

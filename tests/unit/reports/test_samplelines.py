@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.reports.record.samplelines import Row, SampleEncoder, parse_series, read_samples, thin
+from healthcheck.record.lines import Row, SampleEncoder, parse_series, read_samples, thin
 from healthcheck.samples import series_name
 
 words = st.text(alphabet="abz.=,[]'_0", min_size=1, max_size=5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.reports.ci.sarif import sarif
+from healthcheck.reports.ci import sarif
 
 RULES = """\
 version: 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.reports.record.sharing import names_to_hide, shareable
+from healthcheck.record.sharing import names_to_hide, shareable
 
 FACTS = {"host": "gpu-12", "folder": "/home/alice/work/llm"}
 

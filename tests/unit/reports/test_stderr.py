@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WRITE = "from healthcheck.reports.console.stderr import Stderr; out = Stderr(); "
+WRITE = "from healthcheck.reports.console import Stderr; out = Stderr(); "
 
 
 def python(code: str, *, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.reports.record import writing
-from healthcheck.reports.record.samplelines import read_samples
-from healthcheck.reports.record.writing import RecordWriter
+from healthcheck.record import writer as writing
+from healthcheck.record.lines import read_samples
+from healthcheck.record.writer import RecordWriter
 
 BACKLOG = 100
 ROW = [("loss", (), 1, "train", 1.0)]

@@ -1,0 +1,217 @@
+"""Actions that write down what the process is doing: stacks of all threads, the CUDA allocator, a profile of a few steps."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from healthcheck.protocols import ActionContext
+from healthcheck.rulelang.quantities import size_text
+from healthcheck.verdicts import ActionOutcome, Alert
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+_LIBRARIES = tuple({p for k in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(k))})
+
+
+class DumpStacks:
+    """One file per rank and call with the stacks of all threads; names where the main thread stands.
+
+    Works from the watchdog's thread while the main thread hangs. Kills nothing.
+    """
+
+    name = "dump_stacks"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        place = where_main_stands()
+        words = f"main thread stands in {place}" if place else "main thread runs no Python code"
+        if context.run_dir is None:
+            return ActionOutcome.of(self.name, f"{words} (no record, so no file with all stacks)", place=place)
+        try:
+            path = _write_stacks(context.run_dir / "stacks", alert.rank)
+        except OSError as error:
+            return ActionOutcome.of(self.name, f"{words} (stacks not written: {error.strerror or error})", place=place)
+        return ActionOutcome.of(self.name, f"{words}; all stacks: {path}", place=place, path=str(path))
+
+
+def _write_stacks(folder: Path, rank: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    taken = [int(m[1]) for p in folder.iterdir() if (m := re.match(rf"(\d+)-rank{rank}\.txt$", p.name))]
+    path = folder / f"{max(taken, default=0) + 1:04d}-rank{rank}.txt"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        main = threading.main_thread()
+        file.write(f"process {os.getpid()}, rank {rank}; the main thread is 0x{main.ident or 0:016x}\n")
+        for thread in threading.enumerate():
+            file.write(f"0x{thread.ident or 0:016x} {thread.name}\n")
+        file.write("\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+    return path
+
+
+def where_main_stands() -> str:
+    """``train.py:31 in load (called by it: socket.py:705 in readinto)``; empty if no Python frame is there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    outside = [f for f in frames if not f.f_code.co_filename.startswith(_OURS)]
+    if not outside:
+        return ""
+    inner = outside[0]
+    own = next((f for f in outside if not _is_library(f.f_code.co_filename)), None)
+    if own is None or own is inner:
+        return _place(inner)
+    return f"{_place(own)} (at {_place(inner)})"
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith("<") or filename.startswith(_LIBRARIES) or "site-packages" in filename
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+# --------------------------------------------------------------------------------------------------
+# What the CUDA allocator holds, as JSON and as its own summary table.
+
+
+MAX_BYTES = 64 * 2**20
+
+
+class MemorySnapshot:
+    """Segments and blocks of the CUDA allocator, in ``memory/``. On other devices it says so."""
+
+    name = "memory_snapshot"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        import torch
+
+        if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return ActionOutcome.nothing_done(self.name, "only the CUDA allocator can give one")
+        if context.run_dir is None:
+            return ActionOutcome.nothing_done(self.name, "this run keeps no record")
+        content = json.dumps(torch.cuda.memory.memory_snapshot(), default=str)
+        stem = context.run_dir / "memory" / f"{alert.number:03d}-rank{alert.rank}"
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_privately(stem.with_suffix(".txt"), torch.cuda.memory_summary())
+            if len(content) > MAX_BYTES:
+                return ActionOutcome.of(
+                    self.name, f"memory summary: {stem}.txt (the snapshot of {size_text(len(content))} is too large)"
+                )
+            _write_privately(stem.with_suffix(".json"), content)
+        except OSError as error:
+            return ActionOutcome.nothing_done(self.name, f"{error.strerror or error} ({stem.parent})")
+        return ActionOutcome.of(self.name, f"memory snapshot: {stem}.json", path=f"{stem}.json")
+
+
+def _write_privately(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Record a few steps with torch's profiler, started by a rule.
+
+
+DEFAULT_STEPS = 3
+MAX_PROFILES = 3
+
+
+class Profile:
+    """Profile the next optimizer steps and write a trace for ``chrome://tracing`` or Perfetto.
+
+    The profiled steps are slower; their times do not count as normal. It counts optimizer steps, so a
+    run that makes none leaves no trace.
+    """
+
+    name = "profile"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {
+            "steps": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 50,
+                "description": f"Steps to record (default {DEFAULT_STEPS}).",
+            }
+        },
+        "additionalProperties": False,
+    }
+
+    def __init__(self) -> None:
+        self._running: _Recording | None = None
+        self._made = 0
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        if context.run_dir is None:
+            return ActionOutcome.nothing_done(self.name, "this run keeps no record")
+        if context.event is None:
+            return ActionOutcome.nothing_done(self.name, "the training thread is not at a step")
+        if self._running is not None and not self._running.over:
+            return ActionOutcome.nothing_done(self.name, "one is being recorded")
+        if self._made >= MAX_PROFILES:
+            return ActionOutcome.nothing_done(self.name, f"this run has {MAX_PROFILES} already")
+        folder = context.run_dir / "profile"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            return ActionOutcome.nothing_done(self.name, f"{error.strerror or error} ({folder})")
+        steps = int(context.options.get("steps", DEFAULT_STEPS))
+        path = folder / f"{alert.number:03d}-rank{alert.rank}.json"
+        try:
+            self._running = _Recording(path, steps, context)
+        except RuntimeError as error:  # another profiler is active
+            return ActionOutcome.nothing_done(self.name, f"{error}")
+        self._made += 1
+        return ActionOutcome.of(self.name, f"profiling the next {steps} steps: {path}", path=str(path))
+
+
+class _Recording:
+    """One running profiler, ended by torch's optimizer hook after so many steps."""
+
+    def __init__(self, path: Path, steps: int, context: ActionContext) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.path = path
+        self.left = steps + context.before_update  # the step that is under way is not a whole one
+        self.say = context.say
+        self.over = False
+        self.profiler = torch.profiler.profile(activities=activities, acc_events=True)
+        self.profiler.start()
+        self.hook = register_optimizer_step_post_hook(lambda *_: self._stepped())
+
+    def _stepped(self) -> None:
+        self.left -= 1
+        if self.left > 0 or self.over:
+            return
+        self.over = True
+        self.hook.remove()
+        try:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(str(self.path))
+            self.path.chmod(0o600)
+        except (OSError, RuntimeError) as error:
+            self.say(f"profile not written: {error}")
+            return
+        self.say(f"profile written: {self.path}")

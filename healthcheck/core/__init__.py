@@ -1,0 +1,1 @@
+"""Vocabulary of all other parts, standard library only."""

@@ -1,0 +1,354 @@
+"""The folder of one run: where it lies, what it holds, and the facts of its start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck import __version__
+from healthcheck.redact import redact_argv, redact_text
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LAUNCH = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+)
+WAIT_SECONDS = 5.0
+FRESH_SECONDS = 120.0
+"""A pointer older than this belongs to an earlier launch that used the same port."""
+
+
+def process_rank() -> int:
+    """This process's rank as its launcher says; 0 without a launcher."""
+    return _first(_RANKS, 0)
+
+
+def job_size() -> int:
+    """Number of processes of this launch; 1 without a launcher."""
+    return max(1, _first(_SIZES, 1))
+
+
+def _first(names: tuple[str, ...], default: int) -> int:
+    if _outside_a_slurm_step():
+        names = tuple(name for name in names if not name.startswith("SLURM"))
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return default
+
+
+def _outside_a_slurm_step() -> bool:
+    """An interactive allocation sets SLURM_NTASKS in the shell although one process was started."""
+    return "SLURM_STEP_ID" not in os.environ
+
+
+def key() -> str | None:
+    """A name for this launch that all its ranks compute alike; None without a launcher."""
+    parts = [f"{name}={os.environ[name]}" for name in _LAUNCH if os.environ.get(name)]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16] if parts else None
+
+
+def _pointer(folder: Path) -> Path | None:
+    name = key()
+    return folder / f".launch-{name}.json" if name is not None else None
+
+
+def announce(folder: Path, run: str) -> None:
+    """Leave the name of rank 0's folder for the other ranks. Does nothing in a world of one."""
+    pointer = _pointer(folder)
+    if pointer is None or job_size() == 1:
+        return
+    with contextlib.suppress(OSError):
+        temporary = folder / f".{run}.launch"
+        temporary.write_text(json.dumps({"run": run, "host": socket.gethostname(), "parent": os.getppid()}))
+        os.replace(temporary, pointer)
+
+
+def folder_of_rank_zero(folder: Path, rank: int, wait: float = WAIT_SECONDS) -> Path | None:
+    """The folder that rank 0 of this launch made, or None if it does not show up in time."""
+    pointer = _pointer(folder)
+    if pointer is None:
+        return None
+    deadline = time.monotonic() + wait
+    while True:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            fresh = time.time() - pointer.stat().st_mtime < FRESH_SECONDS
+            told = json.loads(pointer.read_text())
+            same = told["host"] != socket.gethostname() or told["parent"] == os.getppid()
+            if fresh and same and (folder / told["run"]).is_dir():
+                return folder / str(told["run"])
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.05)
+
+
+# --------------------------------------------------------------------------------------------------
+# What ``run.json`` says of a run: enough to find and compare it, nothing secret.
+
+
+RUN_FORMAT = "healthcheck-run"
+RUN_VERSION = 1
+
+_JOB = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_NODEID",
+    "SLURM_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "LOCAL_RANK",
+)
+"""Variables of launchers that are recorded; the environment as a whole never is."""
+
+
+def run_facts(session: Session, wall: float) -> dict[str, Any]:
+    """The content of ``run.json``. ``wall`` is the time of the start in seconds since 1970."""
+    info = session.info
+    facts: dict[str, Any] = {
+        "format": RUN_FORMAT,
+        "version": RUN_VERSION,
+        "name": info.name or (info.run_dir.name if info.run_dir is not None else ""),
+        "target": redact_text(info.target),
+        "argv": redact_argv(info.argv),
+        "started": datetime.fromtimestamp(wall, timezone.utc).isoformat(timespec="seconds"),
+        "folder": os.getcwd(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": info.rank,
+        "world_size": info.world_size,
+        "resumed_from": info.resumed_from,
+        "mode": "observe" if session.observing else "act",
+        "rules_source": session.rules.source,
+        "profile": session.rules.profile or None,
+        "versions": {
+            "healthcheck": __version__,
+            "python": platform.python_version(),
+            "torch": _torch_version(),
+            "platform": platform.platform(),
+        },
+        "job": {name: os.environ[name] for name in _JOB if os.environ.get(name)},
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _torch_version() -> str | None:
+    """Without importing torch: the script may not have done so yet."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(getattr(torch, "__version__", ""))
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The folder of one run's record: its place, its name, ``latest``, and what is pruned.
+#
+# ``HEALTHCHECK_RUNS``, else ``healthcheck-runs/`` in the working directory, else a temporary folder.
+
+
+RUNS_VARIABLE = "HEALTHCHECK_RUNS"
+RUNS_FOLDER = "healthcheck-runs"
+LATEST = "latest"
+LATEST_FILE = "latest.txt"
+"""Holds the name of the newest run where symbolic links do not work."""
+RUN_FILE = "run.json"
+
+
+def runs_folder(settings: Mapping[str, Any] | None = None) -> Path:
+    """Where records go; need not exist yet: ``HEALTHCHECK_RUNS``, else the setting ``runs``, else here."""
+    named = os.environ.get(RUNS_VARIABLE) or (settings or {}).get("runs")
+    return Path(str(named)).expanduser() if named else Path(RUNS_FOLDER)
+
+
+def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | None = None) -> Path | None:
+    """Make the folder of a new run; None if nothing can be written anywhere.
+
+    Rank 0 makes it; other ranks of the same launch get the path of their sub-folder ``rank-N``,
+    which they make when they have something to write.
+
+    :param settings: ``keep``: how many runs stay in the folder (default: all).
+    :param notes: a sentence is added here when the record lies elsewhere than expected.
+    """
+    notes = notes if notes is not None else []
+    named = runs_folder(settings)
+    wanted = named.absolute()  # the script may change its directory
+    rank = process_rank()
+    if rank:
+        found = folder_of_rank_zero(wanted, rank)
+        return found / f"rank-{rank}" if found is not None else None
+    try:
+        made = _make(wanted, target)
+    except OSError as error:
+        try:
+            wanted = Path(tempfile.mkdtemp(prefix="healthcheck-runs-"))
+            made = _make(wanted, target)
+        except OSError:
+            notes.append(f"no record: nothing can be written to {named} or a temporary folder ({error.strerror})")
+            return None
+        notes.append(f"record in {made}, because {named} cannot be written ({error.strerror})")
+    _point_latest(wanted, made.name)
+    announce(wanted, made.name)
+    keep = settings.get("keep")
+    if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
+        prune(wanted, keep - 1)
+    return made
+
+
+def _make(folder: Path, target: str) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
+    base = f"{time.strftime('%m%d-%H%M')}-{_slug(target)}"
+    for n in range(1, 10_000):
+        path = folder / (base if n == 1 else f"{base}-{n}")
+        try:
+            path.mkdir(mode=0o700)  # atomic: of two simultaneous starts one takes the next name
+        except FileExistsError:
+            continue
+        (path / ".gitignore").write_text("*\n", encoding="utf-8")
+        return path
+    raise OSError(28, "ten thousand runs of this name in one minute", str(folder))
+
+
+def _slug(target: str) -> str:
+    """``train`` for ``/home/me/train.py`` and for ``-m pkg.train``: safe in every file system."""
+    word = target.split()[-1] if target.split() else "run"
+    name = re.split(r"[/\\]", word)[-1].removesuffix(".py")
+    if "/" not in word and "::" not in word and not word.endswith(".py"):
+        name = name.rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "run"
+
+
+def _point_latest(folder: Path, name: str) -> None:
+    """Point ``latest`` at a run: a symbolic link and a text file, each replaced in one step."""
+    unique = f".{name}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        text = folder / f"{unique}.txt"
+        text.write_text(name + "\n", encoding="utf-8")
+        os.replace(text, folder / LATEST_FILE)
+    with contextlib.suppress(OSError, NotImplementedError):
+        link = folder / f"{unique}.link"
+        link.symlink_to(name, target_is_directory=True)
+        try:
+            os.replace(link, folder / LATEST)
+        except OSError:
+            link.unlink()
+
+
+def latest_name(folder: Path) -> str | None:
+    """Name of the newest run of a folder, from the text file, the link, or the folders' times."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        name = (folder / LATEST_FILE).read_text(encoding="utf-8").strip()
+        if name and (folder / name / RUN_FILE).is_file():
+            return name
+    with contextlib.suppress(OSError):
+        name = os.readlink(folder / LATEST)
+        if (folder / name / RUN_FILE).is_file():
+            return name
+    runs = list_runs(folder)
+    return runs[-1].name if runs else None
+
+
+def latest_shown(run_dir: Path) -> str:
+    """How the console names a run's folder: relative to the working directory where it lies below."""
+    name: Path = run_dir
+    with contextlib.suppress(OSError):
+        link = run_dir.parent / LATEST
+        if link.is_symlink() and os.readlink(link) == run_dir.name:
+            name = link
+    with contextlib.suppress(ValueError, OSError):
+        return name.absolute().relative_to(Path.cwd()).as_posix()
+    return str(name)
+
+
+def list_runs(folder: Path) -> list[Path]:
+    """Folders of runs, oldest first."""
+
+    def began(path: Path) -> tuple[float, str]:
+        try:
+            return (path / RUN_FILE).stat().st_mtime, path.name
+        except OSError:
+            return 0.0, path.name
+
+    try:
+        found = [p for p in folder.iterdir() if not p.is_symlink() and (p / RUN_FILE).is_file()]
+    except OSError:
+        return []
+    return sorted(found, key=began)
+
+
+def prune(folder: Path, keep: int) -> list[str]:
+    """Delete the oldest finished runs until ``keep`` are left; returns their names."""
+    runs = list_runs(folder)
+    return [path.name for path in runs[: max(0, len(runs) - keep)] if is_over(path) and delete(path)]
+
+
+def is_over(run: Path) -> bool:
+    """Whether a run has a report, or nothing was written for a day: one without a report may still be going on."""
+    try:
+        idle = time.time() - max(p.stat().st_mtime for p in run.iterdir())
+    except (OSError, ValueError):
+        return False
+    return (run / "report.json").is_file() or idle > 86_400
+
+
+def delete(run: Path) -> bool:
+    """Delete the folder of a run, and ``latest`` if it points there; False where that is not allowed."""
+    try:
+        shutil.rmtree(run)
+    except OSError:
+        return False
+    link = run.parent / LATEST
+    with contextlib.suppress(OSError):
+        if link.is_symlink() and os.readlink(link) == run.name:
+            left = list_runs(run.parent)
+            link.unlink()
+            if left:
+                _point_latest(run.parent, left[-1].name)
+    return True
+
+
+def write_atomically(path: Path, value: Any) -> None:
+    """Write strict JSON so that a reader sees the old file or the new one, never a half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=_for_the_owner) as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.write("\n")
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    """An ``opener`` for files that nobody else may read, wherever the folder is moved to."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,143 @@
+"""What a person asks of a run that goes on: ``healthcheck mute`` and ``healthcheck evidence --now`` write it into the
+run's folder, the run reads it.
+
+A file and not a socket: it works on a login node over a shared file system, needs no open port, and only who may
+write into the folder (mode 0700) may ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.events import EventKind
+from healthcheck.protocols import ActionContext
+from healthcheck.record.writer import append
+from healthcheck.reports.text import plural, step
+from healthcheck.rulelang.rule import Mute, Origin
+from healthcheck.verdicts import Alert, Severity
+
+if TYPE_CHECKING:
+    from healthcheck.events import Event
+    from healthcheck.samples import Sample
+    from healthcheck.session import Session
+
+FILE = "requests.jsonl"
+LOOK_SECONDS = 1.0
+
+
+def ask_to_mute(folder: Path, rule: str, steps: int, reason: str) -> None:
+    """Leave the request; raises ``OSError`` where the folder cannot be written."""
+    line = json.dumps({"mute": rule, "steps": steps, "reason": reason})
+    append(folder / FILE, line.encode() + b"\n")
+
+
+def ask_for_evidence(folder: Path) -> None:
+    """Leave the request; raises ``OSError`` where the folder cannot be written."""
+    append(folder / FILE, json.dumps({"evidence": "now"}).encode() + b"\n")
+
+
+class LiveRequests:
+    """Reads the requests of one session. A single process only: ranks that mute alone would drift apart."""
+
+    name = "requests"
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._path = Path()
+        self._next = 0.0
+        self._read = 0
+        self._pid = os.getpid()
+
+    def start(self, session: Session) -> None:
+        info = session.info
+        if info.run_dir is None or info.world_size > 1 or not session.rules.rules:
+            return
+        self._session = session
+        self._path = info.run_dir / FILE
+        self.samples = self._samples  # without it nobody pays
+
+    def _samples(self, at: int, samples: Sequence[Sample]) -> None:
+        now = time.monotonic()
+        if now < self._next or os.getpid() != self._pid:
+            return
+        self._next = now + LOOK_SECONDS
+        for request in self._new():
+            if "evidence" in request:
+                self._keep_evidence()
+            else:
+                self._mute(request)
+
+    def _new(self) -> Iterator[dict[str, Any]]:
+        """Requests that have come since the last look; half a line is left for the next one."""
+        try:
+            if os.stat(self._path).st_size <= self._read:
+                return
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except OSError:
+            return
+        whole = new.rfind(b"\n") + 1
+        self._read += whole
+        for line in new[:whole].splitlines():
+            try:
+                request = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(request, dict):
+                yield request
+
+    def _keep_evidence(self) -> None:
+        """At the end of the next step, where weights, gradients and perhaps the batch are at hand; once."""
+        session = self._session
+        assert session is not None
+        done = False
+
+        def once(session: Session, event: Event) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                session.note(_kept(session, event))
+            forget()
+
+        forget = session.on(EventKind.STEP_END, once)
+
+    def _mute(self, request: dict[str, Any]) -> None:
+        session = self._session
+        assert session is not None
+        rule, steps, reason = request.get("mute"), request.get("steps"), request.get("reason")
+        if not (isinstance(rule, str) and isinstance(steps, int) and isinstance(reason, str)):
+            return
+        first = session.step + 1
+        last = session.step + steps
+        session.engine.mutes.append(Mute(rule, reason, first, last, Origin("healthcheck mute")))
+        session.note(f"{rule} is muted for {plural(steps, 'step')}, to step {step(last)}: {reason}")
+
+
+def _kept(session: Session, event: Event) -> str:
+    """Run the action ``evidence`` as if a note had fired here, number 0; what it did in words."""
+    action = session.host.registry.actions["evidence"]
+    at = event.step
+    alert = Alert(
+        "asked-for", 0, Severity.INFO, "train", 0, at, at, 0.0, None, None, "", [], 0, message="a person asked for it"
+    )
+    assert session.controls is not None
+    context = ActionContext(
+        options={},
+        controls=session.controls,
+        step=at,
+        before_update=False,
+        run_dir=session.info.run_dir,
+        history=session.history,
+        series=session.history.series,
+        event=event,
+    )
+    outcome = action.run(alert, context)
+    if not outcome.done:
+        return f"no evidence of step {step(at)}, which was asked for: {outcome.text}"
+    return f"evidence of step {step(at)} is kept, as asked: {outcome.data.get('path', outcome.text)}"

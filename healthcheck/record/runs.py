@@ -1,0 +1,319 @@
+"""Records read back: find a run by name, ``latest`` or path; its facts, alerts, samples, report. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.record.folder import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
+from healthcheck.record.lines import Batch, RecordedSamples, read_samples
+from healthcheck.rulelang.packs import is_pack_name
+from healthcheck.rulelang.rule import RuleSet
+from healthcheck.samples import series_name
+
+
+@dataclass
+class Run:
+    """One recorded run. Files are read when they are asked for; damaged ones count as absent."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    """``run.json``; empty if it is damaged."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def shown(self) -> str:
+        """The folder as people type it: relative to the working directory where it lies below."""
+        try:
+            return self.folder.absolute().relative_to(Path.cwd()).as_posix()
+        except ValueError:
+            return str(self.folder)
+
+    @cached_property
+    def report(self) -> dict[str, Any] | None:
+        """``report.json``, or None while the run goes on or if it was killed."""
+        return _read_json(self.folder / "report.json")
+
+    @cached_property
+    def alerts(self) -> list[dict[str, Any]]:
+        """All alerts in the order of their numbers, each in its last known state."""
+        if self.report is not None:
+            return list(self.report.get("alerts", []))
+        latest: dict[int, dict[str, Any]] = {}
+        for line in _lines(self.folder / "alerts.jsonl"):
+            try:
+                entry = json.loads(line)
+                if not entry.get("repeat"):
+                    latest[int(entry["number"])] = entry
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # the torn last line of a killed run
+        return [latest[number] for number in sorted(latest)]
+
+    @cached_property
+    def samples(self) -> RecordedSamples:
+        """The samples; empty if none were recorded."""
+        return read_samples(_lines(self.folder / "samples.jsonl"))
+
+    @property
+    def rules_file(self) -> Path:
+        """The rules that judged this run, as one YAML file."""
+        return self.folder / "rules.yaml"
+
+    @cached_property
+    def other_ranks(self) -> list[Run]:
+        """The records of other ranks of this run that had alerts, by rank."""
+        found = [path for path in self.folder.glob("rank-*") if (path / RUN_FILE).is_file()]
+        runs = sorted(map(load_run, found), key=lambda run: (len(run.name), run.name))
+        return [run for run in runs if run.alerts]
+
+    @property
+    def target(self) -> str:
+        return str(self.facts.get("target") or (self.report or {}).get("target") or "?")
+
+    @property
+    def began(self) -> float:
+        """When it began, in seconds since 1970."""
+        try:
+            return datetime.fromisoformat(str(self.facts["started"])).timestamp()
+        except (KeyError, ValueError):
+            return (self.folder / RUN_FILE).stat().st_mtime
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run; of a run without a report the last step that was recorded."""
+        if self.report is not None:
+            return int(self.report.get("steps", 0))
+        return max((batch.at for batch in self.samples.batches), default=0)
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``warned``, ``failed``, ``not judged``; ``running`` or ``killed`` without a report."""
+        if self.report is not None:
+            return str(self.report.get("verdict", "?"))
+        if self.facts.get("host") != socket.gethostname():
+            return "unfinished"
+        return "running" if _alive(self.facts.get("pid")) else "killed"
+
+
+def find_run(named: str | None = None) -> Run:
+    """The run that a user means: a name or its beginning, ``latest`` (also None), or a path.
+
+    Raises ``UsageError`` that says where it looked and suggests a name.
+    """
+    folder = reading_folder()
+    if named is None or named == LATEST:
+        name = latest_name(folder)
+        if name is None:
+            raise UsageError(
+                f"no runs in {folder} yet; `healthcheck run train.py` makes one (HEALTHCHECK_RUNS names another folder)"
+            )
+        return load_run(folder / name)
+    path = Path(named).expanduser()
+    if path.is_file() and path.suffix in (".json", ".jsonl"):
+        path = path.parent
+    if path.name == LATEST and not path.exists():
+        name = latest_name(path.parent)  # a file system without symbolic links
+        path = path.parent / name if name is not None else path
+    if (path / RUN_FILE).is_file():
+        return load_run(path.resolve())
+    if path.is_dir():
+        name = latest_name(path)
+        if name is not None:
+            return load_run(path / name)
+    names = [run.name for run in list_runs(folder)]
+    if named in names:
+        return load_run(folder / named)
+    begins = [name for name in names if name.startswith(named)]
+    if len(begins) == 1:
+        return load_run(folder / begins[0])
+    if begins:
+        raise UsageError(
+            f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; write more of it'
+        )
+    hint = suggest(named, names) or (f"newest: {', '.join(names[-3:])}" if names else "there are none yet")
+    raise UsageError(f'no run "{named}" in {folder}; {hint}')
+
+
+def latest_run() -> Run | None:
+    """The latest run of this project, if there is one."""
+    folder = reading_folder()
+    name = latest_name(folder)
+    return load_run(folder / name) if name is not None else None
+
+
+def reading_folder() -> Path:
+    """Where the runs of this project are: ``HEALTHCHECK_RUNS``, else the setting ``runs`` of the file found here.
+
+    A broken rule file must not keep anybody from reading runs: then the default holds.
+    """
+    if os.environ.get(RUNS_VARIABLE):
+        return runs_folder()
+    from healthcheck.rulelang.discover import discover
+    from healthcheck.rulelang.loader import load_file
+
+    try:
+        found = discover()
+    except HealthCheckError:
+        return runs_folder()
+    settings: dict[str, Any] = dict(found.settings)
+    if found.path is not None and found.path.suffix in (".yaml", ".yml"):
+        data = load_file(found.path).data
+        written = data.get("settings") if isinstance(data, dict) else None
+        settings.update(written if isinstance(written, dict) else {})
+    return runs_folder({"runs": settings.get("runs")})
+
+
+def all_runs(folder: Path | None = None) -> list[Run]:
+    """Every run of a folder (default: where records go), oldest first."""
+    return [load_run(path) for path in list_runs(folder if folder is not None else reading_folder())]
+
+
+def load_run(folder: Path) -> Run:
+    """The record in a folder that is known to be one."""
+    return Run(folder, _read_json(folder / RUN_FILE) or {})
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError:
+        return []
+
+
+def _alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or pid <= 0 or os.name != "posix":
+        return False  # on Windows signal 0 would end the process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules of packs that the last run here was not judged by: what an upgrade of a pack has brought.
+
+
+LOOKED_AT = 20
+"""Runs that are looked at, newest first, for one with the same source of rules."""
+
+
+def new_rules(rules: RuleSet, folder: Path, *, but: Path | None = None) -> list[str]:
+    """Ids of pack rules that are judged now and were not known to the last run from the same rules.
+
+    :param folder: where the records are.
+    :param but: the folder of the run that is about to begin.
+
+    Empty where there is no such run: on a first run nothing is new.
+    """
+    try:
+        # By name, which begins with the time: a look at each folder would be felt where there are thousands.
+        names = sorted((entry.name for entry in os.scandir(folder) if entry.name[:1].isdigit()), reverse=True)
+    except OSError:
+        return []
+    for name in [name for name in names if but is None or name != but.name][:LOOKED_AT]:
+        report = load_run(folder / name).report or {}
+        if report.get("rules_source") != rules.source or report.get("profile", "") != (rules.profile or ""):
+            continue
+        known = {*report.get("rules", ()), *report.get("off", ())}
+        return [rule.id for rule in rules.rules if rule.id not in known and is_pack_name(rule.origin.path)]
+    return []
+
+
+# --------------------------------------------------------------------------------------------------
+# The record of a run that goes on, read as it grows: newest values, what is usual, the pace.
+
+
+KEPT = 200
+"""Values per series from which the usual one is taken."""
+TAIL = 2**21
+"""Bytes of an old record that are read at first: a long run is followed from where it is."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """One series: its newest values, oldest first."""
+
+    metric: str
+    values: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    @property
+    def last(self) -> float:
+        return self.values[-1][1]
+
+    @property
+    def usual(self) -> float | None:
+        """Median of the finite values that are kept."""
+        finite = [value for _, value in self.values if math.isfinite(value)]
+        return median(finite) if finite else None
+
+
+class Follower:
+    """Reads what has come since the last look. The record may be thinned meanwhile; then it is read anew."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.series: dict[str, Followed] = {}
+        self.step = 0
+        self._at = -1
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the record was last written to."""
+        try:
+            return max(0.0, time.time() - (self.run.folder / "samples.jsonl").stat().st_mtime)
+        except OSError:
+            return 0.0
+
+    def look(self) -> None:
+        """Take in the lines that are complete by now."""
+        try:
+            with open(self.run.folder / "samples.jsonl", "rb") as file:
+                size = file.seek(0, 2)
+                anew = self._at < 0 or size < self._at
+                start = max(0, size - TAIL) if anew else self._at
+                file.seek(start)
+                new = file.read(size - start)
+        except OSError:
+            return
+        if anew:
+            self.series.clear()
+        whole = new.rfind(b"\n") + 1
+        begin = new.find(b"\n") + 1 if anew and start else 0
+        self._at = start + whole
+        self._take(read_samples(new[begin:whole].splitlines()).batches)
+
+    def _take(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self.step = max(self.step, batch.at)
+            for sample in batch.samples:
+                if any(key == "parameter" for key, _ in sample.labels):
+                    continue
+                name = series_name(sample.metric, sample.labels)
+                self.series.setdefault(name, Followed(sample.metric)).values.append((sample.step, sample.value))

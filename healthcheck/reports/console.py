@@ -1,0 +1,526 @@
+"""Writing whole lines to stderr beside other people's progress bars; never an error of ours.
+
+Only stderr (in a notebook the cell's output), only ASCII, no cursor tricks. A stream that is closed, broken or full is given up
+after one try of the interpreter's original stderr: training goes on in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from healthcheck import __version__
+from healthcheck.record.folder import LATEST, latest_shown, runs_folder
+from healthcheck.record.runs import new_rules
+from healthcheck.reports.planned import cannot_fill
+from healthcheck.reports.text import ascii_only, mentions, number, plural, shorten, step
+from healthcheck.reports.wording import PAST, closing_block, closing_line
+from healthcheck.verdicts import ActionOutcome, Alert, Severity, Transition
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+_COLOURS = {"red": "31", "yellow": "33", "cyan": "36", "green": "32", "bold": "1"}
+
+
+class Stderr:
+    """Where the console report writes. Looks at ``sys.stderr`` at each write: scripts replace it."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+
+    def write(self, lines: list[str]) -> None:
+        """Write lines in one go, above any active bar; in a notebook, as a block of its own."""
+        if self.given_up or not lines or show(lines):
+            return
+        text = ascii_only("\n".join(lines)) + "\n"
+        for stream in dict.fromkeys((sys.stderr, sys.__stderr__)):
+            if stream is None:
+                continue
+            try:
+                if not _above_tqdm(stream, text):
+                    _put(stream, text)
+                return
+            except (OSError, ValueError):  # broken pipe, full disk, closed file
+                continue
+        self.given_up = True
+
+    def colour(self, text: str, name: str) -> str:
+        """``text`` in a colour where that is wanted: FORCE_COLOR, NO_COLOR, else a terminal."""
+        return f"\x1b[{_COLOURS[name]}m{text}\x1b[0m" if wants_colour(sys.stderr) else text
+
+
+def wants_colour(stream: TextIO | None) -> bool:
+    """``NO_COLOR`` wins over ``FORCE_COLOR``, both over what the stream is."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "") not in ("", "0"):
+        return True
+    if stream is None or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _put(stream: TextIO, text: str) -> None:
+    if stream is sys.__stderr__ and os.name == "posix":
+        # Past the stream's own buffer: what could not be written must not fail again in the
+        # interpreter's last flush, which would change the script's exit status.
+        stream.flush()
+        data = text.encode("ascii")
+        number = stream.fileno()
+        while data:
+            try:
+                data = data[os.write(number, data) :]
+            except BlockingIOError:
+                return
+        return
+    stream.write(text)
+    stream.flush()
+
+
+def _above_tqdm(stream: TextIO, text: str) -> bool:
+    """Let tqdm clear its bars, write and draw them again. False if no bar of tqdm is active."""
+    module: Any = sys.modules.get("tqdm.std")
+    if module is None:
+        return False
+    try:
+        bars = [bar for bar in list(module.tqdm._instances) if not getattr(bar, "disable", False)]
+        if not any(getattr(bar, "fp", None) is not None for bar in bars):
+            return False
+        with module.tqdm.external_write_mode(file=stream):
+            _put(stream, text)
+        return True
+    except (AttributeError, TypeError, RuntimeError):  # another version, or a bar that closes meanwhile
+        return False
+
+
+# --------------------------------------------------------------------------------------------------
+# In a notebook the lines of the console become one compact block of HTML, with the plain text as its fallback.
+
+
+_EDGE_COLOURS = (
+    (re.compile(r"^(ERROR|healthcheck: (STOPPED|FAILED|SCRIPT FAILED|INTERNAL ERROR|NOT JUDGED))"), "#c0392b"),
+    (re.compile(r"^WARN"), "#b7791f"),
+    (re.compile(r"^healthcheck: OK"), "#2e8b57"),
+)
+"""How a block begins -> the colour of its edge. The words say it too."""
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
+_STYLE = "padding:.1em .8em;margin:.3em 0;font-family:monospace;font-size:.9em;white-space:pre-wrap"
+
+
+class Block:
+    """Some lines for IPython's ``display``: HTML where the front end can, else text."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = [_ESCAPES.sub("", line) for line in lines]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        first, *rest = map(escape, self.lines)
+        edge = next((colour for begins, colour in _EDGE_COLOURS if begins.match(self.lines[0])), "#8a939c")
+        text = "\n".join([f"<b>{first}</b>", *rest])
+        return f'<div style="border-left:3px solid {edge};{_STYLE}">{text}</div>'
+
+
+def show(lines: Sequence[str]) -> bool:
+    """Show lines in the notebook that this code runs in; False where there is none."""
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is None or not lines:
+        return False
+    try:
+        if not hasattr(ipython.get_ipython(), "kernel"):
+            return False  # an IPython shell in a terminal
+        ipython.display.display(Block(lines))
+        return True
+    except Exception:  # a front end that cannot: the text goes to stderr, as everywhere else
+        return False
+
+
+# --------------------------------------------------------------------------------------------------
+# The block of one alert: at most five lines, always in the same order.
+#
+# What, where and what is normal; what else was seen; what we did; where the evidence lies; what to try.
+
+
+LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
+INDENT = " " * 6
+MOST_LINES = 5
+
+_SILENT = {"note", "warn", "evidence"}
+"""Actions with a line of their own, or whose work is the block itself."""
+
+History = Callable[[str, int], list[tuple[int, float]]]
+
+
+def alert_block(
+    alert: Alert,
+    explained: Sequence[Alert],
+    history: History,
+    *,
+    world_size: int = 1,
+    place: Callable[[str], str] = str,
+    named: str = "",
+    again: bool = False,
+) -> list[str]:
+    """The lines of one alert; the first is not indented.
+
+    :param explained: alerts that this one explains; their facts are told here.
+    :param history: ``history(series, n)``, for the value before a non-finite one.
+    :param place: how a path is shown.
+    :param named: how the commands name this run; empty where ``latest`` is it.
+    :param again: the rule fired before and that was over by itself: then its known false alarms are pointed at.
+    """
+    evidence = evidence_path(alert)
+    rest = (
+        _seen(alert, explained),
+        _done(alert),
+        f"evidence: {place(evidence)}" if evidence else "",
+        _advice(alert, named, again),
+    )
+    lines = [_headline(alert, history, world_size), *(INDENT + text for text in rest if text)]
+    return lines[:MOST_LINES]
+
+
+def only_noted(alert: Alert) -> bool:
+    """Whether its rule asks to keep the alert for the end instead of saying it now (``then: [note]``)."""
+    return bool(alert.actions) and all(outcome.action == "note" for outcome in alert.actions)
+
+
+def _headline(alert: Alert, history: History, world_size: int) -> str:
+    message = alert.message or f"{alert.series[0].name if alert.series else alert.rule} is {number(alert.value)}"
+    extra = []
+    if not _told(message, alert.value):
+        extra.append(f"value {number(alert.value)}")
+    before = _before(alert, history)
+    if before:
+        extra.append(before)
+    elif alert.normal is not None and math.isfinite(alert.normal) and not _told(message, alert.normal):
+        extra.append(f"normal {number(alert.normal)}")
+    if math.isfinite(alert.value) and alert.threshold and not mentions(message, alert.threshold):
+        scored = alert.score is not None and alert.score != alert.value and not _told(message, alert.score)
+        extra.append((f"score {number(alert.score)}, " if scored else "") + f"limit {alert.threshold}")
+    if world_size > 1:
+        extra.append(f"on rank {alert.rank}")
+    tail = f" ({', '.join(extra)})" if extra else ""
+    return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}   {message}{tail}"
+
+
+def _told(message: str, value: float | None) -> bool:
+    """Whether a message says this number already, in whatever precision."""
+    if value is None:
+        return True
+    forms = {number(value)} | {format(value, spec) for spec in ("g", ".4g", ".3g", ".2g", ".1f", ".2f", ".3f")}
+    if math.isfinite(value) and 0 < abs(value) < 1:
+        forms |= {f"{value:.0%}", f"{value:.1%}"}
+    return any(mentions(message, form) for form in forms)
+
+
+def _before(alert: Alert, history: History) -> str:
+    """``2.31 one step earlier``: what is normal, where only the value before can say it."""
+    if math.isfinite(alert.value) or not alert.series:
+        return ""
+    for at, value in reversed(history(alert.series[0].name, 50)):
+        if at < alert.fired_step and math.isfinite(value):
+            gap = alert.fired_step - at
+            return f"{number(value)} {'one step' if gap == 1 else plural(gap, 'step')} earlier"
+    return ""
+
+
+def _seen(alert: Alert, explained: Sequence[Alert]) -> str:
+    """Facts of this alert and of those it explains; seen, never guessed."""
+    parts: list[str] = []
+    for source in (alert, *explained):
+        parts += [text for text in facts_text(source) if text not in parts]
+    if alert.count > 1:
+        names = shorten([fact.name for fact in alert.series], 3)
+        parts.append(f"{alert.count:,} series: {names}" if alert.count > 3 else f"in {names}")
+    if alert.detected_step > alert.fired_step:
+        parts.append(f"seen at step {step(alert.detected_step)}")
+    return "; ".join(parts)
+
+
+def facts_text(alert: Alert) -> list[str]:
+    """``first bad gradient: head.scale, 1 of 64 values``, ``weights: finite``, one per fact."""
+    facts = {key: value for key, value in alert.facts.items() if value not in ("", None)}
+    parts = []
+    first = facts.pop("first", None)
+    tensors = facts.pop("tensors", None)
+    if first is not None:
+        what = str(tensors or "")
+        name = "gradient" if "gradient" in what else "tensor" if "tensor" in what else "place"
+        parts.append(f"first bad {name}: {first}")
+    if tensors is not None:
+        parts.append(str(tensors))
+    parts += [f"{key.replace('_', ' ')}: {_fact(value)}" for key, value in facts.items()]
+    return parts
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return number(value)
+    if isinstance(value, (list, tuple)):
+        return shorten([_fact(item) for item in value])
+    return str(value)
+
+
+def _done(alert: Alert) -> str:
+    """What we did, what we would have done and why we did not."""
+    said = [text for text in map(action_text, alert.actions) if text]
+    if alert.muted:
+        said.append(f"muted: {alert.muted}")
+    if alert.accepted:
+        said.append(f"accepted: {alert.accepted}")
+    return "; ".join(dict.fromkeys(said)) or "only reported; training goes on"
+
+
+def action_text(outcome: ActionOutcome) -> str:
+    """One action as a sentence fragment; empty for those whose work is the block itself."""
+    past = PAST.get(outcome.action, f"ran {outcome.action}")
+    if outcome.held:
+        if outcome.action in _SILENT:
+            return ""
+        reason = "observe" if outcome.text == "observe mode" else outcome.text
+        return f"would have {past} ({reason})"
+    if outcome.action in _SILENT:
+        return "" if outcome.done or not outcome.text else f"{outcome.action}: {outcome.text}"
+    if outcome.done:
+        return outcome.text or past
+    return outcome.text if "not " in outcome.text else f"{outcome.action}: {outcome.text}"
+
+
+def evidence_path(alert: Alert) -> str:
+    """Where the evidence of an alert lies, or an empty string."""
+    for outcome in alert.actions:
+        if outcome.action == "evidence" and outcome.done:
+            return str(outcome.data.get("path") or outcome.text)
+    return ""
+
+
+def _advice(alert: Alert, named: str, again: bool) -> str:
+    number_of = str(alert.number) if alert.number > 1 else ""
+    more = " ".join(word for word in ("more: healthcheck why", named, number_of) if word)
+    if again and alert.docs:
+        more += f"        known false alarms: healthcheck explain {alert.rule}"
+    return f"try: {alert.hint}        {more}" if alert.hint else more
+
+
+def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
+    """``grads-not-finite at step 131``, repeated rules counted."""
+    first: dict[str, Alert] = {}
+    times: dict[str, int] = {}
+    for alert in alerts:
+        first.setdefault(alert.rule, alert)
+        times[alert.rule] = times.get(alert.rule, 0) + 1
+    return [
+        f"{rule} at step {step(alert.fired_step)}" + (f" ({times[rule]} times)" if times[rule] > 1 else "")
+        for rule, alert in first.items()
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a person reads while training: two lines at the start, a block per alert, a closing block.
+#
+# To stderr only. Rank 0 speaks; the others stay quiet and leave their alerts in the record.
+
+
+BLOCKS_PER_RULE = 3
+"""After so many blocks of one rule its further episodes are only counted."""
+_HARMLESS = {"note", "warn", "evidence", "stop"}
+"""Actions that change nothing in the run, and the one that has its own words."""
+_COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+
+
+class ConsoleReport:
+    """The console of one session.
+
+    ``verbosity`` (setting, ``-q`` and ``-v``): -2 the exit code only, -1 errors and the closing
+    line, 0 the usual, 1 changes of state too.
+    """
+
+    name = "console"
+
+    def __init__(self) -> None:
+        self.out = Stderr()
+        self.verbosity = 0
+        self._session: Session | None = None
+        self._usual = Path()
+        self._blocks: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+        self._noted: list[Alert] = []
+        self._waiting: dict[int, Alert] = {}
+
+    def start(self, session: Session) -> None:
+        info = session.info
+        self._session = session
+        self._usual = runs_folder(session.settings).absolute()  # now: the script may change its directory
+        self.verbosity = int(session.settings.get("verbosity", 0) or 0)
+        if info.rank != 0:
+            self.verbosity = -2
+        if self.verbosity >= 1:
+            # Only -v pays for changes of state: without this attribute nobody collects them.
+            self.transition = self._transition
+            session.engine.watch_transitions = True
+        if self.verbosity < 0 or not session.rules.rules:
+            return
+        self.out.write(self._start_lines(session))
+
+    def alert(self, alert: Alert) -> None:
+        self._waiting[id(alert)] = alert
+
+    def acted(self, alert: Alert) -> None:
+        self._waiting.pop(id(alert), None)
+        self._show(alert)
+
+    def note(self, text: str) -> None:
+        if self.verbosity >= 0:
+            self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
+
+    def finish(self, report: dict[str, Any]) -> None:
+        for alert in list(self._waiting.values()):  # a stop left before their actions were told
+            self._show(alert)
+        self._waiting.clear()
+        if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):
+            return
+        if self.verbosity == -1:
+            self.out.write([closing_line(report)])
+            return
+        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1)
+        lines[0] = self._coloured_verdict(lines[0], report)
+        if self._noted:
+            lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
+        if self._counted:
+            counted = [f"{rule} {plural(n, 'time')}" for rule, n in self._counted.items()]
+            lines.insert(2, f"  further alerts, without a block: {shorten(counted)}")
+        self.out.write(lines)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _start_lines(self, session: Session) -> list[str]:
+        info, rules = session.info, session.rules
+        source = f" of {rules.source}" if rules.source else ""
+        profile = f", profile {rules.profile}" if rules.profile else ""
+        again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
+        ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
+        head = f"healthcheck {__version__}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
+        more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
+        return [head, f"  {self._stoppers(session)}", *more]
+
+    @staticmethod
+    def _stoppers(session: Session) -> str:
+        stop = [rule.id for rule in session.rules.rules if rule.may_stop]
+        if session.observing:
+            held = f": {shorten(stop)} would" if stop else ""
+            return f"observe mode: nothing is stopped or changed{held}"
+        other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
+        rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
+        if not stop:
+            return f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"
+        return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"
+
+    def _show(self, alert: Alert) -> None:
+        if alert.explained_by or self.verbosity <= -2:
+            return
+        if self.verbosity == -1 and (alert.severity is not Severity.ERROR or not alert.counts):
+            return
+        if only_noted(alert) and self.verbosity < 1:
+            self._noted.append(alert)
+            return
+        shown = self._blocks.get(alert.rule, 0)
+        if shown >= BLOCKS_PER_RULE:
+            self._counted[alert.rule] = self._counted.get(alert.rule, 0) + 1
+            return
+        self._blocks[alert.rule] = shown + 1
+        session = self._session
+        assert session is not None
+        explained = [
+            a for a in session.alerts if a.explained_by == alert.rule and a.detected_step == alert.detected_step
+        ]
+        world_size, place = session.info.world_size, self._place
+        named = self._named()
+        again = shown == 1 and any(a.rule == alert.rule and a.cleared_step is not None for a in session.alerts)
+        lines = alert_block(
+            alert, explained, session.history, world_size=world_size, place=place, named=named, again=again
+        )
+        if alert.severity is Severity.INFO:
+            lines = lines[:1]
+        label = LABEL[alert.severity]
+        lines[0] = self.out.colour(label, _COLOUR[alert.severity]) + lines[0][len(label) :]
+        if shown + 1 == BLOCKS_PER_RULE:
+            lines[-1] += "   (third time: further ones are only counted)"
+        self.out.write(lines)
+
+    def _transition(self, change: Transition) -> None:
+        score = "" if change.score is None or change.score == change.value else f", score {number(change.score)}"
+        self.out.write(
+            [
+                f"healthcheck: step {step(change.step)}  {change.rule}  {change.before} -> {change.after}"
+                f"  {change.series} {number(change.value)}{score}"
+            ]
+        )
+
+    def _record(self) -> str:
+        run_dir: Path | None = self._session.info.run_dir if self._session is not None else None
+        return latest_shown(run_dir) if run_dir is not None else ""
+
+    def _named(self) -> str:
+        """How the commands name this run: a path where they would not look, a name where ``latest`` is another."""
+        run_dir = self._session.info.run_dir if self._session is not None else None
+        if run_dir is None:
+            return ""
+        shown = latest_shown(run_dir)
+        if run_dir.parent != self._usual:
+            return shown
+        return "" if Path(shown).name == LATEST else run_dir.name
+
+    def _place(self, path: str) -> str:
+        """A path below the run's folder as ``healthcheck-runs/latest/alerts/001``."""
+        run_dir = self._session.info.run_dir if self._session is not None else None
+        if run_dir is not None and Path(path).is_relative_to(run_dir):
+            return f"{latest_shown(run_dir)}/{Path(path).relative_to(run_dir).as_posix()}"
+        return path
+
+    def _coloured_verdict(self, line: str, report: dict[str, Any]) -> str:
+        head, _, tail = line.partition(": ")
+        end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
+        colour = (
+            "green"
+            if report["exit_code"] == 0 and report["verdict"] == "ok"
+            else "yellow"
+            if report["exit_code"] == 0
+            else "red"
+        )
+        return f"{head}: {self.out.colour(tail[:end], colour)}{tail[end:]}"
+
+
+def _cannot_be_judged(session: Session) -> list[str]:
+    """What a run that was asked to be short will not be able to judge: said before it starts."""
+    steps = session.settings.get("max_steps")
+    if steps is None:
+        return []
+    rules = [rule for rule in session.rules.rules if cannot_fill(rule, steps)]
+    required = [rule.id for rule in rules if rule.required]
+    lines = [
+        f"  {plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
+    ]
+    return (lines if rules else []) + ([f"  required, so the run will fail: {shorten(required)}"] if required else [])
+
+
+def _new_here(session: Session) -> list[str]:
+    """What an upgrade has added since the last run from the same rules."""
+    run_dir = session.info.run_dir
+    found = new_rules(session.rules, run_dir.parent, but=run_dir) if run_dir is not None else []
+    are = "rule is" if len(found) == 1 else "rules are"
+    return [f"  {len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []

@@ -1,1 +1,0 @@
-"""What a person reads while training: in a terminal, in a live table, in a notebook."""

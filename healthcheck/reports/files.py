@@ -1,0 +1,210 @@
+"""``--report KIND=PATH``: files (and annotations) for CI, all made from the content of ``report.json``.
+
+One table says which kinds there are; ``run``, ``replay`` and pytest use the same functions. A
+plugin adds a kind of its own by registering a report that has ``render(reports) -> str``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.dispatch import suggest
+from healthcheck.errors import UsageError
+from healthcheck.reports.ci import job_summary, junit_xml, sarif, workflow_commands
+from healthcheck.reports.console import Stderr
+from healthcheck.reports.page import Line, page_html, recorded_lines
+
+if TYPE_CHECKING:
+    from healthcheck.session import Session
+
+Reports = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """One kind of report: its text, and what else it does."""
+
+    render: Callable[[Reports], str]
+    """The text of the file, from one report (live run) or several (replay, pytest)."""
+    default_path: Callable[[], str] | None = None
+    """Where the file goes when no path is given; None: a path must be given."""
+    append: bool = False
+    """Add to the file instead of replacing it."""
+    lines: Callable[[Reports, Path], list[str]] | None = None
+    """Lines for stderr, from the reports and the folder in which the run began."""
+    with_series: Callable[[Reports, Sequence[Line]], str] | None = None
+    """The text where the series of the one run are at hand, for kinds that draw them."""
+
+
+KINDS: dict[str, FileKind] = {
+    "json": FileKind(lambda reports: _json(reports)),
+    "junit": FileKind(junit_xml),
+    "sarif": FileKind(sarif),
+    "html": FileKind(page_html, with_series=page_html),
+    "github": FileKind(
+        job_summary,
+        default_path=lambda: os.environ.get("GITHUB_STEP_SUMMARY", ""),
+        append=True,
+        lines=workflow_commands,
+    ),
+}
+
+
+def kinds_of(plugin_reports: Mapping[str, Any] | None = None) -> dict[str, FileKind]:
+    """All kinds: ours, and those that plugins add (``Registry.reports`` with ``render``)."""
+    found = dict(KINDS)
+    for name, report in (plugin_reports or {}).items():
+        render = getattr(report, "render", None)
+        if callable(render):
+            found.setdefault(name, FileKind(render))
+    return found
+
+
+def parse_reports(
+    given: Any, kinds: Mapping[str, FileKind] | None = None, *, option: str = "--report"
+) -> dict[str, str]:
+    """``["json=hc.json", "github"]`` or a mapping as kind -> path (empty where the kind knows its own).
+
+    Raises ``UsageError`` with all mistakes: an unknown kind (with a suggestion), a kind given twice,
+    a missing path.
+    """
+    found, wrong = read_reports(given, kinds, example=f"{option} ")
+    if wrong:
+        raise UsageError("\n".join(f"{option}: {problem}" for _, problem in wrong))
+    return found
+
+
+def read_reports(
+    given: Any, kinds: Mapping[str, FileKind] | None = None, *, example: str = ""
+) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """What :func:`parse_reports` returns, and every mistake with the index of its entry.
+
+    :param example: what stands before an entry where it is written, for the examples in messages.
+    """
+    table = KINDS if kinds is None else kinds
+    pairs = (
+        given.items() if isinstance(given, Mapping) else map(_pair, [given] if isinstance(given, str) else given or ())
+    )
+    found: dict[str, str] = {}
+    wrong: list[tuple[int, str]] = []
+    for index, (kind, path) in enumerate(pairs):
+        kind, path = str(kind).strip(), str(path or "").strip()
+        known = table.get(kind)
+        if known is None:
+            hint = suggest(kind, table)
+            wrong.append(
+                (index, f'there is no report "{kind}"; {hint + " " if hint else ""}there are: {", ".join(table)}')
+            )
+        elif kind in found:
+            wrong.append((index, f"{kind} is given twice ({found[kind]} and {path})"))
+        elif not path and known.default_path is None:
+            wrong.append((index, f"{kind} needs a path, for instance {example}{kind}=healthcheck.{_suffix(kind)}"))
+        else:
+            found[kind] = path
+    return found, wrong
+
+
+def write_reports(
+    kind_paths: Mapping[str, str],
+    reports: Mapping[str, Any] | Reports,
+    *,
+    kinds: Mapping[str, FileKind] | None = None,
+    folder: Path | None = None,
+    series: Callable[[], Sequence[Line]] | None = None,
+) -> list[str]:
+    """Write every kind that was asked for; returns one sentence for each that could not be written.
+
+    :param kind_paths: what :func:`parse_reports` made of the option.
+    :param reports: one report (a mapping; JSON is then an object) or several (JSON is then a list).
+    :param folder: relative paths start here; default the working directory.
+    :param series: reads the series of the one run, where it has a record; called only for kinds that draw them.
+    """
+    table = KINDS if kinds is None else kinds
+    folder = folder if folder is not None else Path.cwd()
+    listed: Reports = [reports] if isinstance(reports, Mapping) else list(reports)
+    problems = []
+    for kind, named in kind_paths.items():
+        known = table[kind]
+        if known.lines is not None:
+            Stderr().write(known.lines(listed, folder))
+        path = named or (known.default_path() if known.default_path is not None else "")
+        if not path:
+            continue
+        try:
+            if kind == "json":
+                text = _json(reports)
+            elif series is not None and known.with_series is not None:
+                text = known.with_series(listed, series())
+            else:
+                text = known.render(listed)
+            _write(folder / Path(path).expanduser(), text, append=known.append)
+        except OSError as error:
+            problems.append(f"report {kind}={path} could not be written: {error.strerror}")
+    return problems
+
+
+class FileReports:
+    """Writes the reports that the setting ``report`` names, at the end of a live run; rank 0 only."""
+
+    name = "files"
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._folder = Path()
+        self._wanted: dict[str, str] = {}
+        self._kinds: dict[str, FileKind] = {}
+
+    def start(self, session: Session) -> None:
+        self._session = session
+        self._folder = Path.cwd()  # the script may change its directory
+        if session.info.rank == 0:
+            self._kinds = kinds_of(session.host.registry.reports)
+            self._wanted = parse_reports(session.settings.get("report"), self._kinds)
+
+    def finish(self, report: dict[str, Any]) -> None:
+        if self._session is None:
+            return
+        problems = write_reports(
+            self._wanted, report, kinds=self._kinds, folder=self._folder, series=self._recorded_series
+        )
+        for problem in problems:
+            self._session.note(problem)
+
+    def _recorded_series(self) -> list[Line]:
+        assert self._session is not None
+        record = self._session.info.run_dir
+        units = {metric.name: metric.unit for metric in self._session.host.registry.metrics.values()}
+        return recorded_lines(record, units) if record is not None else []
+
+
+def _pair(item: Any) -> tuple[str, str]:
+    kind, _, path = str(item).partition("=")
+    return kind, path
+
+
+def _suffix(kind: str) -> str:
+    return {"json": "json", "junit": "xml", "html": "html", "sarif": "sarif"}.get(kind, "txt")
+
+
+def _json(reports: Mapping[str, Any] | Reports) -> str:
+    value = reports if isinstance(reports, Mapping) else list(reports)
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def _write(path: Path, text: str, *, append: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if append:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)  # a reader sees the old file or the new one, never a half
+    finally:
+        temporary.unlink(missing_ok=True)

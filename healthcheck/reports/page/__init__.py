@@ -1,1 +1,0 @@
-"""One HTML file that tells a run, or several."""

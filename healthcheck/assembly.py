@@ -164,7 +164,7 @@ def open_session(
         notes=notes,
     )
     known = find_accepted(Path.cwd())
-    session = Session(
+    return Session(
         ruleset,
         host,
         mailbox=StepMailbox(),
@@ -173,9 +173,8 @@ def open_session(
         extra_metrics=tuple(metrics),
         accepted=load_accepted(known) if known is not None else None,
         say=_say if console else None,
+        device_time=DeviceTime(),
     )
-    session.probing.device_time = DeviceTime()
-    return session
 
 
 def _say(text: str) -> None:

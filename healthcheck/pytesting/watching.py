@@ -139,7 +139,7 @@ class Watched:
     def begin(self, session: Session) -> None:
         self._session = session
         self.notes += session.info.notes
-        session.reports.append(self)
+        session.add_report(self)
         self.measures.start(session)
 
     def losses(self) -> list[float]:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import StopTraining, UsageError
-from healthcheck.outcome import Ending, exit_code
+from healthcheck.outcome import Ending
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.guarding import guarded
@@ -35,11 +35,10 @@ from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps.looped import PatientStop, WatchedSteps
 from healthcheck.trainers.stopping import caused_by_stop
-from healthcheck.watchdog import Watchdog, watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.verdicts import Alert, Verdict
+    from healthcheck.verdicts import Alert
 
 _open: list[weakref.ref[Loop]] = []
 
@@ -136,14 +135,13 @@ class Loop:
         self._told = False
         self._steps: WatchedSteps | None = None
         self._patches = Patches()
-        self._watchdog: Watchdog | None = None
         self._adapters: list[Any] = []
         if session is not None and not joined:
             self._begin(session, list(modules), list(optimizers))
 
     def _begin(self, session: Session, modules: list[Any], optimizers: list[Any]) -> None:
         view = FoundModel(modules)
-        self._stop = PatientStop()
+        self._stop = PatientStop(session.stop)
         gaps = (
             {}
             if optimizers
@@ -161,7 +159,6 @@ class Loop:
                 hooks.patch_scaler(sys.modules["torch"])
                 if steps.listens_to_backward(len(optimizers)):
                     hooks.patch_backward(sys.modules["torch"])
-            self._watchdog = watch_if_needed(session)
         current.enter(session, TorchSource(steps, controls))
         _open.append(weakref.ref(self))
         atexit.register(self.close)
@@ -210,7 +207,7 @@ class Loop:
     @property
     def should_stop(self) -> bool:
         """True once a rule (or ``max_steps``) asked for the end of the loop. Break out of it then."""
-        return self.session is not None and self.session.stop_request is not None
+        return self.session is not None and self.session.stop.request is not None
 
     def log(self, **metrics: Any) -> None:
         """Feed metrics of your own to this loop's session."""
@@ -257,17 +254,7 @@ class Loop:
     @property
     def exit_code(self) -> int:
         """What ``healthcheck run`` would exit with, as things stand; for ``sys.exit`` at your script's end."""
-        if self.session is None:
-            return 0
-        if self.session.report is not None:
-            return int(self.session.report["exit_code"])
-        return exit_code(self.session, Ending(), self._verdicts())[0]
-
-    def _verdicts(self) -> list[Verdict]:
-        from healthcheck.engine.summary import verdicts
-
-        assert self.session is not None
-        return verdicts(self.session.engine, self.session.reason_without_data)
+        return 0 if self.session is None else self.session.exit_code()
 
     # -- end --------------------------------------------------------------------------
 
@@ -285,8 +272,6 @@ class Loop:
         atexit.unregister(self.close)
         self._steps.finish()
         self._patches.restore()
-        if self._watchdog is not None:
-            self._watchdog.stop()
         for adapter in self._adapters:
             guarded(self.session, adapter.close)
         current.leave(self.session)

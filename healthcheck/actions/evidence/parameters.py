@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from healthcheck.protocols import ModelView
+from healthcheck.events import ModelView
 
 MAX_ROWS = 20_000
 _CHUNK = 256

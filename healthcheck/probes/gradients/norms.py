@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradients.blame import bad_gradient_facts, remember_gradients
+from healthcheck.probes.gradients.blame import RecentGradients, bad_gradient_facts
 from healthcheck.probes.gradients.facts import GradientFacts, ZeroFacts, facts_of_norms, silent_together, zero_facts
-from healthcheck.probes.gradients.inner import INNER
+from healthcheck.probes.gradients.inner import InnerPass
 from healthcheck.probes.gradients.statistics import GradientPass, GradientStats, HeldGradients, gradient_stats
 from healthcheck.probes.gradients.trained import TrainedParameters
 from healthcheck.probes.kernels.foreach import nonfinite_count, norm_of
@@ -17,11 +17,6 @@ from healthcheck.probes.transfer.late import Element, Late
 from healthcheck.probes.values import optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
-
-HELD = "healthcheck.held_gradients"
-"""Key in ``event.user_state``: a list that keeps gradients at hand while a trainer is in its events before an
-update, where it has one. Torch makes a Python object of a gradient at every first look, which costs more than all
-that is done with it; several probes look."""
 
 _BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
 """What rules may want besides the norm of all."""
@@ -62,7 +57,8 @@ class GradientProbe:
         ),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, recent: RecentGradients | None = None) -> None:
+        self._recent = recent or RecentGradients()
         self._given: dict[int, int] = {}
         self._trained = TrainedParameters()
         self._passes: dict[int, GradientPass] = {}
@@ -80,13 +76,12 @@ class GradientProbe:
             return ()
         labels = optimizer_labels(event.optimizer_index)
         if event.kind in (EventKind.AFTER_UPDATE, EventKind.STEP_END):
-            inner = event.user_state.pop(INNER, None)
-            if inner is not None and inner[0] == event.step:
-                _, gone, params, stats = inner
+            inner: InnerPass | None = event.inner_gradients
+            if inner is not None and inner.step == event.step:
                 self._given[event.optimizer_index] = event.step
-                facts = GradientFacts(stats, gone)
-                remember_gradients(event.user_state, event.step, facts)
-                return self._late_samples(event, demand, params, stats, labels, None, facts)
+                facts = GradientFacts(inner.statistics, inner.names)
+                self._recent.remember(event.step, facts)
+                return self._late_samples(event, demand, inner.parameters, inner.statistics, labels, None, facts)
             # Gradients may be gone or belong to a skipped step; only the loop's own norm is sure.
             norm = scalar(event.grad_norm) if not event.skipped else None
             if norm is None:
@@ -94,15 +89,14 @@ class GradientProbe:
             self._given[event.optimizer_index] = event.step
             return (Sample("grad_norm", event.step, norm, labels),)
         params, names = self._trained.of(event), self._trained.names
-        hold = event.user_state.get(HELD)
-        stats = self._measure(event.optimizer_index, params, names, hold) if params else None
+        stats = self._measure(event.optimizer_index, params, names, event.kept_gradients) if params else None
         if stats is None:
             return ()
         self._given[event.optimizer_index] = event.step
         given = None if event.grad_norm is None else scalar(event.grad_norm)
         if stats.table is not None:
             facts = GradientFacts(stats, names)
-            remember_gradients(event.user_state, event.step, facts)
+            self._recent.remember(event.step, facts)
             return self._late_samples(event, demand, params, stats, labels, given, facts)
         return self._host_samples(event, demand, params, names, stats, labels, given)
 
@@ -185,7 +179,7 @@ class GradientProbe:
         else:
             facts = bad_gradient_facts([(all_names[i], params[i]) for i in stats.indices])
             detail = lambda: facts  # noqa: E731
-            remember_gradients(event.user_state, step, detail)
+            self._recent.remember(step, detail)
         samples = [Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)]
         if self._norm_only:
             return samples

@@ -11,13 +11,14 @@ import torch
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.transfer.mailbox import StepMailbox
 from healthcheck.protocols import Probe
+from healthcheck.runinfo import RunFacts
 from healthcheck.samples import Sample, series_name
 
 Loss = Callable[[], torch.Tensor]
 
 
 class View:
-    """The plain form of :class:`healthcheck.protocols.ModelView`; lists are new at every call."""
+    """The plain form of :class:`healthcheck.events.ModelView`; lists are new at every call."""
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self.modules = list(model.named_modules()) if model is not None else []
@@ -66,7 +67,7 @@ class Watched:
     probes: Iterable[Probe]
     demand: Everything = field(default_factory=Everything)
     samples: list[Sample] = field(default_factory=list)
-    user_state: dict[str, Any] = field(default_factory=dict)
+    run: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self) -> None:
         self.probes = list(self.probes)
@@ -77,7 +78,7 @@ class Watched:
                 plan(self.demand)
 
     def emit(self, kind: EventKind, step: int, **facts: Any) -> None:
-        event = Event(kind, step, user_state=self.user_state, **facts)
+        event = Event(kind, step, run=self.run, **facts)
         for probe in self.probes:
             if kind in probe.listens_to:
                 self._mailbox.post(step, list(probe.sample(event, self.demand)))

@@ -28,7 +28,7 @@ from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.opening import program_name, switched_off
+from healthcheck.trainers.opening import SessionOptions, open_here, switched_off, takes_options
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.savedstate import inner_optimizer
 from healthcheck.trainers.script.hooks import TorchHooks
@@ -43,44 +43,26 @@ if TYPE_CHECKING:
 _open: list[weakref.ref[Loop]] = []
 
 
-def watch(
-    model: Any = None,
-    optimizer: Any = None,
-    *,
-    rules: Any = None,
-    profile: str | None = None,
-    observe: bool | None = None,
-    fail_on: str | None = None,
-    max_steps: int | None = None,
-    off: Sequence[str] = (),
-    only: Sequence[str] = (),
-    set: Sequence[str] = (),
-    mute: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Any] = (),
-    reports: Mapping[str, str] | None = None,
-    name: str = "",
-    console: bool = True,
-    record: bool = True,
-) -> Loop:
+@takes_options
+def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Loop:
     """Watch a loop of your own. Use it in a ``with`` statement, or call ``close()`` at the end.
 
     :param model: module, or a list of modules: gives parameters their names.
     :param optimizer: torch optimizer, or a list: gradients are then judged before each update, and a
-        bad update can be kept from happening. Without it only what ``step`` is told is judged.
-    :param rules: path, pack name, dict of rules, YAML text, or a list of these; None finds the
-        nearest ``healthcheck.yaml``, else the recommended pack.
-    :param observe: judge and report, never act.
-    :param callbacks: plugin objects, for instance of :class:`healthcheck.Callback`.
-    :param name: what reports call this run; the script's name by default.
-    :param console: False keeps stderr quiet. ``record=False`` writes no run folder.
+        bad update can be kept from happening. Without it only what ``step`` is given is judged.
+    :param options: :class:`healthcheck.trainers.opening.SessionOptions` says what there is and what it means.
+        ``rules``: path, pack name, dict of rules, YAML text, or a list of these; None finds the nearest
+        ``healthcheck.yaml``, else the recommended pack. ``observe``: judge and report, never act. ``callbacks``: plugin
+        objects, for instance of :class:`healthcheck.Callback`. ``name``: what reports call this run; the script's name
+        by default. ``console=False`` keeps stderr quiet, ``record=False`` writes no run folder.
 
     A second ``watch`` of the same model or optimizer replaces the first. Under ``healthcheck run``
     it joins the run that watches already. With ``HEALTHCHECK=off`` it does nothing.
 
-    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
+    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached, ``TypeError`` for an
+    option that there is not.
     """
+    chosen = SessionOptions(**options)
     modules, optimizers = _listed(model), [_unwrapped(o) for o in _listed(optimizer)]
     if switched_off():
         return Loop(None)
@@ -90,33 +72,10 @@ def watch(
             loop.close()
             running = current.current()
     if running is not None and not _is_loop(running):
-        if rules is not None:
+        if chosen.rules is not None:
             running.note("watch() joined the run that healthcheck watches already; its own rules are not used")
         return Loop(running, joined=True)
-    given: dict[str, Any] = {}
-    if observe is not None:
-        given["mode"] = "observe" if observe else "act"
-    given |= {k: v for k, v in (("fail_on", fail_on), ("max_steps", max_steps)) if v is not None}
-    import healthcheck  # the lazy package: trainers know nothing of the composition root
-
-    session = healthcheck.open_session(
-        target=name or program_name(),
-        rules=rules,
-        profile=profile,
-        off=off,
-        only=only,
-        set=set,
-        mute=mute,
-        settings={**given, **(settings or {})},
-        plugins=plugins,
-        reports=reports,
-        argv=sys.argv,
-        console=console,
-        record=record,
-    )
-    for callback in callbacks:
-        session.register(callback)
-    return Loop(session, modules, optimizers)
+    return Loop(open_here(chosen), modules, optimizers)
 
 
 class Loop:

@@ -93,14 +93,15 @@ class Judge:
                 # Before the update only what a rule could act upon is worth a judgement of its own: without
                 # anything of that kind all wait for the end of the step. Values of a device wait for it in any case,
                 # so that they travel in one copy.
-                here, late = self.waiting, []
+                here, late = self.waiting, list[Sample]()
                 if before_update:
                     if gate is not None:
                         gate.see(here)
                     if not waits:
-                        late = [s for s in here if type(s.value) is not float and _comes_late(s.value)]
-                        if late:
-                            here = [s for s in here if type(s.value) is float or not _comes_late(s.value)]
+                        here = []
+                        for sample in self.waiting:
+                            value = sample.value
+                            (late if type(value) is not float and _comes_late(value) else here).append(sample)
                     urgent = waits or not self._acting.isdisjoint(map(_METRIC, here))
                 if urgent or not before_update:
                     self.waiting = late

@@ -6,7 +6,8 @@ Standard library only. A plugin registers objects of these shapes through the ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -190,7 +191,7 @@ class Demand(Protocol):
         """
 
     @property
-    def due_now(self) -> Collection[str]:
+    def due_now(self) -> AbstractSet[str]:
         """Keys that are due at the step of the event that the probe was given: for probes that ask at every step."""
 
     def due(self, key: str, step: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from healthcheck.rulelang.rule import Derived, Rule
 
@@ -17,7 +18,7 @@ class RuleDemand:
         self.every: dict[str, int] = {}
         self.stretch: dict[str, int] = {}
         """Factors by which the overhead budget stretched ``every``."""
-        self.due_now: Collection[str] = self.every.keys()
+        self.due_now: AbstractSet[str] = self.every.keys()
         """Keys that are due at the step at hand, once there is one."""
 
     @classmethod

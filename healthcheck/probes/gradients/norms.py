@@ -131,26 +131,26 @@ class GradientProbe:
         samples = [Sample("grad_norm", step, norm, labels, detail=facts)]
         if self._norm_only:
             return samples
-        if demand.due("grad_norm[]", step):
+        if "grad_norm[]" in demand.due_now:
             plain = scale is None and clip is None
             for k, own in enumerate(self._family_labels(labels, facts.all_names, stats.indices)):
                 element = stats.element("norm", k)
                 value = element if plain else _late_norm(element, None, scale, clip)
                 samples.append(Sample("grad_norm", step, value, own, detail=facts))
-        if demand.due("grad_nonfinite", step):
+        if "grad_nonfinite" in demand.due_now:
             if stats.has("nonfinite"):
                 count: Any = stats.element("nonfinite")
             else:
                 count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
             samples.append(Sample("grad_nonfinite", step, count, labels, detail=facts))
-        if demand.due("grads.zero", step):
+        if "grads.zero" in demand.due_now:
             if stats.has("all_zero"):
                 zeros, all_zero = ZeroFacts(stats, facts.names), stats.element("all_zero")
                 value = Late(zeros.count, stats.table, device_form=all_zero.on_device)
                 samples.append(Sample("grads.zero", step, value, labels, detail=zeros))
             else:
                 samples.append(_without_gradient(stats.norms, facts.names, step, labels))
-        if demand.due("grad.layer_ratio", step):
+        if "grad.layer_ratio" in demand.due_now:
             ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None:
                 first, last = (stats.element("norm", k) for k in ends)
@@ -183,18 +183,18 @@ class GradientProbe:
         samples = [Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)]
         if self._norm_only:
             return samples
-        if demand.due("grad_norm[]", step):
+        if "grad_norm[]" in demand.due_now:
             own = self._family_labels(labels, all_names, stats.indices)
             for label, value in zip(own, norms.tolist(), strict=True):
                 samples.append(Sample("grad_norm", step, value, label, detail=detail))
-        if demand.due("grad_nonfinite", step):
+        if "grad_nonfinite" in demand.due_now:
             count = 0.0  # a finite norm proves it
             if not math.isfinite(total):
                 count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
             samples.append(Sample("grad_nonfinite", step, count, labels, detail=detail))
-        if demand.due("grads.zero", step):
+        if "grads.zero" in demand.due_now:
             samples.append(_without_gradient(norms, [all_names[i] for i in stats.indices], step, labels))
-        if demand.due("grad.layer_ratio", step):
+        if "grad.layer_ratio" in demand.due_now:
             ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
                 samples.append(Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels))

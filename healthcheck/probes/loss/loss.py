@@ -122,7 +122,7 @@ class LossProbe:
         if weight != 1.0:
             value = value * weight
         if known is None:
-            looked = event.loss_graph is not None and (self._begins() or demand.due("loss.chance", event.step))
+            looked = event.loss_graph is not None and (self._begins() or "loss.chance" in demand.due_now)
             classes = classes_of(event.loss_graph) if looked else None
             self._open[event.optimizer_index] = (value, 1, averaged, classes)
         else:
@@ -155,7 +155,7 @@ class LossProbe:
                 if before > 0:
                     samples.append(Sample("loss.resumed", step, statistics.median(self._recent) / before, labels))
         lost = here and not math.isfinite(value)  # the rule on the loss itself says so
-        if demand.due("loss.chance", step) and not lost:
+        if "loss.chance" in demand.due_now and not lost:
             width = self._last_width(event)
             if width is not None and classes in (None, width):
                 samples.append(Sample("loss.chance", step, _derived(value, partial(_per_guess, width)), labels))

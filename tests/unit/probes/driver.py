@@ -49,6 +49,12 @@ class Everything:
 
     only: set[str] | None = None
     every: int = 1
+    step: int = 0
+    """The step of the event at hand."""
+
+    @property
+    def due_now(self) -> Any:
+        return _Due(self)
 
     def wants(self, key: str) -> bool:
         return self.only is None or key in self.only
@@ -58,6 +64,22 @@ class Everything:
 
     def next_due(self, keys: Iterable[str], step: int) -> int:
         return step - step % self.every + self.every if any(map(self.wants, keys)) else 2**62
+
+
+class _Due(frozenset[str]):
+    """What is due at the step at hand, of names that nobody has listed."""
+
+    def __new__(cls, demand: Everything) -> _Due:
+        return super().__new__(cls)
+
+    def __init__(self, demand: Everything) -> None:
+        self._demand = demand
+
+    def __contains__(self, key: object) -> bool:
+        return self._demand.due(str(key), self._demand.step)
+
+    def __rand__(self, keys: Any) -> set[str]:
+        return {key for key in keys if key in self}
 
 
 @dataclass
@@ -79,6 +101,7 @@ class Watched:
 
     def emit(self, kind: EventKind, step: int, **facts: Any) -> None:
         event = Event(kind, step, run=self.run, **facts)
+        self.demand.step = step
         for probe in self.probes:
             if kind in probe.listens_to:
                 self._mailbox.post(step, list(probe.sample(event, self.demand)))

@@ -10,6 +10,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from healthcheck import opener
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
     from healthcheck.protocols import ActionContext, Capabilities, ConditionType, Controls, Demand
     from healthcheck.samples import Cost, Metric, Sample
     from healthcheck.session import Session
-    from healthcheck.trainers.current import current, log
+    from healthcheck.trainers.current import current, log, metric
     from healthcheck.trainers.loop import watch
-    from healthcheck.trainers.ownmetrics import metric
     from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
 _HOME = {
@@ -57,7 +58,7 @@ _HOME = {
     "current": "trainers.current",
     "hookimpl": "hookspecs",
     "log": "trainers.current",
-    "metric": "trainers.ownmetrics",
+    "metric": "trainers.current",
     "open_session": "assembly",
     "rank_zero_only": "callback",
     "watch": "trainers.loop",
@@ -94,6 +95,13 @@ __all__ = [
     "rank_zero_only",
     "watch",
 ]
+
+
+def _open_session(options: Any) -> Any:
+    return importlib.import_module("healthcheck.assembly").open_session(options)
+
+
+opener.open_session = _open_session
 
 
 def __getattr__(name: str) -> Any:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from healthcheck.dispatch import from_signal_handler
 from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
-from healthcheck.latch import LatchingControls
+from healthcheck.latch import SessionControls
 from healthcheck.probing import History
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
+from healthcheck.runinfo import RunInfo
 from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
 _STAGES = {"observe": 0, "mitigate": 1, "stop": 2}
@@ -22,27 +22,35 @@ _SAME_ON_ALL_RANKS = ("grad", "amp.", "lr")
 
 
 class Actor:
-    """Runs actions for one session; keeps what went wrong."""
+    """Runs actions for one session; keeps what went wrong.
+
+    :param observe: nothing that changes the run is done.
+    :param info: how many ranks there are, and where the record lies.
+    :param history: what actions may look back at.
+    :param done: counts, by name, how often an action has done something.
+    :param say: one line for the console.
+    """
 
     def __init__(
         self,
         actions: Mapping[str, Action],
         *,
         observe: bool,
-        world_size: int,
-        run_dir: Path | None,
+        info: RunInfo,
         history: History,
+        done: dict[str, int],
         say: Callable[[str], None],
     ) -> None:
         self.actions = actions
         self.observe = observe
-        self.world_size = world_size
-        self.run_dir = run_dir
-        self.history = history
-        self.say = say
         self.errors: list[dict[str, Any]] = []
+        """Actions that raised, as they stand in the report."""
+        self._info = info
+        self._history = history
+        self._done = done
+        self._say = say
 
-    def run(self, plan: list[PlannedAction], controls: LatchingControls, step: int, event: Event | None) -> None:
+    def run(self, plan: list[PlannedAction], controls: SessionControls, step: int, event: Event | None) -> None:
         """Run a plan in stage order; outcomes go into each alert's ``actions``."""
         done: dict[str, str] = {}
         # Within a stage the most severe alert comes first: the first stop is the cause.
@@ -52,7 +60,7 @@ class Actor:
         )
         for item in ordered:
             action = self.actions[item.spec.name]
-            why = item.held or self._held(item, action, controls.agreement)
+            why = item.held or self._why_not(item, action, controls.agreement)
             if why:
                 item.alert.actions.append(ActionOutcome(action.name, False, why, step, held=True))
                 continue
@@ -61,7 +69,7 @@ class Actor:
                 item.alert.actions.append(ActionOutcome(action.name, False, f"done for {done[same]}", step))
                 continue
             done[same] = item.alert.rule
-            controls.may_skip = self.world_size < 2 or item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS)
+            controls.may_skip = self._info.world_size < 2 or item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS)
             self._run_one(action, item, controls, step, event)
 
     def emergency(self, name: str, controls: Controls, step: int) -> str | None:
@@ -70,30 +78,34 @@ class Actor:
         if action is None or self.observe:
             return None
         alert = Alert("", 0, Severity.INFO, "train", 0, step, step, 0.0, None, None, "", [], 0)
-        context = ActionContext({"cooldown": 0}, controls, step, False, self.run_dir, self.history, say=self.say)
+        context = ActionContext(
+            {"cooldown": 0}, controls, step, False, self._info.run_dir, self._history, say=self._say
+        )
         return action.run(alert, context).text
 
     def _stage(self, item: PlannedAction) -> int:
         return _STAGES[self.actions[item.spec.name].stage]
 
-    def _held(self, item: PlannedAction, action: Action, agreement: Agreement | None) -> str:
+    def _why_not(self, item: PlannedAction, action: Action, agreement: Agreement | None) -> str:
+        """Why an action must not run now, for the report; empty if it may."""
         if action.stage == "observe":
             return ""
         if self.observe or item.rule.mode == "observe":
             return "observe mode"
-        if self.world_size < 2:
+        ranks = self._info.world_size
+        if ranks < 2:
             return ""
         if action.name in ("stop", "checkpoint") and (agreement is None or not agreement.ready):
             why = agreement.broken if agreement is not None else "no process group was seen"
-            return f"{self.world_size} ranks cannot agree: {why}"
+            return f"{ranks} ranks cannot agree: {why}"
         if item.rule.ranks == "all" and action.stage != "stop":
-            return f"{self.world_size} ranks: with `ranks: all` only a stop waits for all of them"
+            return f"{ranks} ranks: with `ranks: all` only a stop waits for all of them"
         if action.name in _PER_UPDATE and not item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS):
-            return f"{self.world_size} ranks: only a rule on gradients, which are the same everywhere, may do this"
+            return f"{ranks} ranks: only a rule on gradients, which are the same everywhere, may do this"
         return ""
 
     def _run_one(
-        self, action: Action, item: PlannedAction, controls: LatchingControls, step: int, event: Event | None
+        self, action: Action, item: PlannedAction, controls: SessionControls, step: int, event: Event | None
     ) -> None:
         alert: Alert = item.alert
         context = ActionContext(
@@ -101,11 +113,11 @@ class Actor:
             controls=controls,
             step=step,
             before_update=event is not None and event.kind.value == "before_update",
-            run_dir=self.run_dir,
-            history=self.history,
-            series=self.history.series,
+            run_dir=self._info.run_dir,
+            history=self._history,
+            series=self._history.series,
             event=event,
-            say=self.say,
+            say=self._say,
         )
         try:
             outcome = action.run(alert, context)
@@ -119,6 +131,8 @@ class Actor:
             alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))
             return
         outcome.step = step
+        if outcome.done:
+            self._done[action.name] = self._done.get(action.name, 0) + 1
         if action.stage == "stop" and outcome.done and controls.agreement is not None:
             outcome.text += "; proposed to all ranks"
         if action.stage != "observe" and outcome.done:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from healthcheck.clock import LiveClock, VirtualClock
 from healthcheck.plugins import PluginHost
 from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
@@ -23,6 +22,7 @@ from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
 from healthcheck.runinfo import RunInfo
 from healthcheck.session import Session
+from healthcheck.trainers.opening import SessionOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,28 +112,11 @@ def load_rules_for(
     return ruleset
 
 
-def open_session(
-    *,
-    target: str,
-    settings: Mapping[str, Any] | None = None,
-    plugins: Sequence[str] = (),
-    strict_plugins: bool = False,
-    reports: Mapping[str, str] | None = None,
-    argv: Sequence[str] = (),
-    console: bool = True,
-    record: bool = True,
-    clock: LiveClock | VirtualClock | None = None,
-    metrics: Sequence[str] = (),
-    **choice: Unpack[RuleChoice],
-) -> Session:
+def open_session(options: SessionOptions | None = None, *, target: str = "", **words: Any) -> Session:
     """Open a session for one run. Adapters bind their controls to it and emit events.
 
-    :param target: what is being run, as shown to people: ``train.py`` or ``-m pkg.train``.
-    :param settings: command-line settings (``mode``, ``fail_on``, ``max_steps``, ...).
-    :param reports: ``{"json": "path"}``: extra outputs.
-    :param console: False keeps stderr quiet (tests, libraries).
-    :param record: False writes no run folder.
-    :param metrics: collected beside those that the rules ask for.
+    :param options: all that may be said of the run.
+    :param target: instead of ``options``, with ``words``: its name, and what else :class:`SessionOptions` has.
 
     Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
     """
@@ -142,24 +125,32 @@ def open_session(
     from healthcheck.record.folder import job_size, open_run_dir, process_rank
     from healthcheck.reports.files import kinds_of, parse_reports
 
+    given = options if options is not None else SessionOptions(name=target, **words)
     notes: list[str] = []
-    given = dict(settings or {})
-    if reports:
-        given["report"] = dict(reports)
-    found = discover(choice.get("rules"))
-    host = plugin_host((*found.plugins, *plugins), strict=strict_plugins)
-    chosen: RuleChoice = {**choice, "rules": found}
-    ruleset = load_rules_for(host=host, settings=given, notes=notes, **chosen)
+    found = discover(given.rules)
+    host = plugin_host((*found.plugins, *given.plugins), strict=given.strict_plugins)
+    ruleset = load_rules_for(
+        host=host,
+        settings=given.all_settings(),
+        notes=notes,
+        rules=found,
+        profile=given.profile,
+        off=given.off,
+        only=given.only,
+        set=given.set,
+        mute=given.mute,
+        force=given.force,
+    )
     notes.extend(str(failure) for failure in host.failures)
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
-    if not console:
+    if not given.console:
         ruleset.settings["verbosity"] = -2
     info = RunInfo(
-        target=target,
-        run_dir=open_run_dir(target, ruleset.settings, notes) if record else None,
+        target=given.name,
+        run_dir=open_run_dir(given.name, ruleset.settings, notes) if given.record else None,
         rank=process_rank(),
         world_size=job_size(),
-        argv=list(argv),
+        argv=list(given.argv),
         notes=notes,
     )
     known = find_accepted(Path.cwd())
@@ -168,12 +159,14 @@ def open_session(
         host,
         mailbox=StepMailbox(),
         info=info,
-        clock=clock,
-        extra_metrics=tuple(metrics),
+        clock=given.clock,
+        extra_metrics=tuple(given.metrics),
         accepted=load_accepted(known) if known is not None else None,
-        say=_say if console else None,
+        say=_say if given.console else None,
+        device_time=DeviceTime(),
     )
-    session.probing.device_time = DeviceTime()
+    for callback in given.callbacks:
+        session.register(callback)
     return session
 
 

@@ -13,7 +13,7 @@ class LiveClock:
 
 
 class VirtualClock:
-    """Time that moves only when told to."""
+    """Time that moves only when somebody advances it."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start
@@ -29,31 +29,37 @@ class VirtualClock:
 
 
 class ActiveTime:
-    """Seconds of active training: evaluation, checkpoints and other pauses do not count."""
+    """Seconds of active training: evaluations and test runs do not count.
+
+    Whoever has read the clock already computes them from :attr:`origin` and :attr:`paused_at`, as :meth:`at` does:
+    on the step path one reading and no call are enough for an event.
+    """
 
     def __init__(self, clock: LiveClock | VirtualClock) -> None:
         self.clock = clock
         self.started = clock.monotonic()
-        self.paused = 0.0
-        self._pause_began: float | None = None
+        self.origin = self.started
+        """The moment from which active seconds count. Every pause moves it on by its length."""
+        self.paused_at: float | None = None
+        """When the pause at hand began; None while training goes on."""
         self._depth = 0
 
     def __call__(self) -> float:
         return self.at(self.clock.monotonic())
 
     def at(self, now: float) -> float:
-        """The same where the clock was read already."""
-        if self._pause_began is not None:
-            now = self._pause_began
-        return now - self.started - self.paused
+        """Active seconds at a moment of the clock."""
+        return (now if self.paused_at is None else self.paused_at) - self.origin
 
-    def pause(self) -> None:
+    def pause(self, now: float) -> None:
+        """Evaluations nest (a test run inside an evaluation); only the outermost one stops the time."""
         self._depth += 1
-        if self._pause_began is None:
-            self._pause_began = self.clock.monotonic()
+        if self.paused_at is None:
+            self.paused_at = now
 
-    def resume(self) -> None:
+    def resume(self, now: float) -> None:
+        """The end of a pause. One without a beginning is ignored: some trainers announce only the end."""
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0 and self._pause_began is not None:
-            self.paused += self.clock.monotonic() - self._pause_began
-            self._pause_began = None
+        if self._depth == 0 and self.paused_at is not None:
+            self.origin += now - self.paused_at
+            self.paused_at = None

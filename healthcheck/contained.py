@@ -1,4 +1,4 @@
-"""Errors of those who watch: kept with method, step and epoch, said once, never the end of a training.
+"""Errors of those who watch, ours and of plugins: kept with step and epoch, said once, never the end of a training.
 
 One that looks like memory (CUDA out of memory, the allocator) has the memory cleaned up, once a run:
 what is left of the error's own garbage is then no reason for the training to fail as well.
@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from healthcheck.dispatch import Dispatch, ListenerError, from_signal_handler
-from healthcheck.errors import StopTraining
+from healthcheck.dispatch import ListenerError
 
 _MEMORY = re.compile(r"memory|allocat|\bcuda\b", re.IGNORECASE)
 
@@ -24,25 +23,10 @@ def looks_like_memory(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and _MEMORY.search(str(error)) is not None
 
 
-class NotingDispatch(Dispatch):
-    """Tells of every error of a listener, also of those that are not said.
+class ErrorLog:
+    """What went wrong in the watching of one run.
 
-    :param note: called with owner, hook and error.
-    """
-
-    def __init__(self, *, note: Callable[[str, str, BaseException], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._note = note
-
-    def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
-        if not isinstance(error, StopTraining) and not from_signal_handler(error):
-            self._note(owner, hook, error)
-        super().failed(owner, hook, step, error)
-
-
-class ContainedErrors:
-    """What went wrong in one run's watching.
-
+    :param say: prints one line.
     :param cleanup: frees memory and returns a sentence about it; None while there is nothing to do it with.
     """
 
@@ -72,7 +56,7 @@ class ContainedErrors:
         self._say(f"healthcheck: internal error at step {step}, training goes on: {text}")
 
     def plugin(self, owner: str, hook: str, error: BaseException, epoch: float | None) -> None:
-        """A plugin's error that the dispatcher takes down: add what it cannot know."""
+        """An error of a plugin, which :class:`~healthcheck.dispatch.Dispatch` keeps: add what that cannot know."""
         facts = self._cleaned_up(error)
         if epoch is not None:
             facts["epoch"] = epoch

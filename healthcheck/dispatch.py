@@ -30,6 +30,10 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
+REPORT_METHODS = ("start", "samples", "transition", "alert", "cleared", "acted", "note", "finish")
+"""Methods of a report that a session calls; see :class:`healthcheck.protocols.Report`."""
+
+
 @dataclass(slots=True)
 class ListenerError:
     """One error of one listener, for the report."""
@@ -69,18 +73,30 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 class Dispatch:
-    """Listeners of one session, by hook; see :mod:`healthcheck.hookspecs` for what they hear."""
+    """Listeners and reports of one session, by hook; see :mod:`healthcheck.hookspecs` for what they hear.
+
+    :param on_error: ``warn`` keeps errors and goes on, ``raise`` lets them out (tests, and people who want it).
+    :param say: called with an error worth saying: an owner's first one, and the one that puts it in quarantine.
+    :param note: called with owner, hook and exception of every error, before it is kept.
+    """
 
     def __init__(
         self,
         *,
         on_error: str = "warn",
-        say: Callable[[ListenerError, BaseException], None] | None = None,
+        say: Callable[[ListenerError], None] | None = None,
+        note: Callable[[str, str, BaseException], None] | None = None,
     ) -> None:
         self.on_error = on_error
         self.errors: list[ListenerError] = []
-        self.say = say
         self.table: dict[str, tuple[Listener, ...]] = {}
+        """Hook -> its listeners, in calling order. Whoever asks whether anybody listens looks in here."""
+        self.reports: dict[str, tuple[Listener, ...]] = {}
+        """Method of :data:`REPORT_METHODS` -> the reports that have it."""
+        self.changed: Callable[[], None] | None = None
+        """Called after a listener has come or gone."""
+        self._say = say
+        self._note = note
         self._failures: dict[str, int] = {}
 
     # -- registration -----------------------------------------------------------------
@@ -95,12 +111,18 @@ class Dispatch:
         """
         name = _hook_name(hook)
         listener = Listener(_adapt(function, name), owner or _name_of(function))
-        self.table[name] = (*self.table.get(name, ()), listener)
+        self._put(name, (*self.table.get(name, ()), listener))
 
         def remove() -> None:
-            self.table[name] = tuple(x for x in self.table.get(name, ()) if x is not listener)
+            self._put(name, tuple(x for x in self.table.get(name, ()) if x is not listener))
 
         return remove
+
+    def _put(self, hook: str, listeners: tuple[Listener, ...]) -> None:
+        # Tuples are replaced, never changed: a listener may come or go while its hook is being called.
+        self.table[hook] = listeners
+        if self.changed is not None:
+            self.changed()
 
     def add_plugin(self, plugin: object, implementations: Iterable[tuple[str, Callable[..., Any]]], owner: str) -> None:
         """Register the loop and judgement implementations of a plugin, in its given order."""
@@ -108,8 +130,13 @@ class Dispatch:
             if name.removeprefix("healthcheck_") in _ARGUMENTS:
                 self.on(name, function, owner=owner)
 
-    def wants(self, hook: str) -> bool:
-        return bool(self.table.get(hook))
+    def compile_reports(self, reports: Iterable[Any]) -> None:
+        """Take the methods that these reports have now; a report may give itself more of them in ``start``."""
+        known = [report for report in reports if not self.is_quarantined(report.name)]
+        for method in REPORT_METHODS:
+            self.reports[method] = tuple(
+                Listener(getattr(report, method), report.name) for report in known if hasattr(report, method)
+            )
 
     def has_hooks(self, hook: str | EventKind) -> bool:
         return bool(self.table.get(_hook_name(hook)))
@@ -128,10 +155,20 @@ class Dispatch:
             except (Exception, SystemExit) as error:
                 self.failed(listener.owner, hook, step, error)
 
+    def report(self, method: str, step: int, *arguments: Any) -> None:
+        """Call a method of all reports that have it, guarded in the same way."""
+        for listener in self.reports.get(method, ()):
+            try:
+                listener.call(*arguments)
+            except (Exception, SystemExit) as error:
+                self.failed(listener.owner, method, step, error)
+
     def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
         """Keep one error of an owner; say it once; quarantine the owner after three."""
         if isinstance(error, StopTraining) or from_signal_handler(error):
             raise error
+        if self._note is not None:
+            self._note(owner, hook, error)
         count = self._failures[owner] = self._failures.get(owner, 0) + 1
         text = f"{type(error).__name__}: {error}"
         known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
@@ -145,15 +182,19 @@ class Dispatch:
             self.quarantine(owner)
         if self.on_error == "raise":
             raise error
-        if self.say is not None and (count == 1 or count == QUARANTINE_AFTER):
-            self.say(known, error)
+        if self._say is not None and (count == 1 or count == QUARANTINE_AFTER):
+            self._say(known)
 
     def is_quarantined(self, owner: str) -> bool:
         return self._failures.get(owner, 0) >= QUARANTINE_AFTER
 
     def quarantine(self, owner: str) -> None:
-        for hook, listeners in self.table.items():
-            self.table[hook] = tuple(x for x in listeners if x.owner != owner)
+        """Call nothing of this owner any more."""
+        for table in (self.table, self.reports):
+            for hook, listeners in table.items():
+                table[hook] = tuple(x for x in listeners if x.owner != owner)
+        if self.changed is not None:
+            self.changed()
 
 
 def _hook_name(hook: str | EventKind) -> str:

@@ -28,10 +28,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from healthcheck.protocols import ModelView
+from healthcheck.runinfo import RunFacts
 
 
 class EventKind(str, Enum):
@@ -61,6 +60,25 @@ class EventKind(str, Enum):
         return self.value
 
 
+@runtime_checkable
+class ModelView(Protocol):
+    """Named parameters and modules of what is being trained.
+
+    Names are canonical: the prefixes ``module.``, ``_orig_mod.``, ``_fsdp_wrapped_module.`` and
+    ``_checkpoint_wrapped_module.`` are stripped, so that rules and saved state survive DDP and
+    compile. A parameter that belongs to no known module is called ``group0.param3``.
+    """
+
+    def named_parameters(self) -> Sequence[tuple[str, Any]]:
+        """Parameters that the optimizers hold and those of the modules found, each once."""
+
+    def named_modules(self) -> Sequence[tuple[str, Any]]:
+        """Modules found, each once; empty if none is known."""
+
+    def optimizers(self) -> Sequence[Any]:
+        """Optimizers seen so far, in the order of their first step."""
+
+
 @dataclass(slots=True)
 class Event:
     """One point of the training loop, with what is known there.
@@ -76,6 +94,8 @@ class Event:
     epoch: float | None = None
     user_state: dict[str, Any] = field(default_factory=dict)
     """One dict for the whole run, shared by all plugins. Yours to use; prefix your keys."""
+    run: RunFacts | None = None
+    """What the session knows of the run so far; the session sets it."""
 
     model: ModelView | None = None
     """Named parameters and modules of what is being trained."""
@@ -103,6 +123,16 @@ class Event:
     clipped: Sequence[Any] | None = None
     """Parameters whose gradients the loop clipped for this update, empty if it clipped at the wrong time: before the
     backward pass, or after the update. None where no clipping was seen."""
+    kept_gradients: Any = None
+    """A list that takes the gradients that a probe has looked at, where a trainer keeps them until its update
+    (:class:`healthcheck.probes.gradients.statistics.HeldGradients`). Torch makes a Python object of a gradient at every
+    first look, which costs more than all that is done with it, and several probes look."""
+    inner_gradients: Any = None
+    """What was measured of gradients that are gone by now, because optimizers stepped inside the backward pass
+    (:class:`healthcheck.probes.gradients.inner.InnerPass`)."""
+    held_back: Mapping[int, Any] | None = None
+    """By index of the optimizer: 1 if a rule kept its update from being applied, else 0; a float or a 0-dim device
+    tensor (``step_end``). None where no rule may do that."""
     lr: float | None = None
     """Learning rate, where the framework reports one instead of showing its optimizer."""
     batch: Any = None
@@ -113,7 +143,7 @@ class Event:
     """Rows of the data set from which the batch was drawn (``batch_ready``), where it has a length."""
     worker_draws: Sequence[Mapping[str, Sequence[str]]] | None = None
     """For each worker of the loader, the random generators that it drew from for its first two batches, with marks of
-    their states before each (``batch_ready``, at the batch by which all workers have told)."""
+    their states before each (``batch_ready``, at the batch by which all workers have reported)."""
     n_tokens: int | None = None
     max_steps: int | None = None
     skipped: bool | None = None

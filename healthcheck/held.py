@@ -1,4 +1,4 @@
-"""Whether a person holds the main thread, and whether this process may be ended from outside it."""
+"""Whether the main thread waits for a person, and whether this process may be ended from another thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXECUTING = {("IPython", "run_code"), ("code", "runcode")}
 """Frames of a shell that runs somebody's code at this moment: what is inside is training, not typing."""
 
 
-def held_by_a_person(frame: FrameType | None) -> bool:
+def waits_for_a_person(frame: FrameType | None) -> bool:
     """True if the main thread stands in a debugger, ``breakpoint()``, or at an interactive prompt.
 
     :param frame: the innermost frame of the main thread; None if it runs no Python code.

@@ -37,17 +37,14 @@ major version.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from healthcheck.events import Event, EventKind
-from healthcheck.protocols import Action, ConditionType, Probe, Reader, Report
+from healthcheck.protocols import Action, ConditionType, Probe, Reader, Report, Session
 from healthcheck.samples import Sample
 from healthcheck.verdicts import Alert, Transition
-
-if TYPE_CHECKING:
-    from healthcheck.session import Session
 
 PROJECT = "healthcheck"
 PREFIX = "healthcheck_"

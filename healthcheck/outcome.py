@@ -5,21 +5,16 @@ The report is a contract, described in docs/reference/report.md; every other out
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from healthcheck.alertjson import alert_json as alert_json
 from healthcheck.alertjson import verdict_json as verdict_json
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.summary import verdicts
 from healthcheck.latch import StopRequest
+from healthcheck.protocols import Capabilities
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.unjudged import why_no_data as why_no_data
 from healthcheck.verdicts import Alert, Outcome, Severity, Verdict
-
-if TYPE_CHECKING:
-    from healthcheck.session import Session
 
 REPORT_FORMAT = "healthcheck-report"
 REPORT_VERSION = 1
@@ -45,7 +40,6 @@ class JudgedRun:
     engine: Engine
     rules: RuleSet
     alerts: list[Alert]
-    reason_without_data: Callable[[Any], str]
     target: str
     steps: int
     seconds: float
@@ -65,37 +59,26 @@ class JudgedRun:
         return bool(self.rules.settings.get("mode", "act") == "observe")
 
 
-def judged_run(session: Session) -> JudgedRun:
-    """The live run of a session, as the report needs it."""
-    return JudgedRun(
-        engine=session.engine,
-        rules=session.rules,
-        alerts=session.alerts,
-        reason_without_data=session.reason_without_data,
-        target=session.info.target,
-        steps=session.step,
-        seconds=round(session.clock.monotonic() - session.active.started, 3),
-        unit=session.unit,
-        rank=session.info.rank,
-        world_size=session.info.world_size,
-        resumed_from=session.info.resumed_from,
-        stop=session.stop_request,
-        action_errors=session.actor.errors,
-        plugin_errors=[session.contained.plugin_entry(error) for error in session.dispatch.errors]
-        + [{"plugin": f.name, "hook": "load", "error": f.reason, "count": 1} for f in session.host.failures],
-        internal_errors=session.internal_errors,
-    )
+def live_report(
+    run: JudgedRun,
+    judged: list[Verdict],
+    ending: Ending,
+    *,
+    capabilities: Capabilities | None,
+    accepted_unused: list[str],
+    overhead: dict[str, Any],
+) -> dict[str, Any]:
+    """The content of ``report.json`` of a live run: strict JSON values only.
 
-
-def build_report(session: Session, ending: Ending) -> dict[str, Any]:
-    """The content of ``report.json``: strict JSON values only."""
-    judged = verdicts(session.engine, session.reason_without_data)
-    report = run_report(judged_run(session), judged, exit_code(session, ending, judged))
+    :param capabilities: of its trainer; None if no trainer came.
+    :param accepted_unused: rules whose accepted alerts did not come.
+    :param overhead: what watching cost.
+    """
+    report = run_report(run, judged, exit_code(run, ending, judged))
     report["script_exit_code"] = ending.script_exit_code
-    report["accepted_unused"] = sorted({e.rule for e in session.accepted.unused(session.info.target)}) or None
-    report["overhead"] = _overhead(session)
-    if session.controls is not None:
-        capabilities = session.controls.capabilities
+    report["accepted_unused"] = accepted_unused or None
+    report["overhead"] = overhead
+    if capabilities is not None:
         report["trainer"] = capabilities.trainer
         report["capabilities"] = {
             "events": sorted(kind.value for kind in capabilities.events),
@@ -162,13 +145,13 @@ def run_report(run: JudgedRun, judged: list[Verdict], ended: tuple[int, str, str
     return {key: value for key, value in report.items() if value is not None}
 
 
-def exit_code(session: Session, ending: Ending, judged: list[Verdict]) -> tuple[int, str, str]:
-    """``(code, reason, words)`` by the documented precedence.
+def exit_code(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> tuple[int, str, str]:
+    """``(code, reason, words)`` of a live run by the documented precedence.
 
     A script's own failure first, then our fault, an executed stop, and what
     :func:`judged_exit_code` says.
     """
-    stop = session.stop_request
+    stop = run.stop
     ruled = stop is not None and bool(stop.rule)
     if ending.signal is not None and not ruled:  # a launcher ends the ranks that are slower to stop than others
         return 128 + ending.signal, "interrupted", f"ended by signal {ending.signal}"
@@ -178,7 +161,7 @@ def exit_code(session: Session, ending: Ending, judged: list[Verdict]) -> tuple[
         return 1, "script_error", f"the script raised {type(ending.exception).__name__}"
     if ending.script_exit_code and not ruled:
         return ending.script_exit_code, "script_error", f"the script itself exited with {ending.script_exit_code}"
-    return judged_exit_code(judged_run(session), judged)
+    return judged_exit_code(run, judged)
 
 
 def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, str]:
@@ -236,20 +219,3 @@ def _verdict(judged: list[Verdict], stopped: bool) -> str:
     if Outcome.WARNED in outcomes:
         return Outcome.WARNED.value
     return Outcome.OK.value if Outcome.OK in outcomes else Outcome.NOT_JUDGED.value
-
-
-def _overhead(session: Session) -> dict[str, Any]:
-    """Host time that watching took, per event kind and probe, in seconds."""
-    seconds = session.clock.monotonic() - session.active.started
-    total = sum(session.event_cost.values()) / 1e9
-    timer = session.probing.device_time
-    on_device = None if timer is None else timer.seconds_per_step()
-    device = {} if on_device is None else {"device_seconds_per_step": round(on_device, 7)}
-    return {
-        **device,
-        "host_seconds": round(total, 4),
-        "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
-        "events": {kind.value: round(ns / 1e9, 4) for kind, ns in session.event_cost.items()},
-        "probes": {name: round(cost.ns / 1e9, 4) for name, cost in session.probing.cost.items()},
-        "stretched": dict(session.budget.stretched),
-    }

@@ -7,36 +7,95 @@ Standard library only. A plugin registers objects of these shapes through the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.events import Event, EventKind
+from healthcheck.runinfo import RunInfo
 from healthcheck.samples import Metric, Sample
 from healthcheck.verdicts import ActionOutcome, Alert
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# --------------------------------------------------------------------------- what is watched
+# --------------------------------------------------------------------------- the run
 
 
-@runtime_checkable
-class ModelView(Protocol):
-    """Named parameters and modules of what is being trained.
+class Session(Protocol):
+    """The run that is watched, as hooks see it. :class:`healthcheck.Session` has more, for trainers and reports.
 
-    Names are canonical: the prefixes ``module.``, ``_orig_mod.``, ``_fsdp_wrapped_module.`` and
-    ``_checkpoint_wrapped_module.`` are stripped, so that rules and saved state survive DDP and
-    compile. A parameter that belongs to no known module is called ``group0.param3``.
+    Read it, log to it, listen to it; what happens to the run is up to rules and their actions.
     """
 
-    def named_parameters(self) -> Sequence[tuple[str, Any]]:
-        """Parameters that the optimizers hold and those of the modules found, each once."""
+    @property
+    def step(self) -> int:
+        """The step under way, or the last one; 0 before the first."""
 
-    def named_modules(self) -> Sequence[tuple[str, Any]]:
-        """Modules found, each once; empty if none is known."""
+    @property
+    def unit(self) -> str:
+        """What is counted as a step: ``step``, or ``backward`` where no optimizer was seen to step."""
 
-    def optimizers(self) -> Sequence[Any]:
-        """Optimizers seen so far, in the order of their first step."""
+    @property
+    def epoch(self) -> float | None:
+        """Epoch of the last event that had one."""
+
+    @property
+    def info(self) -> RunInfo:
+        """Target, rank, number of ranks, folder of the record."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the run, from the rule file, the environment and the command line."""
+
+    @property
+    def user_state(self) -> dict[str, Any]:
+        """The dict that every event carries: one for the whole run, shared by all plugins. Prefix your keys."""
+
+    @property
+    def alerts(self) -> Sequence[Alert]:
+        """Alerts so far, oldest first."""
+
+    @property
+    def history(self) -> Callable[..., list[tuple[int, float]]]:
+        """``history("loss", 50)``: the last values of a series as (step, value)."""
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """Names of all events that can be heard."""
+
+    @property
+    def observing(self) -> bool:
+        """Whether actions that change the run are left out (``mode: observe``)."""
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        """Content of ``report.json``, once the run is over."""
+
+    def on(self, event: str | EventKind, function: Callable[..., Any]) -> Callable[[], None]:
+        """Call ``function`` at every such event; returns a function that removes it."""
+
+    def has_hooks(self, event: str | EventKind) -> bool:
+        """Whether anybody listens to an event."""
+
+    def list_hooks(self, event: str | EventKind) -> list[str]:
+        """Owners that listen to an event, in calling order."""
+
+    def register(self, plugin: object, name: str | None = None) -> str:
+        """Register one more plugin object (or class); returns its name."""
+
+    def log(self, metrics: Mapping[str, Any], *, step: int | None = None, phase: str | None = None) -> None:
+        """Feed metrics of your own. Device scalars are taken as they are, without a wait."""
+
+    def note(self, text: str) -> None:
+        """One line for the person who watches the console."""
+
+    def muted(self, rule: str, *, reason: str) -> AbstractContextManager[None]:
+        """Judge and record a rule (or glob), but do nothing about it inside this block."""
+
+
+# --------------------------------------------------------------------------- what is watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +189,10 @@ class Demand(Protocol):
 
         ``key`` is :attr:`Metric.key`: ``grad_norm``, or ``grad_norm[]`` for the family.
         """
+
+    @property
+    def due_now(self) -> AbstractSet[str]:
+        """Keys that are due at the step of the event that the probe was given: for probes that ask at every step."""
 
     def due(self, key: str, step: int) -> bool:
         """``wants`` and some rule evaluates it at this step (rule key ``every``)."""

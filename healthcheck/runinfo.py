@@ -1,4 +1,4 @@
-"""What is known of a run before it starts. Standard library only."""
+"""What is known of a run: before it starts, and while it goes on. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ class RunInfo:
     name: str = ""
     notes: list[str] = field(default_factory=list)
     """Sentences for the start block, each said once."""
+
+
+@dataclass(slots=True)
+class RunFacts:
+    """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
+
+    active_seconds: float = 0.0
+    """Seconds of training up to this event; evaluations and test runs do not count."""
+    own_seconds: float = 0.0
+    """Seconds of host time that watching has taken, up to the event before this one."""
+    actions_done: dict[str, int] = field(default_factory=dict)
+    """Name of an action -> how often it has done something."""
+    own_loads: list[str] = field(default_factory=list)
+    """Loads of a state dict that consisted of a module's own tensors, in words: trainers add to it, and the probe
+    that reports them empties it."""

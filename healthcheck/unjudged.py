@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
 
+from healthcheck.engine.engine import Engine
 from healthcheck.events import EventKind
-
-if TYPE_CHECKING:
-    from healthcheck.session import Session
+from healthcheck.protocols import Capabilities
+from healthcheck.registry import Registry
+from healthcheck.rulelang.rule import Derived, Rule
 
 NEEDS = {
     "cuda": "no GPU",
@@ -27,47 +28,74 @@ NEEDS = {
 """What a metric may need (``Metric.needs``) -> why there was no sample."""
 
 
-def why_no_data(session: Session, rule: Any) -> str:
-    """Why a rule's metric gave no sample in this run."""
-    if not session.step:
-        return "no training step was seen"
-    key = rule.selector.key
-    gaps = session.controls.capabilities.gaps if session.controls is not None else {}
-    for name in (key, rule.selector.metric):
-        if name in gaps:
-            return gaps[name]
-    for derived in session.rules.derived:
-        if derived.name == rule.selector.metric:
-            missing = [n for n in derived.inputs if n not in session.engine.lookups.last]
-            return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
-    metric = session.host.registry.metrics.get(key)
-    if metric is None:
-        return f"nothing logged {rule.selector.metric}"
-    probe = session.host.registry.metric_probe[key]
-    if session.dispatch.is_quarantined(probe.name):
-        return f"the probe {probe.name} was switched off after errors"
-    if session.controls is not None:
-        unseen = [k for k in probe.listens_to if k not in session.controls.capabilities.events]
-        if len(unseen) == len(probe.listens_to):
-            return gaps.get(unseen[0].value, f"{session.controls.capabilities.trainer} does not show {unseen[0]}")
-    met = _needs_met(session) if metric.needs else set()
-    lacking = [need for need in metric.needs if need not in met]
-    if lacking:
-        return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
-    if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
-        return gaps["before_update"]
-    if session.step < rule.every:
-        return f"first due at step {rule.every:,}"
-    return f"no sample of {rule.selector} was seen"
+class UnjudgedReasons:
+    """Knows why a rule's metric gave no sample.
 
+    :param engine: what was seen.
+    :param derived: metrics that the rule file defines by formulas.
+    :param registry: which probe provides a metric, and what it needs.
+    :param quarantined: whether an owner was switched off after errors.
+    """
 
-def _needs_met(session: Session) -> set[str]:
-    """What this run did have: another metric with the same need gave samples, or an event tells of it."""
-    engine = session.engine
-    seen = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
-    met = {need for metric in session.host.registry.metrics.values() if metric.name in seen for need in metric.needs}
-    if {EventKind.EVAL_START, EventKind.EVAL_END} & session.event_cost.keys():
-        met.add("evaluation")
-    if sys.platform.startswith("linux"):
-        met.add("linux")
-    return met
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        derived: Iterable[Derived],
+        registry: Registry,
+        quarantined: Callable[[str], bool],
+    ) -> None:
+        self._engine = engine
+        self._derived = derived
+        self._registry = registry
+        self._quarantined = quarantined
+
+    def why(self, rule: Rule, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> str:
+        """One sentence fragment for the report.
+
+        :param step: the last step of the run.
+        :param capabilities: of its trainer; None if no trainer came.
+        :param seen: kinds of event that came.
+        """
+        if not step:
+            return "no training step was seen"
+        key = rule.selector.key
+        gaps = capabilities.gaps if capabilities is not None else {}
+        for name in (key, rule.selector.metric):
+            if name in gaps:
+                return gaps[name]
+        for derived in self._derived:
+            if derived.name == rule.selector.metric:
+                missing = [n for n in derived.inputs if n not in self._engine.lookups.last]
+                return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
+        metric = self._registry.metrics.get(key)
+        if metric is None:
+            return f"nothing logged {rule.selector.metric}"
+        probe = self._registry.metric_probe[key]
+        if self._quarantined(probe.name):
+            return f"the probe {probe.name} was switched off after errors"
+        if capabilities is not None:
+            unseen = [k for k in probe.listens_to if k not in capabilities.events]
+            if len(unseen) == len(probe.listens_to):
+                return gaps.get(unseen[0].value, f"{capabilities.trainer} does not show {unseen[0]}")
+        met = self._needs_met(seen) if metric.needs else set()
+        lacking = [need for need in metric.needs if need not in met]
+        if lacking:
+            return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
+        if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
+            return gaps["before_update"]
+        if step < rule.every:
+            return f"first due at step {rule.every:,}"
+        return f"no sample of {rule.selector} was seen"
+
+    def _needs_met(self, seen: Collection[EventKind]) -> set[str]:
+        """What this run did have: another metric with the same need gave samples, or an event says so."""
+        engine = self._engine
+        metrics = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
+        known = self._registry.metrics.values()
+        met = {need for metric in known if metric.name in metrics for need in metric.needs}
+        if {EventKind.EVAL_START, EventKind.EVAL_END} & set(seen):
+            met.add("evaluation")
+        if sys.platform.startswith("linux"):
+            met.add("linux")
+        return met

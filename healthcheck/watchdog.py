@@ -1,6 +1,6 @@
 """The thread that notices when nothing happens any more. Standard library only, no collectives.
 
-It judges ``stale`` rules while the training thread cannot. It knows three innocent reasons for silence:
+It has ``stale`` rules judged while the training thread cannot. It knows three innocent reasons for silence:
 a person at a debugger or prompt, a clock that stood still (Ctrl-Z, a sleeping laptop, a paused
 container), and phases that tick through events of their own (evaluation, checkpoints).
 """
@@ -11,13 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from healthcheck.held import held_by_a_person, no_exit_here
-from healthcheck.outcome import Ending
-
-if TYPE_CHECKING:
-    from healthcheck.session import Session
+from healthcheck.held import no_exit_here, waits_for_a_person
+from healthcheck.latch import StopState
+from healthcheck.protocols import Clock
 
 TICK = 1.0
 """Seconds between two looks."""
@@ -30,35 +27,48 @@ REPORT_TIME = 20.0
 
 
 class Watchdog:
-    """Judges silence for one session, from a daemon thread.
+    """Has silence judged, from a daemon thread.
 
-    :param session: ``last_event`` is its heartbeat; ``watchdog_tick`` is called with the seconds of
-        silence, at most once per ``tick``.
+    :param last_event: the clock at the last event, the heartbeat of the training.
+    :param silence: called with the seconds of silence, at most once per ``tick``; judges them.
+    :param stop: the stop of the run; one with ``mode: abort`` that ``silence`` brought is carried out here.
+    :param finish: ends the run and writes its report.
+    :param note: says one line to the user.
     :param leave: ends the process; ``os._exit`` but for tests of this class.
     """
 
     def __init__(
         self,
-        session: Session,
+        clock: Clock,
         *,
+        last_event: Callable[[], float],
+        silence: Callable[[float], None],
+        stop: StopState,
+        finish: Callable[[], object],
+        note: Callable[[str], None],
         tick: float = TICK,
         late: float = LATE,
         grace: float = GRACE,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        self.session = session
         self.tick = tick
         self.late = late
         self.grace = grace
+        self._clock = clock
+        self._last_event = last_event
+        self._silence = silence
+        self._stop = stop
+        self._finish = finish
+        self._note = note
         self._leave = leave
         self._over = threading.Event()
         self._pid = os.getpid()
-        self._counts_from = session.clock.monotonic()
+        self._counts_from = clock.monotonic()
         self._abort_since: float | None = None
         self._thread = threading.Thread(target=self._watch, name="healthcheck-watchdog", daemon=True)
 
     def start(self) -> Watchdog:
-        self._counts_from = self.session.clock.monotonic()
+        self._counts_from = self._clock.monotonic()
         self._thread.start()
         return self
 
@@ -71,33 +81,32 @@ class Watchdog:
     # -- inside -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        expected = self.session.clock.monotonic() + self.tick
+        expected = self._clock.monotonic() + self.tick
         while not self._over.wait(self.tick):
             if os.getpid() != self._pid:  # a fork that kept this thread does not exist; be sure anyway
                 return
-            now = self.session.clock.monotonic()
+            now = self._clock.monotonic()
             if now - expected > self.late:
                 self._counts_from = now
             expected = now + self.tick
             try:
                 self._look(now)
             except Exception as error:
-                self.session.note(f"the watchdog failed and is off: {type(error).__name__}: {error}")
+                self._note(f"the watchdog failed and is off: {type(error).__name__}: {error}")
                 return
 
     def _look(self, now: float) -> None:
-        if held_by_a_person(sys._current_frames().get(threading.main_thread().ident or 0)):
+        if waits_for_a_person(sys._current_frames().get(threading.main_thread().ident or 0)):
             self._counts_from = now
             return
-        stopping = self.session.stop_request is not None
-        heard = self.session.last_event[1]
-        self.session.watchdog_tick(max(0.0, now - max(heard, self._counts_from)))
-        stop = self.session.stop_request
-        if not stopping and stop is not None and stop.mode == "abort":
+        stopping = self._stop.request is not None
+        self._silence(max(0.0, now - max(self._last_event(), self._counts_from)))
+        request = self._stop.request
+        if not stopping and request is not None and request.mode == "abort":
             self._abort_since = now
         if self._abort_since is None:
             return
-        if self.session.last_event[1] > self._abort_since:  # it came back: the adapter stops it at its step
+        if self._last_event() > self._abort_since:  # it came back: the adapter stops it at its step
             self._abort_since = None
         elif now - self._abort_since >= self.grace:
             self._abort()
@@ -107,10 +116,10 @@ class Watchdog:
         self._over.set()
         reason = no_exit_here()
         if reason:
-            self.session.note(f"the process hangs; it is not ended, because it is {reason}")
+            self._note(f"the process hangs; it is not ended, because it is {reason}")
             return
-        stop = self.session.stop_request
-        code = stop.exit_code if stop is not None else 1
+        request = self._stop.request
+        code = request.exit_code if request is not None else 1
         writer = threading.Thread(target=self._report, daemon=True)
         writer.start()
         writer.join(REPORT_TIME)
@@ -118,15 +127,10 @@ class Watchdog:
 
     def _report(self) -> None:
         try:
-            self.session.finish(Ending())
+            self._finish()
         finally:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
                 except (OSError, ValueError, AttributeError):
                     pass
-
-
-def watch_if_needed(session: Session) -> Watchdog | None:
-    """A started watchdog if some rule judges silence, else None: then no thread exists."""
-    return Watchdog(session).start() if session.engine.needs_watchdog else None

@@ -60,9 +60,6 @@ class Cleanup:
             device.release_cached()
         after = _measure(device)
         self._last_step = context.step
-        if context.event is not None:  # memory per epoch tells how often it was cleaned up
-            state = context.event.user_state
-            state["healthcheck.cleanups"] = int(state.get("healthcheck.cleanups", 0)) + 1
         data = {
             "reserved_before": before[1],
             "reserved_after": after[1],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from healthcheck.protocols import ModelView
+from healthcheck.events import ModelView
 from healthcheck.samples import encode_number
 
 MAX_LEAVES = 64

@@ -133,9 +133,10 @@ def main() -> None:
 
 def _watched(script: str, arguments: list[str]) -> None:
     from healthcheck.assembly import open_session
+    from healthcheck.trainers.opening import SessionOptions
     from healthcheck.trainers.script.watching import ScriptTrainer
 
-    session = open_session(target=script, settings={"mode": "observe"}, argv=[script, *arguments], console=False)
+    session = open_session(SessionOptions(name=script, observe=True, argv=[script, *arguments], console=False))
     ScriptTrainer(session).run(script, arguments)
 
 

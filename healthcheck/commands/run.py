@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         )
     target, argv = _target(args)
     _need_plugin_files(args.plugins)
-    from healthcheck.trainers.opening import switched_off
+    from healthcheck.trainers.opening import SessionOptions, switched_off
 
     if switched_off():
         return _as_plain_python(target, argv, args.module)
@@ -79,13 +79,15 @@ def main(args: argparse.Namespace) -> int:
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
 
     session = open_session(
-        target=f"-m {target}" if args.module else target,
-        **rule_choice(args),
-        settings=_settings(args),
-        plugins=args.plugins,
-        strict_plugins=args.strict_plugins,
-        reports=_reports(args.report),
-        argv=[target, *argv],
+        SessionOptions(
+            name=f"-m {target}" if args.module else target,
+            **rule_choice(args),
+            settings=_settings(args),
+            plugins=args.plugins,
+            strict_plugins=args.strict_plugins,
+            reports=_reports(args.report),
+            argv=[target, *argv],
+        )
     )
     clash = name_clash(target, args.module)
     if clash:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from healthcheck.rulelang.rule import Derived, Rule
 
@@ -17,6 +18,8 @@ class RuleDemand:
         self.every: dict[str, int] = {}
         self.stretch: dict[str, int] = {}
         """Factors by which the overhead budget stretched ``every``."""
+        self.due_now: AbstractSet[str] = self.every.keys()
+        """Keys that are due at the step at hand, once there is one."""
 
     @classmethod
     def of(cls, rules: Iterable[Rule], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
@@ -41,19 +44,19 @@ class RuleDemand:
     def wants(self, key: str) -> bool:
         return key in self.every
 
+    def every_of(self, key: str) -> int:
+        """Steps from one at which a wanted key is due to the next, as things stand."""
+        return self.every[key] * self.stretch.get(key, 1)
+
     def due(self, key: str, step: int) -> bool:
         every = self.every.get(key)
-        if every is None:
-            return False
-        every *= self.stretch.get(key, 1)
-        return every == 1 or step % every == 0
+        return every is not None and step % (every * self.stretch.get(key, 1)) == 0
 
     def next_due(self, keys: Iterable[str], step: int) -> int:
         """The first step after ``step`` at which one of ``keys`` is due; :data:`NEVER` if nobody wants them."""
         found = NEVER
         for key in keys:
-            every = self.every.get(key)
-            if every is not None:
-                every *= self.stretch.get(key, 1)
+            if key in self.every:
+                every = self.every_of(key)
                 found = min(found, step - step % every + every)
         return found

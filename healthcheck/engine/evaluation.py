@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from healthcheck.engine.planning import PlannedAction
@@ -28,14 +28,16 @@ class Evaluation:
 NOTHING = Evaluation()
 
 
-def step_by_step(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+def step_by_step(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
     """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
 
     Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
     """
+    parts: list[Sequence[Sample]] = []
     begin = 0
     for index in range(1, len(samples)):
         if samples[index].step != samples[begin].step:
-            yield samples[begin:index]
+            parts.append(samples[begin:index])
             begin = index
-    yield samples[begin:] if begin else samples
+    parts.append(samples[begin:] if begin else samples)
+    return parts

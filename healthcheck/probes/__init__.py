@@ -16,6 +16,7 @@ from healthcheck.probes.data.padding import PaddingProbe
 from healthcheck.probes.data.passes import PassOrderProbe
 from healthcheck.probes.data.tokens import TokenProbe
 from healthcheck.probes.data.workers import WorkerDrawProbe
+from healthcheck.probes.gradients.blame import RecentGradients
 from healthcheck.probes.gradients.clipping import ClippingProbe
 from healthcheck.probes.gradients.discarded import DiscardedGradientProbe
 from healthcheck.probes.gradients.leftover import LeftoverProbe
@@ -142,5 +143,7 @@ PROBES: tuple[type[Probe], ...] = (
 @hookimpl
 def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
     """Fresh instances for every session: probes hold the state of one run."""
+    gradients = RecentGradients()  # what one of them knows of a step's gradients, the other says beside a bad loss
+    shared: dict[type[Probe], Probe] = {LossProbe: LossProbe(gradients), GradientProbe: GradientProbe(gradients)}
     for probe in PROBES:
-        register(probe())
+        register(shared.get(probe) or probe())

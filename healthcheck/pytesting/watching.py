@@ -231,7 +231,7 @@ class Watched:
     def begin(self, session: Session) -> None:
         self._session = session
         self.notes += session.info.notes
-        session.reports.append(self)
+        session.add_report(self)
         self.measures.start(session)
 
     def losses(self) -> list[float]:
@@ -287,25 +287,25 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _open(item: pytest.Item, wanted: Wanted) -> Session:
     from healthcheck.assembly import open_session
+    from healthcheck.trainers.opening import SessionOptions
 
-    given: dict[str, Any] = {**runs_setting(item.config), **wanted.settings}
-    if wanted.observe:
-        given["mode"] = "observe"
-    for name in ("fail_on", "max_steps"):
-        if getattr(wanted, name) is not None:
-            given[name] = getattr(wanted, name)
     return open_session(
-        target=item.nodeid,
-        rules=wanted.rules,
-        profile=wanted.profile,
-        off=wanted.off,
-        only=wanted.only,
-        set=wanted.set,
-        mute=wanted.mute,
-        plugins=wanted.plugins,
-        settings=given,
-        metrics=["loss", *wanted.metrics],
-        console=False,
+        SessionOptions(
+            name=item.nodeid,
+            rules=wanted.rules,
+            profile=wanted.profile,
+            off=wanted.off,
+            only=wanted.only,
+            set=wanted.set,
+            mute=wanted.mute,
+            plugins=wanted.plugins,
+            observe=wanted.observe or None,
+            fail_on=wanted.fail_on,
+            max_steps=wanted.max_steps,
+            settings={**runs_setting(item.config), **wanted.settings},
+            metrics=["loss", *wanted.metrics],
+            console=False,
+        )
     )
 
 

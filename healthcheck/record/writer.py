@@ -226,7 +226,7 @@ class RecordReport:
             self._open_step = None
         # Not the samples themselves: their details hold on to tensors.
         rows = [(s.metric, s.labels, s.step, s.phase, s.value) for s in samples]
-        now = session.active()
+        now = session.judged_at
         if self._ring is None or step <= self._until:
             writer.samples(step, now, rows)
         else:

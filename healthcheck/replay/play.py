@@ -115,7 +115,6 @@ class Play:
             engine=self.engine,
             rules=self.rules,
             alerts=self.alerts,
-            reason_without_data=lambda rule: self.reason_without_data(rule, seen),
             target=target,
             steps=seen.last_step,
             seconds=round(seen.seconds, 3),
@@ -124,7 +123,7 @@ class Play:
             stop_held=True,
             internal_errors=self.internal_errors,
         )
-        return run, verdicts(self.engine, run.reason_without_data)
+        return run, verdicts(self.engine, lambda rule: self.reason_without_data(rule, seen))
 
 
 def play(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeModel:
-    """Implements :class:`healthcheck.protocols.ModelView` over whatever objects are given."""
+    """Implements :class:`healthcheck.events.ModelView` over whatever objects are given."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +70,6 @@ class FakeControls:
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
         self.asked.append(f"stop by {rule or 'user'} at {step}")
-        self._trainer.stopped = True
 
     def skip_update(self) -> bool:
         if not self._trainer.before_update:
@@ -114,12 +113,16 @@ class FakeTrainer:
         self.step = session.step
         self.updates = 0
         """Updates that were applied: a skipped one is not."""
-        self.stopped = False
         self.skipping = False
         self.before_update = False
         self._began = False
         self.controls = FakeControls(self, unable or {})
         session.bind(self.controls)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is to stop."""
+        return self.session.stop.request is not None
 
     def emit(self, kind: EventKind, **facts: Any) -> None:
         """One event of the step that is under way."""

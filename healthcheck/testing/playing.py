@@ -111,7 +111,7 @@ def _feed(session: Session, columns: Mapping[str, Sequence[float | None]], lengt
         session.log({k: v for k, v in _row_all(columns, row).items() if v is not None}, step=step)
         session.emit(Event(EventKind.BEFORE_UPDATE, step))
         session.emit(Event(EventKind.STEP_END, step))
-        if session.stop_request is not None:
+        if session.stop.request is not None:
             return row + 1
     return length
 

@@ -48,8 +48,7 @@ class TorchControls:
         self._view = view
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
-        """Raised from the step as soon as the adapter gets there."""
-        self.stop.request(reason, rule=rule, step=step, exit_code=exit_code)
+        """Nothing to ask for: what trains looks at the stop of the run itself, and raises it from its next step."""
 
     def skip_update(self) -> bool:
         if not self.before_update:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.gating import Bound, GatingRules
-from healthcheck.probes.optimizer.skipping import GATE
 from healthcheck.probes.transfer.devices import READ_EVERY
 from healthcheck.probes.transfer.late import Element, Late
 from healthcheck.references import weak
@@ -32,6 +31,8 @@ class UpdateGate:
     """One session's gate. Without rules that gate it costs one comparison a step."""
 
     def __init__(self, session: Session) -> None:
+        self.waits = False
+        """True while the update at hand can only be held back if the host waits for its values."""
         self._session = session
         self._setting = str(session.settings.get("gate", "auto"))
         self._rules: GatingRules | None = None
@@ -47,6 +48,8 @@ class UpdateGate:
         self._ways: dict[int, tuple[Any, list[Any], str]] = {}
         self._idle = False
         """Whether the update at hand cannot be held back: then nobody need know its bounds."""
+        self._flags: tuple[int, dict[int, Any]] = (0, {})
+        """Step and, by optimizer, 1 if its update was held back."""
         self._decided: deque[tuple[int, list[str]]] = deque(maxlen=_REMEMBERED)
         """Steps whose update was decided on before its rules were judged, with these rules."""
 
@@ -58,7 +61,7 @@ class UpdateGate:
             off = self._setting in ("off", "False") or self._session.observing
             alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
             self._rules = GatingRules(self._session.engine, alike=() if off else alike) or None
-            self._session.before_post = self.see if self._rules is not None else None
+            self._session.judge.gate = self if self._rules is not None else None
         return self._rules
 
     def see(self, samples: Sequence[Sample]) -> None:
@@ -137,7 +140,7 @@ class UpdateGate:
         held = any(bad)
         if held:
             self._decided.append((self._session.step, list(itertools.compress(self._asking, bad))))
-        self._tell(index, 1.0 if held else 0.0)
+        self._flag(index, 1.0 if held else 0.0)
         return held
 
     def arm(self, optimizer: Any, index: int = 0) -> None:
@@ -157,7 +160,7 @@ class UpdateGate:
             found = flag
         self._ours = optimizer.found_inf = found
         self._decided.append((self._session.step, self._asking))
-        self._tell(index, flag)
+        self._flag(index, flag)
 
     def disarm(self, optimizer: Any) -> None:
         """Leave the optimizer as it was found."""
@@ -170,12 +173,15 @@ class UpdateGate:
                 optimizer.found_inf = self._theirs
         self._ours = self._theirs = None
 
-    def _tell(self, index: int, flag: Any) -> None:
-        state, step = self._session.user_state, self._session.step
-        told: Any = state.get(GATE)
-        if told is None or told[0] != step:
-            told = state[GATE] = (step, {})
-        told[1][index] = flag
+    def _flag(self, index: int, flag: Any) -> None:
+        step = self._session.step
+        if self._flags[0] != step:
+            self._flags = (step, {})
+        self._flags[1][index] = flag
+
+    def held_back(self, step: int) -> dict[int, Any] | None:
+        """By optimizer, 1 if its update of that step was held back, else 0; None where that was not asked."""
+        return self._flags[1] if self._flags[0] == step else None
 
 
 def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:

@@ -38,7 +38,7 @@ class InProcess:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._view = FoundModel()
-        self._stop = StopSwitch()
+        self._stop = StopSwitch(session.stop)
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
@@ -69,4 +69,4 @@ class InProcess:
 
     def stopped_by(self, error: BaseException | None) -> bool:
         """Whether an exception is the stop that this session asked for."""
-        return self._stop.raised > 0 and caused_by_stop(error)
+        return self.session.stop.raised > 0 and caused_by_stop(error)

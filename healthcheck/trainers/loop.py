@@ -23,65 +23,46 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import StopTraining, UsageError
-from healthcheck.outcome import Ending, exit_code
+from healthcheck.outcome import Ending
 from healthcheck.trainers import current
 from healthcheck.trainers.controls import TorchControls, capabilities_of
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.opening import program_name, switched_off
+from healthcheck.trainers.opening import SessionOptions, open_here, switched_off, takes_options
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.savedstate import inner_optimizer
 from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps.looped import PatientStop, WatchedSteps
 from healthcheck.trainers.stopping import caused_by_stop
-from healthcheck.watchdog import Watchdog, watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.verdicts import Alert, Verdict
+    from healthcheck.verdicts import Alert
 
 _open: list[weakref.ref[Loop]] = []
 
 
-def watch(
-    model: Any = None,
-    optimizer: Any = None,
-    *,
-    rules: Any = None,
-    profile: str | None = None,
-    observe: bool | None = None,
-    fail_on: str | None = None,
-    max_steps: int | None = None,
-    off: Sequence[str] = (),
-    only: Sequence[str] = (),
-    set: Sequence[str] = (),
-    mute: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Any] = (),
-    reports: Mapping[str, str] | None = None,
-    name: str = "",
-    console: bool = True,
-    record: bool = True,
-) -> Loop:
+@takes_options
+def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Loop:
     """Watch a loop of your own. Use it in a ``with`` statement, or call ``close()`` at the end.
 
     :param model: module, or a list of modules: gives parameters their names.
     :param optimizer: torch optimizer, or a list: gradients are then judged before each update, and a
-        bad update can be kept from happening. Without it only what ``step`` is told is judged.
-    :param rules: path, pack name, dict of rules, YAML text, or a list of these; None finds the
-        nearest ``healthcheck.yaml``, else the recommended pack.
-    :param observe: judge and report, never act.
-    :param callbacks: plugin objects, for instance of :class:`healthcheck.Callback`.
-    :param name: what reports call this run; the script's name by default.
-    :param console: False keeps stderr quiet. ``record=False`` writes no run folder.
+        bad update can be kept from happening. Without it only what ``step`` is given is judged.
+    :param options: :class:`healthcheck.trainers.opening.SessionOptions` says what there is and what it means.
+        ``rules``: path, pack name, dict of rules, YAML text, or a list of these; None finds the nearest
+        ``healthcheck.yaml``, else the recommended pack. ``observe``: judge and report, never act. ``callbacks``: plugin
+        objects, for instance of :class:`healthcheck.Callback`. ``name``: what reports call this run; the script's name
+        by default. ``console=False`` keeps stderr quiet, ``record=False`` writes no run folder.
 
     A second ``watch`` of the same model or optimizer replaces the first. Under ``healthcheck run``
     it joins the run that watches already. With ``HEALTHCHECK=off`` it does nothing.
 
-    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
+    Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached, ``TypeError`` for an
+    option that there is not.
     """
+    chosen = SessionOptions(**options)
     modules, optimizers = _listed(model), [_unwrapped(o) for o in _listed(optimizer)]
     if switched_off():
         return Loop(None)
@@ -91,33 +72,10 @@ def watch(
             loop.close()
             running = current.current()
     if running is not None and not _is_loop(running):
-        if rules is not None:
+        if chosen.rules is not None:
             running.note("watch() joined the run that healthcheck watches already; its own rules are not used")
         return Loop(running, joined=True)
-    given: dict[str, Any] = {}
-    if observe is not None:
-        given["mode"] = "observe" if observe else "act"
-    given |= {k: v for k, v in (("fail_on", fail_on), ("max_steps", max_steps)) if v is not None}
-    import healthcheck  # the lazy package: trainers know nothing of the composition root
-
-    session = healthcheck.open_session(
-        target=name or program_name(),
-        rules=rules,
-        profile=profile,
-        off=off,
-        only=only,
-        set=set,
-        mute=mute,
-        settings={**given, **(settings or {})},
-        plugins=plugins,
-        reports=reports,
-        argv=sys.argv,
-        console=console,
-        record=record,
-    )
-    for callback in callbacks:
-        session.register(callback)
-    return Loop(session, modules, optimizers)
+    return Loop(open_here(chosen), modules, optimizers)
 
 
 class Loop:
@@ -136,14 +94,13 @@ class Loop:
         self._told = False
         self._steps: WatchedSteps | None = None
         self._patches = Patches()
-        self._watchdog: Watchdog | None = None
         self._adapters: list[Any] = []
         if session is not None and not joined:
             self._begin(session, list(modules), list(optimizers))
 
     def _begin(self, session: Session, modules: list[Any], optimizers: list[Any]) -> None:
         view = FoundModel(modules)
-        self._stop = PatientStop()
+        self._stop = PatientStop(session.stop)
         gaps = (
             {}
             if optimizers
@@ -161,7 +118,6 @@ class Loop:
                 hooks.patch_scaler(sys.modules["torch"])
                 if steps.listens_to_backward(len(optimizers)):
                     hooks.patch_backward(sys.modules["torch"])
-            self._watchdog = watch_if_needed(session)
         current.enter(session, TorchSource(steps, controls))
         _open.append(weakref.ref(self))
         atexit.register(self.close)
@@ -210,7 +166,7 @@ class Loop:
     @property
     def should_stop(self) -> bool:
         """True once a rule (or ``max_steps``) asked for the end of the loop. Break out of it then."""
-        return self.session is not None and self.session.stop_request is not None
+        return self.session is not None and self.session.stop.request is not None
 
     def log(self, **metrics: Any) -> None:
         """Feed metrics of your own to this loop's session."""
@@ -257,17 +213,7 @@ class Loop:
     @property
     def exit_code(self) -> int:
         """What ``healthcheck run`` would exit with, as things stand; for ``sys.exit`` at your script's end."""
-        if self.session is None:
-            return 0
-        if self.session.report is not None:
-            return int(self.session.report["exit_code"])
-        return exit_code(self.session, Ending(), self._verdicts())[0]
-
-    def _verdicts(self) -> list[Verdict]:
-        from healthcheck.engine.summary import verdicts
-
-        assert self.session is not None
-        return verdicts(self.session.engine, self.session.reason_without_data)
+        return 0 if self.session is None else self.session.exit_code()
 
     # -- end --------------------------------------------------------------------------
 
@@ -285,8 +231,6 @@ class Loop:
         atexit.unregister(self.close)
         self._steps.finish()
         self._patches.restore()
-        if self._watchdog is not None:
-            self._watchdog.stop()
         for adapter in self._adapters:
             guarded(self.session, adapter.close)
         current.leave(self.session)

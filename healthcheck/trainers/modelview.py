@@ -29,7 +29,7 @@ def canonical(name: str) -> str:
 
 
 class FoundModel:
-    """Implements :class:`healthcheck.protocols.ModelView` for whatever is being trained.
+    """Implements :class:`healthcheck.events.ModelView` for whatever is being trained.
 
     :param roots: modules that the user named; without them :meth:`scan` looks for some.
     """

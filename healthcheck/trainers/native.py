@@ -33,7 +33,6 @@ from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps.training import TrainingSteps
 from healthcheck.trainers.stopping import PATIENCE, StopSwitch
-from healthcheck.watchdog import Watchdog, watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -74,7 +73,6 @@ class NativeWatch:
         self._ours = False
         self._only: weakref.WeakSet[Any] | None = None
         self._patches: Patches | None = None
-        self._watchdog: Watchdog | None = None
         self._remove: list[Callable[[], None]] = []
 
     # -- begin and end ----------------------------------------------------------------
@@ -111,7 +109,6 @@ class NativeWatch:
         session = self.session
         if ranks is not None and ranks[1] > session.info.world_size:
             session.info.rank, session.info.world_size = ranks
-            session.actor.world_size = ranks[1]
         source = current.source_of(session)
         if source is not None and source.watch is not None and source.watch.active:
             return False  # a second callback of one trainer: it hears, and is counted once
@@ -158,12 +155,11 @@ class NativeWatch:
 
     def _own_source(self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool) -> TorchControls:
         view = FoundModel([model] if model is not None else ())
-        base = TorchControls(session, view, StopSwitch(), self.capabilities)
+        base = TorchControls(session, view, StopSwitch(session.stop), self.capabilities)
         self.steps = TrainingSteps(session, view, base, only=optimizers)
         self._patches = Patches()
         if hooked:
             TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
-            self._watchdog = watch_if_needed(session)
         if self._ours:
             current.enter(session, TorchSource(self.steps, base, watch=self))
             atexit.register(self._at_exit)
@@ -186,11 +182,9 @@ class NativeWatch:
         steps.phases.told = steps.saves_told = False
         if self.shared:
             steps.only = self._only
-            steps.stop.held = False
+        session.stop.by_framework = False
         if self._patches is not None:
             self._patches.restore()
-        if self._watchdog is not None:
-            self._watchdog.stop()
         if self._ours:
             atexit.unregister(self._at_exit)
             current.leave(session)
@@ -224,12 +218,11 @@ class NativeWatch:
 
     def _step_ended(self, event: Event) -> None:
         """A framework that does not heed the stop for a few steps is ended by an exception."""
-        stop = self.steps.stop if self.steps is not None else None
-        if stop is None or not stop.pending or not stop.held:
+        stop = self.session.stop if self.session is not None else None
+        if stop is None or stop.request is None or not stop.by_framework:
             return
-        asked = self.controls.stopped_at if self.controls is not None else None
-        if asked is not None and event.step - asked > self._patience:
-            stop.held = False
+        if event.step - stop.request.step > self._patience:
+            stop.by_framework = False
 
     @property
     def stop_pending(self) -> bool:

@@ -22,8 +22,6 @@ class NativeControls:
         self.base = base
         self._capabilities = capabilities
         self.engaged = False
-        self.stopped_at: int | None = None
-        """Step in which the loop was asked to end."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -66,8 +64,7 @@ class NativeControls:
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
         if self.engaged:
-            self.base.stop.held = True
-            self.stopped_at = step
+            self.base.stop.state.by_framework = True
             self.end_loop(reason)
         self.base.request_stop(reason, rule=rule, step=step, mode=mode, exit_code=exit_code)
 

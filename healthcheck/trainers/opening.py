@@ -1,43 +1,92 @@
-"""Opening a session for a framework's callback, or joining the one that watches this process already."""
+"""What may be said when a session is opened, and opening one or joining the one that watches this process already."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from healthcheck import opener
+from healthcheck.clock import LiveClock, VirtualClock
 from healthcheck.trainers import current
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class SessionOptions:
-    """What a user may say when a callback is made; the words of :func:`healthcheck.watch`."""
+    """What may be said of a run that is to be watched: by ``healthcheck.watch``, a callback, a command or a test."""
 
     rules: Any = None
+    """Path, pack name, dict of rules, YAML text, or a list of these; None finds the nearest ``healthcheck.yaml``, then
+    ``[tool.healthcheck]``, else the recommended pack."""
     profile: str | None = None
+    off: Sequence[str] = ()
+    """Rules to switch off."""
+    only: Sequence[str] = ()
+    """The only rules to judge."""
+    set: Sequence[str] = ()
+    """``RULE.KEY=VALUE``: one key of one rule."""
+    mute: Sequence[str] = ()
+    """``RULE@A..B``: judged in these steps, but nothing is done."""
+    force: bool = False
+    """Lets ``mute`` name rules for NaN."""
     observe: bool | None = None
+    """Judge and report, never act."""
     fail_on: str | None = None
     max_steps: int | None = None
-    off: Sequence[str] = ()
-    only: Sequence[str] = ()
-    set: Sequence[str] = ()
-    mute: Sequence[str] = ()
     settings: Mapping[str, Any] | None = None
+    """Settings by their names, stronger than environment and files; the options above are stronger still."""
     plugins: Sequence[str] = ()
+    """Local plugins, by file or module."""
+    strict_plugins: bool = False
+    """A plugin that cannot be loaded is an error."""
     callbacks: Sequence[Any] = ()
     """Plugin objects, for instance of :class:`healthcheck.Callback`."""
     reports: Mapping[str, str] | None = None
-    name: str = ""
-    console: bool = True
-    record: bool = True
+    """``{"json": "path"}``: outputs beside the record."""
     metrics: Sequence[str] = ()
-    """Collected beside those that the rules ask for."""
+    """Measured beside those that the rules ask for."""
+    name: str = ""
+    """What is being run, as reports call it: ``train.py`` or ``-m pkg.train``."""
+    argv: Sequence[str] = ()
+    """Its command line, for the record."""
+    console: bool = True
+    """False keeps stderr quiet (tests, libraries)."""
+    record: bool = True
+    """False writes no folder for the run."""
+    clock: LiveClock | VirtualClock | None = None
+    """None: real time."""
+
+    def all_settings(self) -> dict[str, Any]:
+        """:attr:`settings` with those that have a word of their own."""
+        given: dict[str, Any] = {**(self.settings or {})}
+        if self.observe is not None:
+            given["mode"] = "observe" if self.observe else "act"
+        if self.fail_on is not None:
+            given["fail_on"] = self.fail_on
+        if self.max_steps is not None:
+            given["max_steps"] = self.max_steps
+        if self.reports:
+            given["report"] = dict(self.reports)
+        return given
+
+
+def takes_options(function: F) -> F:
+    """Show the words of :class:`SessionOptions` where a function passes them on: in ``help()``, in a notebook."""
+    known = inspect.signature(function)
+    words = inspect.signature(SessionOptions).parameters
+    own = [p for p in known.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [p for name, p in words.items() if name not in known.parameters]
+    function.__signature__ = known.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return function
 
 
 def switched_off() -> bool:
@@ -61,51 +110,30 @@ def rank_of_process() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
-    """``(session, ours)``: the session that watches this process, else a new one that the caller must end.
+def open_here(options: SessionOptions, ranks: tuple[int, int] | None = None) -> Session:
+    """A session for what runs in this process, which the caller must end.
 
     :param ranks: ``(rank, world size)`` of a framework that starts its ranks itself and names them its own way.
 
     Raises ``UsageError`` (``RuleFileError`` with all mistakes) before anything is attached.
     """
-    running = current.current()
-    if running is not None:
-        if options.rules is not None:
-            running.note("the callback joined the run that healthcheck watches already; its own rules are not used")
-        if options.metrics and running.watching:
-            running.collect(*options.metrics)
-        return running, False
-    given: dict[str, Any] = {}
-    if options.observe is not None:
-        given["mode"] = "observe" if options.observe else "act"
-    given |= {k: getattr(options, k) for k in ("fail_on", "max_steps") if getattr(options, k) is not None}
     with _named(ranks):
-        session = _open(options, given)
-    for callback in options.callbacks:
-        session.register(callback)
-    return session, True
-
-
-def _open(options: SessionOptions, given: Mapping[str, Any]) -> Session:
-    import healthcheck  # the lazy package: trainers know nothing of the composition root
-
-    session: Session = healthcheck.open_session(
-        target=options.name or program_name(),
-        rules=options.rules,
-        profile=options.profile,
-        off=options.off,
-        only=options.only,
-        set=options.set,
-        mute=options.mute,
-        settings={**given, **(options.settings or {})},
-        plugins=options.plugins,
-        reports=options.reports,
-        argv=sys.argv,
-        console=options.console,
-        record=options.record,
-        metrics=options.metrics,
-    )
+        session: Session = opener.open_session(
+            replace(options, name=options.name or program_name(), argv=options.argv or sys.argv)
+        )
     return session
+
+
+def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
+    """``(session, ours)``: the session that watches this process, else a new one as :func:`open_here` opens it."""
+    running = current.current()
+    if running is None:
+        return open_here(options, ranks), True
+    if options.rules is not None:
+        running.note("the callback joined the run that healthcheck watches already; its own rules are not used")
+    if options.metrics and running.watching:
+        running.collect(*options.metrics)
+    return running, False
 
 
 @contextlib.contextmanager

@@ -5,41 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from healthcheck.errors import StopTraining
+from healthcheck.latch import StopState
 
 PATIENCE = 3
 """How often a script may swallow the stop before the process is ended from under it."""
 
 
 class StopSwitch:
-    """Remembers a requested stop and raises it wherever the adapter asks, until it is heeded.
+    """Raises the stop of a run wherever the adapter asks, until it is heeded.
 
+    :param state: the stop of the session.
     :param give_up: called instead of raising for the fourth time; ends the process. Without it
         (a notebook, a test) the stop is raised for ever.
     """
 
-    def __init__(self, give_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, state: StopState, give_up: Callable[[], None] | None = None) -> None:
+        self.state = state
         self.give_up = give_up
-        self.raised = 0
-        self.held = False
-        """True while a framework ends its loop in its own way: nothing is raised, and no update is applied."""
-        self._stop: tuple[str, str, int, int] | None = None
-
-    def request(self, reason: str, *, rule: str, step: int, exit_code: int) -> None:
-        self._stop = (reason, rule, step, exit_code)
 
     @property
     def pending(self) -> bool:
-        return self._stop is not None
+        return self.state.request is not None
 
     def check(self) -> None:
         """Raise ``StopTraining`` if a stop was requested."""
-        if self._stop is None or self.held:
+        state = self.state
+        request = state.request
+        if request is None or state.by_framework:
             return
-        if self.raised >= PATIENCE and self.give_up is not None:
+        if state.raised >= PATIENCE and self.give_up is not None:
             self.give_up()
-        self.raised += 1
-        reason, rule, step, exit_code = self._stop
-        raise StopTraining(reason, rule=rule, step=step, exit_code=exit_code)
+        state.raised += 1
+        raise StopTraining(request.reason, rule=request.rule, step=request.step, exit_code=request.exit_code)
 
 
 def caused_by_stop(error: BaseException | None) -> bool:

@@ -18,7 +18,6 @@ from healthcheck.trainers.script.hooks import TorchHooks
 from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps.told import ToldLosses, ToldSteps
 from healthcheck.trainers.steps.training import TrainingSteps
-from healthcheck.watchdog import watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -102,10 +101,8 @@ class ToldWatch(NativeWatch):
         source = current.source_of(session)
         if self._ours and source is not None:
             source.steps = self.steps
-        if hooked:
-            if self._hooked:
-                TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
-            self._watchdog = watch_if_needed(session)
+        if hooked and self._hooked:
+            TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
         return base
 
 

@@ -10,7 +10,20 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("core", "errors", "events", "samples", "verdicts", "protocols", "clock", "redact", "names", "references", "runinfo"),
+    (
+        "core",
+        "errors",
+        "events",
+        "samples",
+        "verdicts",
+        "protocols",
+        "clock",
+        "redact",
+        "names",
+        "references",
+        "runinfo",
+        "opener",
+    ),
     ("hookspecs", "plugins", "dispatch", "registry"),
     ("rulelang",),
     ("engine",),

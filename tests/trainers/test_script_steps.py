@@ -517,4 +517,4 @@ OWN_STATES = {
 def test_a_state_that_is_the_models_own_tensors_is_told(play: Callable, case: str) -> None:
     how, told = OWN_STATES[case]
     played = play(PLAIN + f"    best = {how}\n    model.load_state_dict(best)\n")
-    assert len(played.session.user_state.get("healthcheck.own_loads", ())) == told
+    assert len(played.session.facts.own_loads) == told

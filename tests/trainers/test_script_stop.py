@@ -40,8 +40,8 @@ def test_the_update_of_the_bad_step_is_not_applied(play: Callable, optimizer: st
     )
 
     assert played.code == 1
-    assert played.session.stop_request is not None
-    assert (played.session.stop_request.rule, played.session.stop_request.step) == ("grads-not-finite", 5)
+    assert played.session.stop.request is not None
+    assert (played.session.stop.request.rule, played.session.stop.request.step) == ("grads-not-finite", 5)
     assert "after_update" not in played.kinds(5)
     assert all(p.isfinite().all() for p in weights[-1])
 

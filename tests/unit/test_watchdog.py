@@ -7,48 +7,52 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from healthcheck.clock import LiveClock
-from healthcheck.events import EventKind
-from healthcheck.held import held_by_a_person, no_exit_here
-from healthcheck.watchdog import Watchdog, watch_if_needed
+from healthcheck.held import no_exit_here, waits_for_a_person
+from healthcheck.latch import StopRequest, StopState
+from healthcheck.testing.fake import FakeTrainer
+from healthcheck.testing.playing import open_test_session
+from healthcheck.watchdog import Watchdog
 
 
 class Beat:
-    """What a watchdog sees of a session: its last event, and who asks for a stop."""
+    """What a watchdog is given: a clock, when something last happened, who judges silence, and the stop of the run."""
 
     def __init__(self) -> None:
         self.clock = LiveClock()
-        self.last_event = (EventKind.STEP_END, self.clock.monotonic())
+        self.last_event_at = self.clock.monotonic()
         self.silences: list[float] = []
-        self.stop_request: Any = None
+        self.stop = StopState()
         self.stop_after: float | None = None
         self.notes: list[str] = []
         self.finished = 0
-        self.engine = SimpleNamespace(needs_watchdog=True)
 
     def beat(self) -> None:
-        self.last_event = (EventKind.STEP_END, self.clock.monotonic())
+        self.last_event_at = self.clock.monotonic()
 
-    def watchdog_tick(self, silent: float) -> None:
-        self.silences.append(silent)
-        if self.stop_after is not None and silent >= self.stop_after and self.stop_request is None:
-            self.stop_request = SimpleNamespace(mode="abort", exit_code=17, rule="hang")
+    def silence(self, seconds: float) -> None:
+        self.silences.append(seconds)
+        if self.stop_after is not None and seconds >= self.stop_after and self.stop.request is None:
+            self.stop.request = StopRequest("hang", 1, "nothing happens", mode="abort", exit_code=17)
 
-    def finish(self, ending: object) -> dict[str, Any]:
+    def finish(self) -> None:
         self.finished += 1
-        return {}
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def watchdog(beat: Beat, **options: Any) -> Watchdog:
-    return Watchdog(beat, **{"tick": 0.05, "late": 1.0, **options}).start()  # type: ignore[arg-type]
+    return Watchdog(
+        beat.clock,
+        last_event=lambda: beat.last_event_at,
+        silence=lambda seconds: beat.silence(seconds),
+        stop=beat.stop,
+        finish=beat.finish,
+        note=beat.notes.append,
+        **{"tick": 0.05, "late": 1.0, **options},
+    ).start()
 
 
 def test_silence_grows_while_nothing_happens_and_ends_with_an_event() -> None:
@@ -64,11 +68,19 @@ def test_silence_grows_while_nothing_happens_and_ends_with_an_event() -> None:
     assert max(beat.silences) < 0.3
 
 
-def test_no_rule_on_silence_means_no_thread() -> None:
-    beat = Beat()
-    beat.engine.needs_watchdog = False
+SILENCE = {"metric": "heartbeat", "when": {"stale": "5m"}, "severity": "warning"}
+LOSS = {"metric": "loss", "when": {"above": 9}}
+
+
+@pytest.mark.parametrize(("rule", "threads"), [(LOSS, 0), (SILENCE, 1)])
+def test_a_thread_exists_only_where_a_rule_is_on_silence_and_ends_with_the_run(
+    rule: dict[str, Any], threads: int
+) -> None:
+    session = open_test_session({"version": 1, "rules": {"r": rule}}, clock=LiveClock())
     before = threading.active_count()
-    assert watch_if_needed(beat) is None  # type: ignore[arg-type]
+    trainer = FakeTrainer(session)
+    assert threading.active_count() == before + threads
+    trainer.finish()
     assert threading.active_count() == before
 
 
@@ -106,7 +118,7 @@ def test_a_failure_of_the_watchdog_is_said_and_breaks_nothing() -> None:
     def fail(silent: float) -> None:
         raise RuntimeError("boom")
 
-    beat.watchdog_tick = fail  # type: ignore[method-assign]
+    beat.silence = fail  # type: ignore[method-assign]
     dog = watchdog(beat)
     time.sleep(0.2)
     assert not dog._thread.is_alive()
@@ -156,14 +168,14 @@ def test_a_process_that_pytest_started_may_be_ended() -> None:
 
 # --------------------------------------------------------------------------- people
 
-HOLD = """
+STAND = """
 import sys, threading, time
-from healthcheck.held import held_by_a_person
+from healthcheck.held import waits_for_a_person
 
 def look():
     time.sleep(0.7)
     frame = sys._current_frames().get(threading.main_thread().ident)
-    print("HELD", held_by_a_person(frame), flush=True)
+    print("WAITS", waits_for_a_person(frame), flush=True)
     import os; os._exit(0)
 
 threading.Thread(target=look, daemon=True).start()
@@ -187,7 +199,7 @@ STANDS = {
         "False",
     ),
 }
-"""What the main thread of a script with an open stdin does, and whether a person holds it there."""
+"""What the main thread of a script with an open stdin does, and whether it waits for a person there."""
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +207,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
     """All of them at once: each takes most of a second of doing nothing."""
     started = {}
     for name, (body, _) in STANDS.items():
-        script = tmp_path_factory.mktemp("held") / "script.py"
-        script.write_text(HOLD + body)
+        script = tmp_path_factory.mktemp("stand") / "script.py"
+        script.write_text(STAND + body)
         started[name] = subprocess.Popen(
             [sys.executable, str(script)],
             stdin=subprocess.PIPE,
@@ -210,15 +222,17 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
 
 
 @pytest.mark.parametrize("name", STANDS)
-def test_a_debugger_or_a_prompt_holds_and_work_does_not(name: str, scripts: dict[str, subprocess.Popen[str]]) -> None:
+def test_a_debugger_or_a_prompt_waits_for_a_person_and_work_does_not(
+    name: str, scripts: dict[str, subprocess.Popen[str]]
+) -> None:
     said = scripts[name].stdout
     assert said is not None
-    assert next(line.split("HELD ")[1].strip() for line in said if "HELD" in line) == STANDS[name][1]
+    assert next(line.split("WAITS ")[1].strip() for line in said if "WAITS" in line) == STANDS[name][1]
 
 
-def test_a_main_thread_without_python_code_is_held_only_in_an_interactive_interpreter(
+def test_a_main_thread_without_python_code_waits_for_a_person_only_in_an_interactive_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not held_by_a_person(None)
+    assert not waits_for_a_person(None)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert held_by_a_person(None)
+    assert waits_for_a_person(None)

@@ -6,22 +6,30 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-_KNOWN = "healthcheck.gradient_facts"
 _KEPT = 32
 """Steps whose facts are kept: values from a device arrive that much later at most, or nearly so."""
 
 
-def remember_gradients(state: dict[str, Any], step: int, facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Keep what is known of a step's gradients for the messages of other rules.
+class RecentGradients:
+    """What is known of the gradients of the last steps, for the messages of other rules.
 
-    :param state: ``event.user_state``.
-    :param facts: called when a message needs them; must speak of that step, as the gradients were
-        before clipping spread a NaN over all parameters.
+    One for the probes of a session: that of the gradients fills it, that of the loss reads it.
     """
-    known = state.setdefault(_KNOWN, {})
-    known[step] = facts
-    if len(known) > _KEPT:
-        del known[next(iter(known))]
+
+    def __init__(self) -> None:
+        self._facts: dict[int, Callable[[], Mapping[str, Any]]] = {}
+
+    def remember(self, step: int, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """:param facts: called when a message needs them; must speak of that step, as the gradients were
+        before clipping spread a NaN over all parameters.
+        """
+        self._facts[step] = facts
+        if len(self._facts) > _KEPT:
+            del self._facts[next(iter(self._facts))]
+
+    def of(self, step: int) -> Callable[[], Mapping[str, Any]] | None:
+        """The facts of a step, None if there are none (any more)."""
+        return self._facts.get(step)
 
 
 def bad_gradient_facts(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -41,8 +49,7 @@ def bad_weight_facts(named: Iterable[tuple[str, Any]]) -> str:
 
 def loss_facts(
     named: Sequence[tuple[str, Any]],
-    user_state: Mapping[str, Any],
-    step: int,
+    known: Callable[[], Mapping[str, Any]] | None,
     *,
     late: bool = False,
     batch: Sequence[tuple[str, Any]] = (),
@@ -50,11 +57,11 @@ def loss_facts(
 ) -> dict[str, Any]:
     """What is known beside a non-finite loss: bad inputs, bad gradients of that step, state of the weights.
 
+    :param known: what is known of the gradients of that step (:class:`RecentGradients`).
     :param late: the loss came from a device; the gradients that are there now are of a later step.
     :param batch: tensors of that step's batch, by name.
     :param cause: what the graph of the loss showed.
     """
-    known = user_state.get(_KNOWN, {}).get(step)
     facts: dict[str, Any] = {"cause": cause} if cause else {}
     bad_input = _facts([(name, tensor) for name, tensor in batch if tensor.is_floating_point()], "tensors")
     if bad_input:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthcheck.probes.gradients.statistics import GradientStats
 from healthcheck.probes.kernels.foreach import norm_of, plain_values
 from healthcheck.probes.transfer.late import LateTable
 from healthcheck.protocols import Demand
 
-INNER = "healthcheck.inner_gradients"
-"""Key in ``event.user_state``: ``(step, names, parameters, statistics)`` of a pass whose gradients are gone."""
-
 _OF_NORMS = ("grad_norm", "grad_norm[]", "grads.zero", "grad.layer_ratio")
+
+
+class InnerPass(NamedTuple):
+    """What was measured of one backward pass whose gradients are gone."""
+
+    step: int
+    names: list[str]
+    parameters: list[Any]
+    statistics: GradientStats
 
 
 class InnerGradients:

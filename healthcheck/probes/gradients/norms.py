@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradients.blame import bad_gradient_facts, remember_gradients
+from healthcheck.probes.gradients.blame import RecentGradients, bad_gradient_facts
 from healthcheck.probes.gradients.facts import GradientFacts, ZeroFacts, facts_of_norms, silent_together, zero_facts
-from healthcheck.probes.gradients.inner import INNER
+from healthcheck.probes.gradients.inner import InnerPass
 from healthcheck.probes.gradients.statistics import GradientPass, GradientStats, HeldGradients, gradient_stats
 from healthcheck.probes.gradients.trained import TrainedParameters
 from healthcheck.probes.kernels.foreach import nonfinite_count, norm_of
@@ -17,11 +17,6 @@ from healthcheck.probes.transfer.late import Element, Late
 from healthcheck.probes.values import optimizer_labels, scalar, with_label
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Labels, Metric, Sample
-
-HELD = "healthcheck.held_gradients"
-"""Key in ``event.user_state``: a list that keeps gradients at hand while a trainer is in its events before an
-update, where it has one. Torch makes a Python object of a gradient at every first look, which costs more than all
-that is done with it; several probes look."""
 
 _BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
 """What rules may want besides the norm of all."""
@@ -62,7 +57,8 @@ class GradientProbe:
         ),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, recent: RecentGradients | None = None) -> None:
+        self._recent = recent or RecentGradients()
         self._given: dict[int, int] = {}
         self._trained = TrainedParameters()
         self._passes: dict[int, GradientPass] = {}
@@ -80,13 +76,12 @@ class GradientProbe:
             return ()
         labels = optimizer_labels(event.optimizer_index)
         if event.kind in (EventKind.AFTER_UPDATE, EventKind.STEP_END):
-            inner = event.user_state.pop(INNER, None)
-            if inner is not None and inner[0] == event.step:
-                _, gone, params, stats = inner
+            inner: InnerPass | None = event.inner_gradients
+            if inner is not None and inner.step == event.step:
                 self._given[event.optimizer_index] = event.step
-                facts = GradientFacts(stats, gone)
-                remember_gradients(event.user_state, event.step, facts)
-                return self._late_samples(event, demand, params, stats, labels, None, facts)
+                facts = GradientFacts(inner.statistics, inner.names)
+                self._recent.remember(event.step, facts)
+                return self._late_samples(event, demand, inner.parameters, inner.statistics, labels, None, facts)
             # Gradients may be gone or belong to a skipped step; only the loop's own norm is sure.
             norm = scalar(event.grad_norm) if not event.skipped else None
             if norm is None:
@@ -94,15 +89,14 @@ class GradientProbe:
             self._given[event.optimizer_index] = event.step
             return (Sample("grad_norm", event.step, norm, labels),)
         params, names = self._trained.of(event), self._trained.names
-        hold = event.user_state.get(HELD)
-        stats = self._measure(event.optimizer_index, params, names, hold) if params else None
+        stats = self._measure(event.optimizer_index, params, names, event.kept_gradients) if params else None
         if stats is None:
             return ()
         self._given[event.optimizer_index] = event.step
         given = None if event.grad_norm is None else scalar(event.grad_norm)
         if stats.table is not None:
             facts = GradientFacts(stats, names)
-            remember_gradients(event.user_state, event.step, facts)
+            self._recent.remember(event.step, facts)
             return self._late_samples(event, demand, params, stats, labels, given, facts)
         return self._host_samples(event, demand, params, names, stats, labels, given)
 
@@ -137,26 +131,26 @@ class GradientProbe:
         samples = [Sample("grad_norm", step, norm, labels, detail=facts)]
         if self._norm_only:
             return samples
-        if demand.due("grad_norm[]", step):
+        if "grad_norm[]" in demand.due_now:
             plain = scale is None and clip is None
             for k, own in enumerate(self._family_labels(labels, facts.all_names, stats.indices)):
                 element = stats.element("norm", k)
                 value = element if plain else _late_norm(element, None, scale, clip)
                 samples.append(Sample("grad_norm", step, value, own, detail=facts))
-        if demand.due("grad_nonfinite", step):
+        if "grad_nonfinite" in demand.due_now:
             if stats.has("nonfinite"):
                 count: Any = stats.element("nonfinite")
             else:
                 count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
             samples.append(Sample("grad_nonfinite", step, count, labels, detail=facts))
-        if demand.due("grads.zero", step):
+        if "grads.zero" in demand.due_now:
             if stats.has("all_zero"):
                 zeros, all_zero = ZeroFacts(stats, facts.names), stats.element("all_zero")
                 value = Late(zeros.count, stats.table, device_form=all_zero.on_device)
                 samples.append(Sample("grads.zero", step, value, labels, detail=zeros))
             else:
                 samples.append(_without_gradient(stats.norms, facts.names, step, labels))
-        if demand.due("grad.layer_ratio", step):
+        if "grad.layer_ratio" in demand.due_now:
             ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None:
                 first, last = (stats.element("norm", k) for k in ends)
@@ -185,22 +179,22 @@ class GradientProbe:
         else:
             facts = bad_gradient_facts([(all_names[i], params[i]) for i in stats.indices])
             detail = lambda: facts  # noqa: E731
-            remember_gradients(event.user_state, step, detail)
+            self._recent.remember(step, detail)
         samples = [Sample("grad_norm", step, _better_norm(given, total), labels, detail=detail)]
         if self._norm_only:
             return samples
-        if demand.due("grad_norm[]", step):
+        if "grad_norm[]" in demand.due_now:
             own = self._family_labels(labels, all_names, stats.indices)
             for label, value in zip(own, norms.tolist(), strict=True):
                 samples.append(Sample("grad_norm", step, value, label, detail=detail))
-        if demand.due("grad_nonfinite", step):
+        if "grad_nonfinite" in demand.due_now:
             count = 0.0  # a finite norm proves it
             if not math.isfinite(total):
                 count = scalar(nonfinite_count([params[i].grad for i in stats.indices]))
             samples.append(Sample("grad_nonfinite", step, count, labels, detail=detail))
-        if demand.due("grads.zero", step):
+        if "grads.zero" in demand.due_now:
             samples.append(_without_gradient(norms, [all_names[i] for i in stats.indices], step, labels))
-        if demand.due("grad.layer_ratio", step):
+        if "grad.layer_ratio" in demand.due_now:
             ends = _first_and_last_matrix(params, stats.indices)
             if ends is not None and float(norms[ends[1]]) > 0:
                 samples.append(Sample("grad.layer_ratio", step, scalar(norms[ends[0]] / norms[ends[1]]), labels))

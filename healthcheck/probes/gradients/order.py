@@ -91,13 +91,13 @@ class StepOrderProbe:
             reused = self._is_reused(order, event.optimizer)
             if follows:  # after a rest there is nothing to compare with
                 order.reused.append(reused)
-            if len(order.reused) == UPDATES and demand.due("updates.reused", step):
+            if len(order.reused) == UPDATES and "updates.reused" in demand.due_now:
                 count = sum(order.reused)
                 facts = {"updates": f"{count} of the last {UPDATES} updates had no backward pass of their own"}
                 samples.append(Sample("updates.reused", step, count / UPDATES, labels, detail=lambda: facts))
         if order.armed:
             samples += self._judge(order, event)
-        elif demand.due("grads.cleared", step):
+        elif "grads.cleared" in demand.due_now:
             if _is_there(event.optimizer):
                 self._rest(order, demand)
                 return [*samples, Sample("grads.cleared", step, 0.0, labels)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.data.batches import named_tensors
-from healthcheck.probes.gradients.blame import loss_facts
+from healthcheck.probes.gradients.blame import RecentGradients, loss_facts
 from healthcheck.probes.loss.shape import classes_of, why_not_finite
 from healthcheck.probes.model.seen import SeenModules
 from healthcheck.probes.transfer.late import Late
@@ -60,7 +60,8 @@ class LossProbe:
         ),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, gradients: RecentGradients | None = None) -> None:
+        self._gradients = gradients or RecentGradients()
         self._open: dict[int, tuple[Any, float, bool, int | None]] = {}
         """Per optimizer: sum and count of losses, whether they are averaged, and their classes (see ``classes_of``)."""
         self._given: dict[int, int] = {}
@@ -121,7 +122,7 @@ class LossProbe:
         if weight != 1.0:
             value = value * weight
         if known is None:
-            looked = event.loss_graph is not None and (self._begins() or demand.due("loss.chance", event.step))
+            looked = event.loss_graph is not None and (self._begins() or "loss.chance" in demand.due_now)
             classes = classes_of(event.loss_graph) if looked else None
             self._open[event.optimizer_index] = (value, 1, averaged, classes)
         else:
@@ -131,7 +132,7 @@ class LossProbe:
         return self._follows_start and self._begun < FIRST
 
     def _samples(self, value: Any, labels: Labels, event: Event, demand: Demand, classes: int | None) -> list[Sample]:
-        model, state, step = event.model, event.user_state, event.step
+        model, step, gradients = event.model, event.step, self._gradients
         here = on_host(value)
         detail: Callable[[], dict[str, Any]] | None = None
         if model is not None:
@@ -140,7 +141,7 @@ class LossProbe:
             cause = self._cause[1] if self._cause[0] == step else ""
 
             def detail() -> dict[str, Any]:
-                return loss_facts(model.named_parameters(), state, step, late=not here, batch=batch, cause=cause)
+                return loss_facts(model.named_parameters(), gradients.of(step), late=not here, batch=batch, cause=cause)
 
         samples = [Sample("loss", step, value, labels, detail=detail)]
         if self._follows_best:
@@ -154,7 +155,7 @@ class LossProbe:
                 if before > 0:
                     samples.append(Sample("loss.resumed", step, statistics.median(self._recent) / before, labels))
         lost = here and not math.isfinite(value)  # the rule on the loss itself says so
-        if demand.due("loss.chance", step) and not lost:
+        if "loss.chance" in demand.due_now and not lost:
             width = self._last_width(event)
             if width is not None and classes in (None, width):
                 samples.append(Sample("loss.chance", step, _derived(value, partial(_per_guess, width)), labels))

@@ -37,6 +37,7 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
     "targets.one_class",
     "targets.reach",
 )
+_ALL = frozenset(_KEYS)
 _THROUGH = (
     *REDUCING, *NEUTRAL, "Max", "Min", "Amax", "Amin", "Relu", "ClampMin", "Clamp", "Softplus", "MaskedFill", "Where",
     "Exp", "Log", "Rsub",
@@ -104,7 +105,7 @@ class PredictionProbe:
         step = event.step
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
-        due = {key for key in _KEYS if demand.due(key, step)}
+        due = {*_ALL & demand.due_now}
         if not due:
             return ()
         self._step = step

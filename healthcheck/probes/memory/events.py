@@ -10,9 +10,6 @@ from healthcheck.probes.memory.device import TorchDevice
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
-CLEANUPS = "healthcheck.cleanups"
-"""Key of ``user_state`` in which the cleanup action counts itself."""
-
 EPOCH_METRICS = (
     "memory.epoch",
     "memory.epoch_start",
@@ -72,7 +69,7 @@ class MemoryEpochProbe:
         if used is None:
             return ()
         peak = stats.get("peak", used)
-        cleanups = int(event.user_state.get(CLEANUPS, 0))
+        cleanups = event.run.actions_done.get("cleanup", 0) if event.run is not None else 0
         if event.kind is EventKind.EPOCH_START:
             self._start, self._began, self._highest = used, self._clock(), used
             self._peak_before, self._cleanups_before, self._epoch = peak, cleanups, event.epoch

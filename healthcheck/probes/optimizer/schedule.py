@@ -107,7 +107,7 @@ class ScheduleProbe:
         if course is None or course.optimizer() is not optimizer:
             course = self._last = next((c for c in self._courses if c.optimizer() is optimizer), None)
         if course is not None:
-            looks = event.step % LOOK_EVERY == 0 or demand.due("lr.fraction", event.step)
+            looks = event.step % LOOK_EVERY == 0 or "lr.fraction" in demand.due_now
             if not looks and (course.scheduled or rate == course.rate):
                 course.add(rate, event.step)
                 return ()
@@ -135,7 +135,7 @@ class ScheduleProbe:
         course.scheduled = scheduled
         course.add(rate, event.step)
         # Only what a scheduler of torch did: a rate that is cut when the loss stands still (ReduceLROnPlateau) ends low.
-        if demand.due("lr.fraction", event.step) and max(course.recent) > 0 and scheduled:
+        if "lr.fraction" in demand.due_now and max(course.recent) > 0 and scheduled:
             samples.append(Sample("lr.fraction", event.step, rate / max(course.recent), labels))
         return samples
 

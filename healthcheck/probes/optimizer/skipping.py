@@ -11,10 +11,6 @@ from healthcheck.probes.values import on_host, optimizer_labels
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
-GATE = "healthcheck.gate"
-"""Key in ``event.user_state``: ``(step, {optimizer: flag})``; 1 if the update of that step was held back, a number
-or a 0-dim device tensor."""
-
 
 class SkippedUpdateProbe:
     """Counts updates that were kept from the weights. Gives nothing where no rule may do that."""
@@ -40,11 +36,11 @@ class SkippedUpdateProbe:
         self._streak: dict[int, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        step, flags = event.user_state.get(GATE, (0, None))
+        if not event.held_back:
+            return ()
+        step = event.step
         samples: list[Sample] = []
-        if step != event.step:
-            return samples
-        for index, flag in flags.items():
+        for index, flag in event.held_back.items():
             labels = optimizer_labels(index)
             streak = self._count(index, flag) if on_host(flag) else Late(partial(self._count, index), flag)
             samples.append(Sample("updates.skipped", step, flag, labels))

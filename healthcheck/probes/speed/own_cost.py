@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from healthcheck.budget import OWN_TIME
 from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
@@ -40,10 +39,9 @@ class OwnCostProbe:
         self._steps += 1
         if (self._steps - WARMUP) % WINDOW:
             return ()
-        spent = event.user_state.get(OWN_TIME)
-        if spent is None:
+        if event.run is None:
             return ()
-        own, active = now = spent()
+        own, active = now = event.run.own_seconds, event.run.active_seconds
         before, self._before = self._before, now
         if before is None or active <= before[1]:
             return ()

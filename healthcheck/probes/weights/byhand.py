@@ -29,7 +29,7 @@ class HandUpdates:
     def changed(self, model: Any) -> Any:
         """Whether any of them changed since the last call.
 
-        :param model: a :class:`healthcheck.protocols.ModelView`, just after a backward pass.
+        :param model: a :class:`healthcheck.events.ModelView`, just after a backward pass.
         :returns: a boolean, on the device of the weights where that is not the host's; None if no weight has a
             gradient, so that there is nothing to apply.
         """

@@ -10,9 +10,6 @@ from healthcheck.probes.names import first_few
 from healthcheck.protocols import Demand
 from healthcheck.samples import Metric, Sample
 
-OWN_LOADS = "healthcheck.own_loads"
-"""Key of the run's dict under which trainers list loads of a module's own tensors, until the probe has told of them."""
-
 
 class LoadedStateProbe:
     """Counts loads that changed nothing, in modules that are trained.
@@ -38,7 +35,10 @@ class LoadedStateProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         unmatched = [text for module, text in event.unmatched_loads if _is_part(module(), event)]
-        own = event.user_state.pop(OWN_LOADS, [])
+        own: Sequence[str] = ()
+        if event.run is not None and event.run.own_loads:
+            own = tuple(event.run.own_loads)
+            event.run.own_loads.clear()
         return [*self._samples("state.unmatched", unmatched, event), *self._samples("state.own", own, event)]
 
     def _samples(self, metric: str, found: Sequence[str], event: Event) -> Iterable[Sample]:

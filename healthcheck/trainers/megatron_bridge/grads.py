@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.events import Event, EventKind
-from healthcheck.protocols import ModelView
+from healthcheck.events import Event, EventKind, ModelView
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -28,7 +27,7 @@ class _WithMainGrad:
 
 
 class MainGradView:
-    """Implements :class:`healthcheck.protocols.ModelView` over another one, with gradients from ``main_grad``.
+    """Implements :class:`healthcheck.events.ModelView` over another one, with gradients from ``main_grad``.
 
     Read after the update, where clipping has been applied in place; on one rank, the buffer of a
     distributed optimizer holds reduced values for this rank's own part only.

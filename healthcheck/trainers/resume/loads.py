@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.probes.weights.loaded import OWN_LOADS
 from healthcheck.trainers.guarding import guarded
 
 if TYPE_CHECKING:
@@ -47,9 +46,9 @@ def _own_loaded(steps: TrainingSteps, module: Any, state: Any) -> None:
     if not few or not all(_same_memory(state.get(name), p) for name, p in few):
         return
     # At the end of the run, when it is told, the model may be gone.
-    told = steps.session.user_state.setdefault(OWN_LOADS, [])
-    if len(told) < LOOKED_AT and any(m is module for _, m in steps.view.named_modules()):
-        told.append(f"{type(module).__name__}, {len(own):,} tensors")
+    loads = steps.session.facts.own_loads
+    if len(loads) < LOOKED_AT and any(m is module for _, m in steps.view.named_modules()):
+        loads.append(f"{type(module).__name__}, {len(own):,} tensors")
 
 
 def _same_memory(value: Any, parameter: Any) -> bool:

@@ -27,7 +27,6 @@ from healthcheck.trainers.script.tracebacks import show
 from healthcheck.trainers.source import TorchSource
 from healthcheck.trainers.steps.training import TrainingSteps
 from healthcheck.trainers.stopping import StopSwitch, caused_by_stop
-from healthcheck.watchdog import Watchdog, watch_if_needed
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -46,7 +45,7 @@ class ScriptTrainer:
         self.session = session
         self._leave = leave
         self._view = FoundModel()
-        self._stop = StopSwitch(self._script_does_not_stop)
+        self._stop = StopSwitch(session.stop, self._script_does_not_stop)
         self._controls = TorchControls(session, self._view, self._stop, capabilities_of("script"))
         self._steps = TrainingSteps(session, self._view, self._controls)
         self._patches = Patches()
@@ -54,7 +53,6 @@ class ScriptTrainer:
         self._hooks = TorchHooks(self._steps, self._patches, self._imports)
         self._store = store
         self._children = Children(self._patches, self._imports)
-        self._watchdog: Watchdog | None = None
         self._finishing = self._hurried = self._failing = False
         session.bind(self._controls)
 
@@ -89,12 +87,9 @@ class ScriptTrainer:
             Continuation(self.session, self._steps, self._store, self._patches, self._imports).install()
         Companions(self.session, self._patches, self._imports).install()
         self._children.install()
-        self._watchdog = watch_if_needed(self.session)
         LoggedMetrics(self._steps.phases.logged, self.session, self._patches, self._imports).install()
 
     def _detach(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.stop()
         self._patches.restore()
         current.leave(self.session)
 
@@ -113,14 +108,14 @@ class ScriptTrainer:
         except UsageError:
             raise
         except BaseException as error:
-            if self._stop.raised and caused_by_stop(error):
+            if self.session.stop.raised and caused_by_stop(error):
                 return Ending()
             show(error)
             return Ending(exception=error)
         return Ending(script_exit_code=0)
 
     def _exited(self, error: SystemExit) -> Ending:
-        if self._stop.raised and caused_by_stop(error.__context__):
+        if self.session.stop.raised and caused_by_stop(error.__context__):
             return Ending()
         code = error.code
         if code is not None and not isinstance(code, int):
@@ -177,7 +172,7 @@ class ScriptTrainer:
             return False
         with contextlib.suppress(Exception):
             code = self._finish(Ending(signal=number))
-            if self.session.stop_request is not None and self.session.stop_request.rule:
+            if self.session.stop.request is not None and self.session.stop.request.rule:
                 self._part()
                 self._leave(code)
         return True

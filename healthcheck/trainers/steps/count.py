@@ -84,6 +84,7 @@ class StepCount:
             self._prepare()
         self._ended = False
         self._begun += 1
+        self.session.begin_step(self._begun)
 
     def _check_limits(self) -> None:
         """``max_steps`` and ``max_time``: the user's own end, at a step boundary."""

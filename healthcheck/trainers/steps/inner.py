@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.probes.gradients.inner import INNER, InnerGradients
+from healthcheck.probes.gradients.inner import InnerGradients, InnerPass
 from healthcheck.probes.nograd import no_grad
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import FoundModel
@@ -22,7 +22,7 @@ class InnerUpdates:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._gradients = InnerGradients(session.probing.demand)
+        self._gradients = InnerGradients(session.demand)
         self.first: weakref.ref[Any] | None = None
         """The optimizer that stepped first in this pass; None while none did."""
 
@@ -33,12 +33,10 @@ class InnerUpdates:
         with no_grad():
             guarded(self._session, self._gradients.take, optimizer, step)
 
-    def end(self, view: FoundModel, step: int) -> Any:
-        """The pass is over: leave what was measured to the probes. Returns the optimizer that stepped first."""
+    def end(self, view: FoundModel, step: int) -> tuple[Any, InnerPass | None]:
+        """The pass is over. Returns the optimizer that stepped first, and what was measured of the gradients."""
         assert self.first is not None
         optimizer, self.first = self.first(), None
         with no_grad():
             found = guarded(self._session, self._gradients.result, view.named_parameters())
-        if found is not None:
-            self._session.user_state[INNER] = (step, *found)
-        return optimizer
+        return optimizer, None if found is None else InnerPass(step, *found)

@@ -101,7 +101,8 @@ class WatchedSteps(LoopSteps):
 
     def backward_done(self) -> None:
         if self._inner.first is not None:
-            self._last_update = (self._inner.end(self.view, self._begun), 0, None)
+            optimizer, self._inner_gradients = self._inner.end(self.view, self._begun)
+            self._last_update = (optimizer, 0, None)
         if self._looks_at_passes():
             self._seen_loss.ended(self.only or ())
 
@@ -123,7 +124,7 @@ class WatchedSteps(LoopSteps):
         loss = self._untold = self._seen_loss.take()
         if loss is None:
             return
-        if self.session.prompt:
+        if self.gate.waits:
             loss = float(loss)  # the gate waits for the device anyway
         self.gate.see([Sample("loss", self._begun, loss, optimizer_labels(index))])
 

@@ -37,8 +37,9 @@ class ToldSteps(LoopSteps):
         if self._ended:
             self._begun = step - 1
             self._next_step_if_ended(attempt=True)
-        else:
+        elif step != self._begun:
             self._begun = step
+            self.session.begin_step(step)
 
     @property
     def under_way(self) -> bool:

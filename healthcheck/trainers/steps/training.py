@@ -9,7 +9,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.norms import HELD
 from healthcheck.probes.gradients.statistics import HeldGradients
 from healthcheck.probes.nograd import no_grad
 from healthcheck.trainers.controls import TorchControls
@@ -109,14 +108,15 @@ class TrainingSteps(UpdateSteps):
         loss = self.losses.of(tensors)
         if self.losses.scale is not None:
             self._loss_scale = self.losses.scale
-        if self.session.wants(EventKind.LOSS):
+        if EventKind.LOSS in self.session.wanted:
             graph = getattr(tensors, "grad_fn", None)
             self._emit(EventKind.LOSS, loss=loss, loss_graph=graph, loss_weight=self.losses.weight(), batch=self._batch)
 
     def backward_done(self) -> None:
         """That pass is over; its gradients are there."""
         if self._inner.first is not None:
-            self._end_step(self._inner.end(self.view, self._begun), 0, skipped=None)
+            optimizer, self._inner_gradients = self._inner.end(self.view, self._begun)
+            self._end_step(optimizer, 0, skipped=None)
             return
         unattempted = self.unattempted
         if unattempted is None:
@@ -256,23 +256,23 @@ class TrainingSteps(UpdateSteps):
             self.controls.update_unseen("gradients are clipped inside a compiled graph")
         way = "none" if unseen or capturing() else self.gate.way(optimizer)
         session, controls = self.session, self.controls
-        session.user_state[HELD] = HeldGradients()
+        kept = self._kept_gradients = HeldGradients()
         controls.skipping, controls.before_update = False, True
-        session.prompt = way == "wait"
+        self.gate.waits = way == "wait"
         try:
             if not unseen:
                 with no_grad():
                     self._show_update(optimizer, index)
         finally:
-            controls.before_update = session.prompt = False
-            held = session.user_state.pop(HELD, None)
-        self._held = held if held is not None and held.small else None
+            controls.before_update = self.gate.waits = False
+            self._kept_gradients = None
+        self._held = kept if kept.small else None
         self.stop.check()
         if way == "device":
             guarded(session, self.gate.arm, optimizer, index)
         elif way != "none" and guarded(session, self.gate.breached, index):
             controls.skipping = True
-        if controls.skipping or (self.stop.pending and self.stop.held):
+        if controls.skipping or (self.stop.pending and self.stop.state.by_framework):
             self._withheld = WithheldGradients.of(optimizer)
 
     def _show_update(self, optimizer: Any, index: int) -> None:

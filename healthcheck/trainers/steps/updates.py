@@ -44,6 +44,10 @@ class UpdateSteps(StepCount):
         self._expected: set[int] | None = None
         self._living = 1
         self._batch: Any = None
+        self._kept_gradients: Any = None
+        """For the events before an update: gradients that probes have looked at."""
+        self._inner_gradients: Any = None
+        """Measured inside the backward pass, for the end of the step."""
         self.unmatched_loads: list[tuple[Any, str]] = []
         self._differentiated: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
@@ -100,7 +104,7 @@ class UpdateSteps(StepCount):
         self.session.unit = "step"
         if index in self._attempted and not self._ended:  # the others did not step this time
             self._ended = True
-            self._emit(EventKind.STEP_END, optimizer=optimizer, optimizer_index=index)
+            self._emit(EventKind.STEP_END, optimizer=optimizer, optimizer_index=index, held_back=self._held_back())
             self._check_limits()
             self.stop.check()
         if index in self._attempted or self._begun == self._first_step:
@@ -135,22 +139,28 @@ class UpdateSteps(StepCount):
                 self._expected = self._attempted
             self._attempted = set()
             self._begin_step()
-            if self.session.wants(EventKind.STEP_START):
+            if EventKind.STEP_START in self.session.wanted:
                 self._emit(EventKind.STEP_START)
 
     def _end_step(self, optimizer: Any, index: int, **facts: Any) -> None:
         """The step is over; ``facts`` are what else is known of it, by their names in an event."""
         self._ended = True
         loads, self.unmatched_loads = self.unmatched_loads, []
-        self._emit_update(EventKind.STEP_END, optimizer, index, unmatched_loads=loads, **facts)
+        inner, self._inner_gradients = self._inner_gradients, None
+        facts |= {"unmatched_loads": loads, "inner_gradients": inner, "held_back": self._held_back()}
+        self._emit_update(EventKind.STEP_END, optimizer, index, **facts)
         self._batch = None
         self._clear_update()
         self._check_limits()
         self.stop.check()
 
+    def _held_back(self) -> dict[int, Any] | None:
+        gate = self.controls.gate
+        return None if gate is None else gate.held_back(self._begun)
+
     def _emit_update(self, kind: EventKind, optimizer: Any, index: int, **facts: Any) -> None:
         """Tell what is known of the update at hand, if anybody wants it."""
-        if not self.session.wants(kind, self._begun):
+        if kind not in self.session.wanted:
             return
         self._emit(
             kind,
@@ -162,6 +172,7 @@ class UpdateSteps(StepCount):
             clipped=self._clipped,
             loss_scale=self._loss_scale,
             batch=self._batch,
+            kept_gradients=self._kept_gradients,
             max_steps=self.session.settings.get("max_steps") or self.max_steps,
             **facts,
         )

@@ -97,7 +97,7 @@ def test_a_resume_neither_loses_nor_repeats_an_alert(trainer: str, tmp_path: Pat
     said: list[str] = []
 
     def listen(session: Any) -> None:
-        session.reports.append(SimpleNamespace(name="listener", note=said.append))
+        session.add_report(SimpleNamespace(name="listener", note=said.append))
 
     before = drive(trainer, Order(fault, tmp_path, resume=checkpoint(trainer, tmp_path, 20), prepare=listen))
     assert [s for rule, s in before.fired if rule == fault.rule] == [step]

@@ -11,13 +11,14 @@ import torch
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.transfer.mailbox import StepMailbox
 from healthcheck.protocols import Probe
+from healthcheck.runinfo import RunFacts
 from healthcheck.samples import Sample, series_name
 
 Loss = Callable[[], torch.Tensor]
 
 
 class View:
-    """The plain form of :class:`healthcheck.protocols.ModelView`; lists are new at every call."""
+    """The plain form of :class:`healthcheck.events.ModelView`; lists are new at every call."""
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self.modules = list(model.named_modules()) if model is not None else []
@@ -48,6 +49,12 @@ class Everything:
 
     only: set[str] | None = None
     every: int = 1
+    step: int = 0
+    """The step of the event at hand."""
+
+    @property
+    def due_now(self) -> Any:
+        return _Due(self)
 
     def wants(self, key: str) -> bool:
         return self.only is None or key in self.only
@@ -59,6 +66,22 @@ class Everything:
         return step - step % self.every + self.every if any(map(self.wants, keys)) else 2**62
 
 
+class _Due(frozenset[str]):
+    """What is due at the step at hand, of names that nobody has listed."""
+
+    def __new__(cls, demand: Everything) -> _Due:
+        return super().__new__(cls)
+
+    def __init__(self, demand: Everything) -> None:
+        self._demand = demand
+
+    def __contains__(self, key: object) -> bool:
+        return self._demand.due(str(key), self._demand.step)
+
+    def __rand__(self, keys: Any) -> set[str]:
+        return {key for key in keys if key in self}
+
+
 @dataclass
 class Watched:
     """Feeds events to probes and keeps what they say, as numbers, by series."""
@@ -66,7 +89,7 @@ class Watched:
     probes: Iterable[Probe]
     demand: Everything = field(default_factory=Everything)
     samples: list[Sample] = field(default_factory=list)
-    user_state: dict[str, Any] = field(default_factory=dict)
+    run: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self) -> None:
         self.probes = list(self.probes)
@@ -77,7 +100,8 @@ class Watched:
                 plan(self.demand)
 
     def emit(self, kind: EventKind, step: int, **facts: Any) -> None:
-        event = Event(kind, step, user_state=self.user_state, **facts)
+        event = Event(kind, step, run=self.run, **facts)
+        self.demand.step = step
         for probe in self.probes:
             if kind in probe.listens_to:
                 self._mailbox.post(step, list(probe.sample(event, self.demand)))

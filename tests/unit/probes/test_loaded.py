@@ -8,7 +8,7 @@ from driver import View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.weights.loaded import OWN_LOADS, LoadedStateProbe
+from healthcheck.probes.weights.loaded import LoadedStateProbe
 
 
 def test_only_loads_into_the_trained_model_count() -> None:
@@ -26,8 +26,9 @@ def test_only_loads_into_the_trained_model_count() -> None:
 def test_a_load_of_the_models_own_tensors_is_told_at_the_end_of_the_run_too() -> None:
     watched = Watched([LoadedStateProbe()])
     watched.emit(EventKind.STEP_END, 1, model=View(nn.Linear(2, 2)))
-    watched.user_state[OWN_LOADS] = ["Linear, 2 tensors"]
+    watched.run.own_loads.append("Linear, 2 tensors")
     watched.emit(EventKind.TRAIN_END, 1)
     assert watched.values("state.own") == [0.0, 1.0]
+    assert watched.run.own_loads == []
     assert watched.facts("state.own")["which"] == "Linear, 2 tensors"
     assert watched.values("state.unmatched") == [0.0]

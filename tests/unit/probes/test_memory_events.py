@@ -8,7 +8,8 @@ import pytest
 
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.memory.events import CLEANUPS, EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
+from healthcheck.probes.memory.events import EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
+from healthcheck.runinfo import RunFacts
 
 
 class Device:
@@ -20,6 +21,10 @@ class Device:
     def statistics(self) -> dict[str, int]:
         self.peak = max(self.peak, self.allocated)
         return {"allocated": self.allocated, "peak": self.peak}
+
+
+def cleaned(times: int) -> RunFacts:
+    return RunFacts(actions_done={"cleanup": times})
 
 
 def play(probe: Any, device: Device, *script: tuple[EventKind, int, dict[str, Any]]) -> list[Any]:
@@ -35,13 +40,12 @@ def play(probe: Any, device: Device, *script: tuple[EventKind, int, dict[str, An
 def test_an_epoch_gives_start_end_peak_delta_and_cleanups() -> None:
     device, times = Device(), iter([10.0, 25.0])
     probe = MemoryEpochProbe(device, lambda: next(times))  # type: ignore[arg-type]
-    state: dict[str, Any] = {CLEANUPS: 2}
     samples = play(
         probe,
         device,
-        (EventKind.EPOCH_START, 100, {"epoch": 3.0, "user_state": state}),
-        (EventKind.STEP_END, 180, {"user_state": state}),
-        (EventKind.EPOCH_END, 130, {"epoch": 4.0, "user_state": {CLEANUPS: 3}}),
+        (EventKind.EPOCH_START, 100, {"epoch": 3.0, "run": cleaned(2)}),
+        (EventKind.STEP_END, 180, {"run": cleaned(2)}),
+        (EventKind.EPOCH_END, 130, {"epoch": 4.0, "run": cleaned(3)}),
     )
     assert {s.metric: s.value for s in samples} == {
         "memory.epoch": 3.0,

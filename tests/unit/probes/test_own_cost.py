@@ -7,9 +7,9 @@ import time
 import pytest
 
 from healthcheck.assembly import open_session
-from healthcheck.budget import OWN_TIME
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.speed.own_cost import WARMUP, WINDOW, OwnCostProbe
+from healthcheck.runinfo import RunFacts
 from healthcheck.samples import Sample
 
 RULES = {"version": 1, "rules": {"own": {"metric": "monitor.overhead", "when": {"above": 1000}}}}
@@ -28,8 +28,8 @@ def test_one_value_a_window_is_the_share_of_that_window_alone() -> None:
     for step in range(1, WARMUP + 3 * WINDOW + 1):
         slow = step > WARMUP + WINDOW  # own time of 10 % of a second, 20 % later; the start costs far more
         own = 7.0 + 0.1 * step + (0.1 * (step - WARMUP - WINDOW) if slow else 0.0)
-        state = {OWN_TIME: lambda own=own, step=step: (own, float(step))}
-        samples += probe.sample(Event(EventKind.STEP_END, step, user_state=state), Wanted())
+        run = RunFacts(active_seconds=float(step), own_seconds=own)
+        samples += probe.sample(Event(EventKind.STEP_END, step, run=run), Wanted())
     assert [s.step for s in samples] == [WARMUP + WINDOW * k for k in (1, 2, 3)]
     assert [s.value for s in samples] == pytest.approx([0.1, 0.2, 0.2])
     assert samples[1].detail is not None

@@ -84,7 +84,7 @@ def play(session: Session, series: Mapping[str, Sequence[float | None]], *, paus
         session.log(values, step=step)
         session.emit(Event(EventKind.BEFORE_UPDATE, step))
         session.emit(Event(EventKind.STEP_END, step))
-        if session.stop_request is not None:
+        if session.stop.request is not None:
             return
         if pause:
             time.sleep(pause)

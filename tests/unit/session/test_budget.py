@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from healthcheck import budget
 from healthcheck.assembly import open_session
+from healthcheck.budget import CHECK_EVERY, OverheadBudget, acting_metrics
+from healthcheck.dispatch import Dispatch
+from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
+from healthcheck.probing import ProbeBoard
+from healthcheck.samples import Metric
 from healthcheck.session import Session
 
 PLUGIN = """
@@ -56,7 +62,7 @@ def run(
         record=False,
     )
     said: list[str] = []
-    session.note = said.append  # type: ignore[method-assign]
+    session.add_report(SimpleNamespace(name="listener", note=said.append))  # type: ignore[arg-type]
     for step in range(1, steps + 1):
         session.emit(Event(EventKind.STEP_END, step))
         time.sleep(0.0005)
@@ -113,3 +119,66 @@ def test_a_short_run_is_left_alone(plugin: Path) -> None:
     session, said = run(plugin, 150, share="1%", two=TWO)
     assert session.demand.stretch == {}
     assert said == []
+
+
+# --------------------------------------------------------------------------- the part on its own
+
+
+class Costly:
+    """A probe whose two metrics may both be measured less often."""
+
+    name = "costly"
+    listens_to = (EventKind.STEP_END,)
+    provides = (Metric("a", "A number."), Metric("b", "Another."))
+    stretchable = ("a", "b")
+
+    def sample(self, event: Event, demand: Any) -> Any:
+        return ()
+
+
+def costly(share: float | None, *, keep: tuple[str, ...] = ()) -> tuple[OverheadBudget, RuleDemand, list[str]]:
+    """A budget over a board with one probe that costs all the time that is ours, and what it says."""
+    demand, said = RuleDemand(), list[str]()
+    demand.every.update(a=1, b=2)
+    board = ProbeBoard({"costly": Costly()}, demand, Dispatch())
+    board.cost["costly"].ns = 10**9
+    return OverheadBudget(share, demand=demand, board=board, keep=keep, note=said.append), demand, said
+
+
+def test_each_look_over_the_budget_halves_how_often_the_costliest_is_measured() -> None:
+    budget, demand, said = costly(0.01)
+    for look in (1, 2, 3):
+        budget.look(look * 10**9, 30.0 * look)
+    assert demand.stretch == {"a": 4, "b": 4}  # the first look only takes the start-up costs out of the account
+    assert budget.stretched == {"a": 4, "b": 8}
+    assert len(said) == 1
+    assert budget.steps_to_look == CHECK_EVERY
+
+
+def test_what_must_be_kept_is_never_stretched_and_then_the_budget_says_that_it_cannot_be_kept() -> None:
+    budget, demand, said = costly(0.01, keep=("a", "b"))
+    for look in (1, 2, 3):
+        budget.look(look * 10**9, 30.0 * look)
+    assert demand.stretch == {}
+    assert len(said) == 1
+    assert "no more of it can be measured less often" in said[0]
+
+
+def test_a_cost_within_the_budget_or_no_budget_changes_nothing() -> None:
+    for share in (0.5, None):
+        budget, demand, said = costly(share)
+        for look in (1, 2, 3):
+            budget.look(look * 10**9, 30.0 * look)
+        assert (demand.stretch, said) == ({}, [])
+
+
+def test_metrics_of_rules_that_act_or_fail_the_run_are_kept(watched: Any) -> None:
+    run = watched("""
+        external: [a, b, c, d]
+        rules:
+          stops: {metric: a, when: {above: 1}, then: [stop]}
+          skips: {metric: b, when: {above: 1}, then: [skip_update]}
+          fails: {metric: c, when: {above: 1}, severity: error}
+          warns: {metric: d, when: {above: 1}}
+    """)
+    assert acting_metrics(run.session.rules.rules) == {"a", "b", "c"}

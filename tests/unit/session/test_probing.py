@@ -1,4 +1,4 @@
-"""Which probes are called at which event of which step: only those with something to do."""
+"""The board of probes on its own: who is called at which event of which step, and what becomes of an error."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Listening:
 def board(probe: Listening, **every: int) -> ProbeBoard:
     demand = RuleDemand()
     demand.every.update(every)
-    return ProbeBoard({probe.name: probe}, demand, Dispatch(), lambda: 0.0)
+    return ProbeBoard({probe.name: probe}, demand, Dispatch())
 
 
 def run(board: ProbeBoard, steps: int, **facts: Any) -> None:
     for step in range(1, steps + 1):
         for kind in STEP:
-            board.sample(Event(kind, step, **facts), float(step))
+            board.sample(Event(kind, step, **facts), float(step), [])
 
 
 def called(probe: Listening, kind: EventKind) -> list[int]:
@@ -67,9 +67,10 @@ def test_a_step_ahead_counts_too_and_a_metric_of_every_step_is_always_due() -> N
 
 
 def test_a_stretched_metric_is_due_less_often_once_the_board_is_told() -> None:
-    probe = Listening(only_when_due=STEP)
-    watching = board(probe, a=2)
-    watching.demand.stretch["a"] = 3
+    probe, demand = Listening(only_when_due=STEP), RuleDemand()
+    demand.every["a"] = 2
+    watching = ProbeBoard({probe.name: probe}, demand, Dispatch())
+    demand.stretch["a"] = 3
     watching.reschedule()
     run(watching, 12)
     assert called(probe, EventKind.LOSS) == [6, 12]
@@ -80,7 +81,7 @@ def test_a_probe_that_has_answered_is_not_called_again_in_that_step_for_that_opt
     watching = board(probe, a=1)
     run(watching, 2)
     assert called(probe, EventKind.STEP_END) == []
-    watching.sample(Event(EventKind.STEP_END, 2, optimizer_index=1), 2.0)
+    watching.sample(Event(EventKind.STEP_END, 2, optimizer_index=1), 2.0, [])
     assert called(probe, EventKind.STEP_END) == [2]
 
 
@@ -139,7 +140,7 @@ def test_a_new_optimizer_ends_every_rest() -> None:
     probe = resting(3, until=100)
     watching = board(probe, a=1)
     run(watching, 4, optimizer=Optimizer())
-    watching.sample(Event(EventKind.BEFORE_UPDATE, 5, optimizer=Optimizer()), 5.0)
+    watching.sample(Event(EventKind.BEFORE_UPDATE, 5, optimizer=Optimizer()), 5.0, [])
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 3, 5]
 
 
@@ -147,6 +148,97 @@ def test_with_several_optimizers_nobody_rests() -> None:
     probe = resting(3, until=100)
     watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
     for step in range(1, 6):
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step))
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step))
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_the_kinds_worth_building_are_those_at_which_somebody_is_called_or_listens() -> None:
+    probe = Listening(only_when_due=(EventKind.LOSS,))
+    watching = board(probe, a=2)
+    wanted = watching.wanted
+    watching.heard_elsewhere(frozenset({EventKind.EPOCH_END}))
+    watching.begin_step(1)
+    assert wanted == {EventKind.BEFORE_UPDATE, EventKind.STEP_END, EventKind.EPOCH_END}
+    watching.begin_step(2)
+    assert wanted == {*STEP, EventKind.EPOCH_END}
+
+
+def test_an_event_after_the_update_is_not_worth_building_once_all_have_answered_before_it() -> None:
+    probe = Listening(
+        listens_to=(EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE), answers_once=(EventKind.AFTER_UPDATE,)
+    )
+    watching, optimizer = board(probe, a=1), Optimizer()
+    watching.begin_step(1)
+    assert EventKind.AFTER_UPDATE in watching.wanted
+    watching.sample(Event(EventKind.BEFORE_UPDATE, 1, optimizer=optimizer), 1.0, [])
+    assert EventKind.AFTER_UPDATE not in watching.wanted
+    watching.heard_elsewhere(frozenset({EventKind.AFTER_UPDATE}))
+    watching.begin_step(2)
+    watching.sample(Event(EventKind.BEFORE_UPDATE, 2, optimizer=optimizer), 2.0, [])
+    assert EventKind.AFTER_UPDATE in watching.wanted
+
+
+def test_in_a_step_that_nobody_announced_all_that_may_be_heard_is_worth_building() -> None:
+    watching = board(Listening(only_when_due=STEP), a=5)
+    watching.begin_step(3)
+    assert watching.wanted == set()
+    watching.sample(Event(EventKind.LOSS, 4), 4.0, [])
+    assert watching.wanted == set(STEP)
+
+
+def test_the_metrics_that_are_due_at_a_step_are_known_while_it_is_under_way() -> None:
+    probe, demand = Listening(), RuleDemand()
+    demand.every.update(a=1, b=3)
+    watching = ProbeBoard({probe.name: probe}, demand, Dispatch())
+    due = []
+    for step in range(1, 7):
+        watching.begin_step(step)
+        due.append(sorted(demand.due_now))
+        assert due[-1] == [key for key in ("a", "b") if demand.due(key, step)]
+    assert due == [["a"], ["a"], ["a", "b"]] * 2
+
+
+def test_samples_carry_the_time_of_their_event() -> None:
+    made: list[Sample] = []
+    board(Listening(), a=1).sample(Event(EventKind.BEFORE_UPDATE, 1), 12.5, made)
+    assert [(sample.metric, sample.time) for sample in made] == [("a", 12.5)]
+
+
+def test_a_probe_that_raises_three_times_is_left_out_and_the_others_go_on() -> None:
+    class Broken(Listening):
+        name = "broken"
+        provides = (Metric("c", "A third."),)
+
+        def sample(self, event: Event, demand: Any) -> Any:
+            super().sample(event, demand)
+            raise ValueError("no value")
+
+    broken, probe, demand, dispatch = Broken(), Listening(), RuleDemand(), Dispatch()
+    demand.every.update(a=1, c=1)
+    watching = ProbeBoard({broken.name: broken, probe.name: probe}, demand, dispatch)
+    run(watching, 4)
+    assert [error.to_json()["count"] for error in dispatch.errors] == [1, 1, 1]
+    assert len(broken.calls) == 3
+    assert len(probe.calls) == 12
+
+
+def test_once_the_run_is_over_nothing_is_wanted_and_probes_are_closed() -> None:
+    closed = []
+    probe = Listening(close=lambda: closed.append("closed"))
+    watching = board(probe, a=1)
+    watching.begin_step(1)
+    watching.close(lambda function: function())
+    watching.begin_step(2)
+    assert watching.wanted == set()
+    assert closed == ["closed"]
+
+
+def test_a_state_that_cannot_be_read_costs_only_its_probe() -> None:
+    def unreadable(state: Any) -> None:
+        raise KeyError(state)
+
+    watching = board(Listening(state_dict=lambda: "kept", load_state_dict=unreadable), a=1)
+    assert watching.state_dict() == {"listening": "kept"}
+    (sentence,) = watching.load_state_dict({"listening": "old", "gone": 1})
+    assert sentence.startswith("the probe listening starts fresh: its saved state cannot be read (KeyError")

@@ -201,7 +201,7 @@ def test_nobody_listens_then_nothing_is_wanted(watched):
 
 def test_a_probe_that_no_rule_wants_is_not_called(watched):
     run = watched("rules: {lr: {metric: lr, when: {above: 1}}}")
-    assert {p.name for probes in run.session.probing.by_kind.values() for p in probes} == {"learning-rate"}
+    assert {p.name for probes in run.session.board.by_kind.values() for p in probes} == {"learning-rate"}
 
 
 def test_an_action_that_raises_is_an_action_error_and_does_not_prevent_the_stop(watched, tmp_path):
@@ -272,8 +272,8 @@ def test_what_is_logged_and_is_no_number_is_said_once_and_left_out(watched):
             said.append(text)
 
     run = watched(NAN_STOPS)
-    run.session.reports.append(Reader())
+    run.session.add_report(Reader())
     for _ in range(3):
         run.session.log({"kl": "abc", "accuracy": 0.5})
     assert said == ['logged "kl" is no number but str: it is left out']
-    assert [sample.metric for sample in run.session.probing.pending] == ["accuracy"] * 3
+    assert [sample.metric for sample in run.session.judge.waiting] == ["accuracy"] * 3

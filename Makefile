@@ -5,6 +5,7 @@
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
 #   make bench   the benchmarks behind the numbers in the documentation
 #   make docs    write the generated pages again
+#   make golden  write the golden files again: published packs, the schema of rule files, messages about bad rule files
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests start hundreds of processes: without bytecode each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test faults check lint fast bench docs wheels clean
+.PHONY: demo test faults check lint fast bench docs golden wheels clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -60,6 +61,10 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/_generate.py
 	$(BIN)/python docs/_update.py
+
+# Read the diff: what is written here is promised to users.
+golden: $(READY)
+	HEALTHCHECK_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/rules/test_published_packs.py tests/rulefile tests/unit/rulelang/test_schema.py
 
 wheels: $(READY)
 	rm -rf dist build plugins/*/build  # a build folder hands its old files on

@@ -1,10 +1,10 @@
-"""Write the pages that are taken from the code: hooks, errors, metrics.
+"""Write what is taken from the code: the pages on hooks, errors, metrics and so on, and the example plugin.
 
     python docs/_generate.py            write them
     python docs/_generate.py --check    exit 1 and name those that are stale
 
-A page here has no text of its own: what it says stands in a docstring or a declaration, and
-tests/meta fails while the two differ.
+A page here has no text of its own (but that on rules, where only the tables are written): what it says stands in
+a docstring or a declaration, and tests/meta fails while the two differ.
 """
 
 from __future__ import annotations
@@ -233,6 +233,66 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def actions_page() -> str:
+    """docs/reference/actions.md: what `then:` knows without any plugin."""
+    from healthcheck.actions import BUILT_IN
+
+    blocks = [MARK, "# Actions\n"]
+    blocks.append(
+        "What a rule may do about its alert: `then: [warn, {checkpoint: {path: last.pt}}]`. Those that observe run first and also under "
+        "`--observe`, then those that mitigate, then `stop`. Plugins bring more ([Writing an action](../plugins/writing-an-action.md)).\n"
+    )
+    for action in (make() for make in BUILT_IN):
+        blocks += [f"## {action.name}\n", f"Stage: {action.stage}.\n", markdown(type(action).__doc__) + "\n"]
+        options = action.options_schema.get("properties", {})
+        if options:
+            blocks.append("| Option | Meaning |\n|---|---|")
+            blocks += [f"| `{name}` | {option.get('description', '')} |" for name, option in options.items()]
+            blocks.append("")
+    return "\n".join(blocks).rstrip() + "\n"
+
+
+TABLE_OF_RULES = re.compile(r"^<!-- rules/(\w+)\.yaml, by docs/_generate\.py -->\n(?:\|.*\n)*", re.MULTILINE)
+FINDS = re.compile(r"^\*Finds (.+?)\. Category: ", re.MULTILINE)
+
+
+def rules_page() -> str:
+    """docs/rules/README.md: its own text, and each pack's rules in the order of the pack.
+
+    What a rule finds stands at the beginning of its page, what it does by default in the packs.
+    """
+    from healthcheck.assembly import load_rules_for, plugin_host
+    from healthcheck.rulelang.loader import load_file
+
+    host = plugin_host()
+    recommended = {rule.id: rule for rule in load_rules_for(host=host, rules="healthcheck:recommended").rules}
+
+    def table(mark: re.Match[str]) -> str:
+        pack = load_rules_for(host=host, rules=f"healthcheck:{mark[1]}").rules
+        known = recommended if any(rule.id in recommended for rule in pack) else {rule.id: rule for rule in pack}
+        lines = [mark[0].splitlines()[0], "| Rule | Finds | By default |", "|---|---|---|"]
+        for name in load_file(DOCS.parent / "rules" / f"{mark[1]}.yaml").data["rules"]:
+            page = DOCS / "rules" / f"{name}.md"
+            found = FINDS.search(page.read_text(encoding="utf-8")) if page.is_file() else None
+            finds = found[1] if found else f"its page does not say: docs/rules/{name}.md"
+            lines.append(f"| [{name}]({name}.md) | {finds} | {_by_default(known.get(name))} |")
+        return "\n".join(lines) + "\n"
+
+    return TABLE_OF_RULES.sub(table, (DOCS / "rules" / "README.md").read_text(encoding="utf-8"))
+
+
+def _by_default(rule: Any) -> str:
+    """What comes of an alert: in a run, and for CI."""
+    if rule is None:
+        return "off"
+    actions = {action.name for action in rule.actions}
+    says = (
+        "stops" if rule.may_stop else {"error": "fails CI", "warning": "warns", "info": "says so"}[str(rule.severity)]
+    )
+    before, behind = "cleans up, " * ("cleanup" in actions), ", dumps stacks" * ("dump_stacks" in actions)
+    return f"{before}{says}{behind}"
+
+
 def source_map_page() -> str:
     """docs/explanation/source-map.md: every file of the package with the first sentence of its docstring."""
     package = DOCS.parent / "healthcheck"
@@ -287,36 +347,50 @@ PAGES: dict[str, Callable[[], str]] = {
     "plugins/hooks.md": hooks_page,
     "reference/errors.md": errors_page,
     "reference/metrics.md": metrics_page,
+    "reference/actions.md": actions_page,
     "reference/capabilities.md": capabilities_page,
     "reference/devices.md": devices_page,
     "reference/rule-file-errors.md": mistakes_page,
     "explanation/source-map.md": source_map_page,
+    "rules/README.md": rules_page,
 }
 
 
-def stale() -> list[str]:
-    """Generated pages that differ from what the code says now."""
-    found = []
-    for name, page in PAGES.items():
-        path = DOCS / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != page():
-            found.append(name)
-    return found
+EXAMPLE = "healthcheck-example"
+
+
+def files() -> dict[str, str]:
+    """All that this writes, by path from the root: the pages, and the example, which is what `plugins new` gives."""
+    from healthcheck.commands.newplugin import plugin_files
+
+    written = {f"docs/{name}": page() for name, page in PAGES.items()}
+    return written | {f"plugins/{EXAMPLE}/{path}": text for path, text in plugin_files(EXAMPLE).items()}
+
+
+def differing() -> dict[str, str]:
+    """Those of :func:`files` that are not on disk as they should be."""
+    written = {name: (text, DOCS.parent / name) for name, text in files().items()}
+    return {
+        name: text
+        for name, (text, path) in written.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the generated pages of the documentation.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is stale")
-    if parser.parse_args().check:
-        names = stale()
-        for name in names:
-            print(f"stale: docs/{name}; run `make docs`", file=sys.stderr)
-        return 1 if names else 0
-    for name, page in PAGES.items():
-        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
-        (DOCS / name).write_text(page(), encoding="utf-8")
-        print(f"docs/{name}")
-    return 0
+    check = parser.parse_args().check
+    found = differing()
+    for name, text in found.items():
+        if check:
+            print(f"stale: {name}; run `make docs`", file=sys.stderr)
+            continue
+        path = DOCS.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(name)
+    return 1 if check and found else 0
 
 
 if __name__ == "__main__":

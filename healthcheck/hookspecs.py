@@ -59,7 +59,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
     """Add probes. Once per session, on every rank, before the first event.
 
-    :param register: call it with an object of the shape :class:`healthcheck.protocols.Probe`.
+    :param register: call it with an object of the shape :class:`healthcheck.Probe`.
         A metric name that another probe provides already is refused.
 
     Do not import torch at module level here: ``healthcheck check`` reads what a probe provides
@@ -71,7 +71,7 @@ def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
 def healthcheck_register_conditions(register: Callable[[ConditionType], None]) -> None:
     """Add conditions for ``when:``. Once per process that reads rules, on every rank.
 
-    :param register: call it with a :class:`healthcheck.protocols.ConditionType`. Names from
+    :param register: call it with a :class:`healthcheck.ConditionType`. Names from
         plugins carry a dot (``acme.cusum``); built-in names cannot be replaced.
 
     Your schema is merged into the rule-file schema, so that mistakes in your options are
@@ -83,7 +83,7 @@ def healthcheck_register_conditions(register: Callable[[ConditionType], None]) -
 def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
     """Add actions for ``then:``. Once per session, on every rank.
 
-    :param register: call it with an object of the shape :class:`healthcheck.protocols.Action`.
+    :param register: call it with an object of the shape :class:`healthcheck.Action`.
         Names from plugins carry a dot (``acme.page``); built-in names cannot be replaced.
 
     If you raise, your plugin is not loaded.
@@ -94,7 +94,7 @@ def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
 def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     """Add places where samples and alerts go. Once per session, on every rank.
 
-    :param register: call it with an object of the shape :class:`healthcheck.protocols.Report`.
+    :param register: call it with an object of the shape :class:`healthcheck.Report`.
 
     If you raise, your plugin is not loaded.
     """
@@ -104,7 +104,7 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
 def healthcheck_register_readers(register: Callable[[Reader], None]) -> None:
     """Add formats of recorded runs for ``healthcheck replay``. Once per process that replays.
 
-    :param register: call it with an object of the shape :class:`healthcheck.protocols.Reader`.
+    :param register: call it with an object of the shape :class:`healthcheck.Reader`.
 
     If you raise, your plugin is not loaded.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from healthcheck.events import Event, EventKind
 from healthcheck.runinfo import RunInfo
@@ -374,6 +374,18 @@ class Report(Protocol):
     def name(self) -> str: ...
 
 
+class Position(NamedTuple):
+    """Where a row of a recorded run stands, for formats that say so themselves.
+
+    ``None`` in a field means that the column of that meaning is looked for: ``time`` in seconds since any origin,
+    ``phase`` is ``train``, ``eval`` or ``test``.
+    """
+
+    step: int | None = None
+    time: float | None = None
+    phase: str | None = None
+
+
 class Reader(Protocol):
     """Reads recorded runs of one format.
 
@@ -388,15 +400,12 @@ class Reader(Protocol):
     help: str
 
     def recognises(self, path: Path, head: bytes) -> float: ...
-    def read(
-        self, path: Path, notes: list[str]
-    ) -> Iterator[tuple[tuple[int | None, float | None, str | None] | None, Mapping[str, Any]]]:
-        """Yield ``(position, columns)``.
+    def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, Mapping[str, Any]]]:
+        """Yield ``(position, columns)``, row by row.
 
-        ``position`` is ``healthcheck.readers.base.Position(step, time, phase)`` for formats that say
-        so themselves, each field or the whole ``None`` where it has to be found in the columns.
-        ``columns`` maps names to numbers, text, or ``None`` (JSON ``null``); a column without a value
-        in this row is absent. NaN and infinity are floats.
+        ``position`` is None where step, time and phase all have to be found in the columns. ``columns`` maps
+        names to numbers, text, or ``None`` (JSON ``null``); a column without a value in this row is absent. NaN
+        and infinity are floats.
         """
 
 

@@ -21,6 +21,13 @@ BUILTIN = "healthcheck"
 """Owner of everything that ships in this distribution."""
 
 
+_NEEDED = {
+    "probes": ("name", "listens_to", "provides", "sample"),
+    "conditions": ("name", "schema", "compile"),
+    "actions": ("name", "stage", "run"),
+    "reports": ("name",),
+    "readers": ("name", "recognises", "read"),
+}
 _EXAMPLES = {
     "listens_to": "listens_to = (EventKind.AFTER_UPDATE,)",
     "provides": 'provides = (Metric("mine.value", help="..."),)',
@@ -52,6 +59,13 @@ class Registry:
         def register(*given: Any) -> None:
             if isinstance(given[0], type):
                 raise PluginError(f"{owner}: register an object, not a class: register({given[0].__name__}())")
+            for needed in _NEEDED.get(kind, ()):
+                if not hasattr(given[0], needed):
+                    what = kind[:-1]
+                    article = "an" if what == "action" else "a"
+                    raise PluginError(
+                        f'{owner}: {article} {what} needs "{needed}"; see healthcheck.{what.capitalize()}'
+                    )
             getattr(self, f"_add_{kind}")(owner, *given)
 
         return register
@@ -85,9 +99,6 @@ class Registry:
         self.owners[kind, name] = owner
 
     def _add_probes(self, owner: str, probe: Probe) -> None:
-        for needed in ("name", "listens_to", "provides", "sample"):
-            if not hasattr(probe, needed):
-                raise PluginError(f'{owner}: a probe needs "{needed}"; see healthcheck.protocols.Probe')
         for wanted, kind in (("listens_to", EventKind), ("provides", Metric)):
             wrong = [entry for entry in getattr(probe, wanted) if not isinstance(entry, kind)]
             if wrong:

@@ -216,18 +216,31 @@ class Session:
             "A model and its optimizers are given to healthcheck.watch()"
         )
 
-    def log(self, metrics: Mapping[str, Any], *, step: int | None = None, phase: str | None = None) -> None:
-        """Feed metrics of your own. Device scalars are taken as they are, without a wait."""
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        phase: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Feed metrics of your own. Device scalars are taken as they are, without a wait.
+
+        :param step: that of the values; the step under way if None.
+        :param phase: ``train`` or ``eval``; by the beginning of the name if None.
+        :param labels: tell these series of a metric apart from others: ``{"parameter": "head.weight"}``.
+        """
         if self._ended or os.getpid() != self.pid:
             return
         at = self.active()
         step = step if step is not None else max(1, self.step)
+        apart = tuple(sorted(labels.items())) if labels else NO_LABELS
         for name, value in metrics.items():
             if not hasattr(value, "__float__"):
                 self._no_number(name, value)
                 continue
             kind = phase or ("eval" if name.startswith(("eval.", "val.", "test.")) else "train")
-            self.judge.waiting.append(Sample(name, step, value, NO_LABELS, kind, at))
+            self.judge.waiting.append(Sample(name, step, value, apart, kind, at))
 
     def _no_number(self, name: str, value: Any) -> None:
         if name not in self._no_numbers:

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -73,6 +74,25 @@ def helper() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """``clone(folder)``: what a fresh clone of this working tree holds, copied there; nothing that git ignores."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    first = tmp_path_factory.mktemp("clone")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():  # not deleted since the last commit
+            (first / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, first / name)
+    # Once for all copies: each process would else compile the package anew.
+    subprocess.run([sys.executable, "-m", "compileall", "-q", first / "healthcheck"], check=True)
+
+    def copy(folder: Path) -> Path:
+        return Path(shutil.copytree(first, folder, dirs_exist_ok=True))
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from healthcheck.events import ModelView
+from healthcheck.probes.values import host_bytes
 from healthcheck.samples import encode_number
 
 MAX_LEAVES = 64
@@ -149,15 +150,12 @@ def _describe_tensor(tensor: Any) -> dict[str, Any]:
 def _bytes(tensor: Any, limit: int | None = None) -> bytes:
     import torch
 
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if limit is not None:
         flat = flat[: max(1, limit // max(1, flat.element_size()))]
     if flat.dtype is torch.bool:
         flat = flat.to(torch.uint8)
-    if not flat.numel():
-        return b""
-    data: bytes = bytes(flat.cpu().view(torch.uint8).untyped_storage())
-    return data[: flat.numel() * flat.element_size()]
+    return host_bytes(flat.cpu())
 
 
 def _ids(leaf: Any) -> list[Any] | None:

@@ -5,6 +5,7 @@ Probes run where torch is loaded, but their modules are imported where it need n
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import sys
@@ -63,6 +64,20 @@ def scalar(value: Any) -> Any:
         except (TypeError, ValueError):
             return None
     return None
+
+
+def host_bytes(tensor: Any) -> bytes:
+    """Elements of a contiguous tensor on the CPU as they lie in memory.
+
+    ``tensor.numpy()`` would need numpy, which torch does not require; ``bytes(tensor.untyped_storage())`` takes
+    11 us a byte and ignores where in its storage the tensor begins.
+
+    Raises ``ValueError`` for a tensor without memory of its own (fake tensors, wrapper subclasses).
+    """
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise ValueError(f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} holds no memory")
+    return ctypes.string_at(address, tensor.numel() * tensor.element_size())
 
 
 def spread(things: Sequence[Any], most: int) -> Sequence[Any]:

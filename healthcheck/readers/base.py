@@ -7,7 +7,7 @@ import io
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from healthcheck.errors import UsageError
 
@@ -37,14 +37,6 @@ PEEK_ROWS = 400
 """Rows that are looked at before columns get their names. The only rows kept in memory."""
 
 GZIP = b"\x1f\x8b"
-
-
-class Position(NamedTuple):
-    """Where a row stands, for formats that say so themselves. ``None`` in a field: look in the columns."""
-
-    step: int | None = None
-    time: float | None = None
-    phase: str | None = None
 
 
 def read_head(path: Path) -> bytes:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, UnreadableRunError, flat, head_text, open_text
+from healthcheck.protocols import Position
+from healthcheck.readers.base import UnreadableRunError, flat, head_text, open_text
 
 _MOST_BYTES = 512 * 1024 * 1024
 _decode = json.JSONDecoder().raw_decode

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, head_text, open_text
+from healthcheck.protocols import Position
+from healthcheck.readers.base import head_text, open_text
 from healthcheck.record.lines import parse_series
 from healthcheck.samples import Labels, Sample, decode_number
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from healthcheck.readers.base import Position, to_number, to_seconds
+from healthcheck.protocols import Position
+from healthcheck.readers.base import to_number, to_seconds
 from healthcheck.readers.columns import (
     EPOCH_NAMES,
     EVAL_WORDS,

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import UsageError
-from healthcheck.readers.base import PEEK_ROWS, Position, to_number
+from healthcheck.protocols import Position
+from healthcheck.readers.base import PEEK_ROWS, to_number
 from healthcheck.readers.columns import (
     EVAL_WORDS,
     TRAIN_WORDS,
@@ -415,7 +416,7 @@ class RecordedRun:
         return {series_name(*key): column for key, column in found.items()}
 
     def _items(self, notes: list[str]) -> Iterator[Item]:
-        items = cast("Iterator[Item]", iter(self.reader.read(self.path, notes)))
+        items: Iterator[Item] = iter(self.reader.read(self.path, notes))
         peek = list(islice(items, PEEK_ROWS))
         items = chain(peek, items)
         long = name_and_value(peek)

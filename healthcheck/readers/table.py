@@ -13,7 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, UnreadableRunError, cell, head_text, is_binary, open_text
+from healthcheck.protocols import Position
+from healthcheck.readers.base import UnreadableRunError, cell, head_text, is_binary, open_text
 
 _DELIMITERS = (",", "\t", ";", "|")
 _BLANKS = re.compile(r"\s{1,}")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.readers.base import Position, UnreadableRunError
+from healthcheck.protocols import Position
+from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.columns import EVAL_WORDS, TEST_WORDS
 
 Item = tuple[Position, dict[str, Any]]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from healthcheck.errors import UsageError
-from healthcheck.readers.base import GZIP, HEAD_BYTES, Position, cell, head_text, is_binary, open_text
+from healthcheck.protocols import Position
+from healthcheck.readers.base import GZIP, HEAD_BYTES, cell, head_text, is_binary, open_text
 from healthcheck.readers.columns import (
     EPOCH_NAMES,
     EVAL_WORDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,8 @@ class FakeTrainer:
         """One step with all its events; False once a stop was asked for.
 
         :param loss: None for a step without a loss.
-        :param log: metrics as the script would give to ``healthcheck.log``.
+        :param log: metrics as the script would give to ``healthcheck.log``; a name may carry labels
+            (``grad_norm[encoder.weight]``, ``lr[group=1]``), as if a probe had given the sample.
         :param facts: further fields of :class:`healthcheck.events.Event`, for all events of the update.
         """
         if self.stopped:
@@ -160,7 +162,7 @@ class FakeTrainer:
             if loss is not None:
                 self.emit(EventKind.LOSS, loss=loss, batch=batch)
         if log:
-            self.session.log(log, step=self.step)
+            log_series(self.session, log, self.step)
         self.emit(EventKind.BACKWARD_END, **update)
         self.skipping, self.before_update = False, True
         try:
@@ -206,3 +208,21 @@ class FakeTrainer:
         if self._began and not self.stopped:
             self.emit(EventKind.EPOCH_END, epoch=0.0)
         return self.session.finish(Ending(exception=exception))
+
+
+@lru_cache(maxsize=1024)
+def series_of(name: str) -> tuple[str, Mapping[str, str]]:
+    """``lr[group=1]`` as metric and labels. Raises ``ValueError`` for a name that is no single series."""
+    from healthcheck.ruletests.timeline import series_of as read
+
+    metric, labels = read(name)
+    if not metric or "[" in metric or "]" in metric or any(value in ("", "*") for _, value in labels):
+        raise ValueError(f"series {name}: labels are written as in grad_norm[encoder.weight] or lr[group=1]")
+    return metric, dict(labels)
+
+
+def log_series(session: Session, values: Mapping[str, Any], step: int) -> None:
+    """Samples of one step, by the names of their series."""
+    for name, value in values.items():
+        metric, labels = series_of(name)
+        session.log({metric: value}, step=step, labels=labels)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.clock import VirtualClock
 from healthcheck.events import EventKind
-from healthcheck.testing.fake import FakeTrainer
+from healthcheck.testing.fake import FakeTrainer, log_series, series_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -73,18 +73,19 @@ def play(target: Any, series: Series, *, step_time: float = 1.0, seed: str = "pl
     :param target: rules (path, pack, dict, YAML text, list), which get a session of their own and a
         report; or something with a session (the fixture ``healthcheck``, a ``Loop``, a session), which goes on.
     :param series: name -> numbers, None for a step without a sample, or the notation of rule tests
-        (``"2.0~0.05 x300, 9.0 x5, nan, _ x3"``).
+        (``"2.0~0.05 x300, 9.0 x5, nan, _ x3"``). A name may carry labels, as messages and rule tests write them:
+        ``grad_norm[encoder.weight]`` (a parameter), ``lr[group=1]``, ``loss[optimizer=1]``, ``time.step[rank=2]``.
     :param step_time: seconds of virtual time per step.
+    :param seed: of the noise; the name of the series is added to it.
     :param options: of :func:`open_test_session`.
 
     Raises ``RuleFileError`` for mistakes in rules, ``ValueError`` for a series that cannot be read.
     """
-    columns = {name: _written(name, given, seed) for name, given in series.items()}
+    columns = {name: _numbers(name, given, seed) for name, given in series.items()}
     length = max((len(column) for column in columns.values()), default=0)
     session = _session_of(target)
     if session is not None:
         return Played(session, None, _feed(session, columns, length), {})
-    # What is played may be named by rules without `external:`: it exists because it is played.
     clock = VirtualClock()
     session = open_test_session(target, clock=clock, **options)
     trainer = FakeTrainer(session)
@@ -92,14 +93,16 @@ def play(target: Any, series: Series, *, step_time: float = 1.0, seed: str = "pl
     for row in range(length):
         clock.advance(step_time)
         steps += 1
-        if not trainer.train_step(**_row(columns, row)):
+        values = _row(columns, row)
+        # The plain loss comes the way that a loop shows it, everything else as if a probe or the script had given it.
+        if not trainer.train_step(values.pop("loss", None), log=values):
             break
     return Played(session, trainer, steps, trainer.finish())
 
 
-def _row(columns: Mapping[str, Sequence[float | None]], row: int) -> dict[str, Any]:
-    values = {name: column[row] for name, column in columns.items() if row < len(column) and column[row] is not None}
-    return {"loss": values.pop("loss", None), "log": values}
+def _row(columns: Mapping[str, Sequence[float | None]], row: int) -> dict[str, float]:
+    there = ((name, column[row]) for name, column in columns.items() if row < len(column))
+    return {name: value for name, value in there if value is not None}
 
 
 def _feed(session: Session, columns: Mapping[str, Sequence[float | None]], length: int) -> int:
@@ -108,16 +111,12 @@ def _feed(session: Session, columns: Mapping[str, Sequence[float | None]], lengt
 
     for row in range(length):
         step = session.step + 1
-        session.log({k: v for k, v in _row_all(columns, row).items() if v is not None}, step=step)
+        log_series(session, _row(columns, row), step)
         session.emit(Event(EventKind.BEFORE_UPDATE, step))
         session.emit(Event(EventKind.STEP_END, step))
         if session.stop.request is not None:
             return row + 1
     return length
-
-
-def _row_all(columns: Mapping[str, Sequence[float | None]], row: int) -> dict[str, float | None]:
-    return {name: column[row] for name, column in columns.items() if row < len(column)}
 
 
 def _session_of(target: Any) -> Session | None:
@@ -127,13 +126,17 @@ def _session_of(target: Any) -> Session | None:
     return found if isinstance(found, Session) else None
 
 
-def _written(name: str, given: str | Sequence[float | None], seed: str) -> Sequence[float | None]:
-    if not isinstance(given, str):
-        return [None if value is None else float(value) for value in given]
+def _numbers(name: str, given: str | Sequence[float | None], seed: str) -> Sequence[float | None]:
     from healthcheck.ruletests.notation import NotationError, expand, parse_series
 
+    series_of(name)  # raises for a name that cannot be read
+    if not isinstance(given, str):
+        return [None if value is None else float(value) for value in given]
     try:
-        return expand(parse_series(given), f"{seed}/{name}").values
+        made = expand(parse_series(given), f"{seed}/{name}")
     except NotationError as error:
         hint = f"; {error.suggestion}" if error.suggestion else ""
         raise ValueError(f"series {name}: {error}{hint}") from None
+    if made.gaps:
+        raise ValueError(f"series {name}: time passes by step_time here; `gap` is for rule tests (*.hctest.yaml)")
+    return made.values

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from healthcheck import hookspecs
@@ -137,8 +139,7 @@ def _check_registered(host: PluginHost, owner: str) -> Iterator[str]:
         reader = registry.readers[name]
         if not getattr(reader, "help", ""):
             yield f'reader "{name}" has no help; say which files it reads'
-        yield from _takes(f'reader "{name}": recognises', getattr(reader, "recognises", None), 2)
-        yield from _takes(f'reader "{name}": read', getattr(reader, "read", None), 2)
+        yield from _check_reader(name, reader)
     for name in found.get("packs", ()):
         yield from _check_pack(host, name)
 
@@ -150,6 +151,7 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
     wrong = [kind for kind in probe.listens_to if kind not in set(EventKind)]
     if wrong or not probe.listens_to:
         yield f"{what}: listens_to must hold members of EventKind, not {wrong or 'nothing'}"
+    yield from _optional(what, probe)
     source = _source(type(probe))
     provided: list[Any] = list(probe.provides)  # an author's, not yet checked
     for metric in provided:
@@ -170,10 +172,49 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
             )
 
 
+def _optional(what: str, probe: Any) -> Iterator[str]:
+    """What a probe may have besides, and only in the right form."""
+    for method, count in (("plan", 1), ("close", 0), ("state_dict", 0), ("load_state_dict", 1)):
+        if hasattr(probe, method):
+            yield from _takes(f"{what}: {method}", getattr(probe, method), count)
+    if hasattr(probe, "state_dict") != hasattr(probe, "load_state_dict"):
+        have, lack = ("state_dict", "load_state_dict")[:: 1 if hasattr(probe, "state_dict") else -1]
+        yield f"{what} has {have} but no {lack}: a resumed run does not go on with its counters"
+    for name in ("only_when_due", "answers_once"):
+        unheard = [kind for kind in getattr(probe, name, ()) if kind not in probe.listens_to]
+        if unheard:
+            yield f"{what}: {name} holds {unheard[0]}, to which it does not listen"
+    given = {metric.key for metric in probe.provides if isinstance(metric, Metric)}
+    unknown = sorted(set(getattr(probe, "stretchable", ())) - given)
+    if unknown:
+        yield f'{what}: stretchable holds "{unknown[0]}", which it does not provide'
+
+
+def _check_reader(name: str, reader: Any) -> Iterator[str]:
+    what = f'reader "{name}"'
+    unfit = [*_takes(f"{what}: recognises", reader.recognises, 2), *_takes(f"{what}: read", reader.read, 2)]
+    yield from unfit
+    if unfit:
+        return
+    for said, head in (("an empty head, as of a folder", b""), ("bytes of another format", bytes(range(256)))):
+        try:
+            sure = reader.recognises(Path("run.log"), head)
+        except Exception as error:
+            yield f"{what}: recognises raised {type(error).__name__} for {said}: no recorded run could be looked at"
+            return
+        if not isinstance(sure, (int, float)) or not 0.0 <= sure <= 1.0:
+            yield f"{what}: recognises must answer how sure it is, from 0.0 to 1.0; for {said} it answers {sure!r}"
+            return
+
+
 def _check_report(name: str, report: Any) -> Iterator[str]:
     methods = [method for method in REPORT_METHODS if callable(getattr(report, method, None))]
     if not methods:
         yield f'report "{name}" has none of the methods {", ".join(REPORT_METHODS)}'
+    for method in vars(type(report)):
+        meant = difflib.get_close_matches(method.removeprefix("on_"), REPORT_METHODS, n=1, cutoff=0.8)
+        if meant and method not in REPORT_METHODS and callable(getattr(report, method)):
+            yield f'report "{name}" has a method {method}, which is never called; did you mean "{meant[0]}"?'
     for method in methods:
         yield from _takes(f'report "{name}": {method}', getattr(report, method), len(REPORT_METHODS[method]))
 

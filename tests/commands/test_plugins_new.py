@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +29,16 @@ def test_it_writes_a_file_for_each_part_and_says_what_to_do_next(made: Path) -> 
     parts = {f"acme_health/{name}.py" for name in ("__init__", "probe", "condition", "action", "report", "reader")}
     assert parts | {"pyproject.toml", "README.md", "tests/test_plugin.py", "acme_health/packs/starter.yaml"} <= files
     assert not [name for name in files if "@" in (made / name).read_text() and "@PACKAGE@" in (made / name).read_text()]
+
+
+def test_it_uses_public_names_only(made: Path, helper: Callable[[str], ModuleType]) -> None:
+    """What it imports is promised to last; everything else of the package may move."""
+    private_uses = helper("tests/plugins/public_names.py").private_uses
+    assert {
+        path.name: private_uses(path.read_text()) for path in made.rglob("*.py") if private_uses(path.read_text())
+    } == {}
+    assert private_uses("from healthcheck.protocols import Probe") == ["healthcheck.protocols.Probe"]
+    assert private_uses("import healthcheck\nhealthcheck.assembly") == ["healthcheck.assembly"]
 
 
 @pytest.mark.slow
@@ -76,7 +88,15 @@ def test_from_its_wheel_in_a_clean_environment_every_part_is_visible_and_usable(
     wheels = [build(source, out, tmp_path) for source in (ROOT, made)]
     folder = tmp_path / "clean"
     folder.mkdir()
+    with zipfile.ZipFile(wheels[1]) as wheel:
+        sources = {name: wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py")}
+    assert len(sources) == 6
+    private_uses = helper("tests/plugins/public_names.py").private_uses
+    assert [use for source in sources.values() for use in private_uses(source)] == []
     environment = clean_venv.CleanEnvironment(folder, wheels)
+    shutil.copytree(made / "tests", folder / "tests")  # away from the sources: the installed package is tested
+    tests = environment.run(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert tests.returncode == 0, tests.stdout + tests.stderr
     listed = environment.command("plugins")
     assert "acme_health   entry point of acme-health 0.1.0" in listed
     for part in (

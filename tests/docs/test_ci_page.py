@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = Path(__file__).parent / "files"
+SCRIPT = ROOT / "examples" / "train.py"
 CI = (ROOT / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
 SCHEDULERS = (ROOT / "docs" / "how-to" / "schedulers.md").read_text(encoding="utf-8")
 WORKFLOWS: list[dict[str, Any]] = [
@@ -49,7 +49,7 @@ def test_there_is_a_workflow_for_github_and_one_for_gitlab() -> None:
 @pytest.mark.parametrize("number", range(2), ids=["github", "gitlab"])
 def test_the_shell_steps_of_a_workflow_run(number: int, tmp_path: Path) -> None:
     """All but the installation, on a healthy script and on a broken one."""
-    shutil.copytree(FILES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SCRIPT, tmp_path)
     (tmp_path / "healthcheck.yaml").write_text("version: 1\nextends: [healthcheck:recommended]\n")
     summary = tmp_path / "summary.md"
     variables = {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(tmp_path)} if number == 0 else {}

@@ -1,6 +1,8 @@
 """What the documentation tells people to do is done here.
 
-- ```` ```python ```` blocks are executed, each in a process and an empty folder of its own;
+- the blocks of a page are executed in their order, in a copy of a clean clone: nothing lies there but what git knows
+  (pages for those who have installed the package alone write down all that they use);
+- ```` ```python ```` blocks each in a process of its own;
 - ```` ```bash runnable ```` blocks too; `runnable exit=1` says how the last command must end;
 - ```` ```yaml ```` blocks with a line `version:` must be valid rule files;
 - relative links must lead to a file.
@@ -12,25 +14,23 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = Path(__file__).parent / "files"
-"""What a reader has in the folder in which the pages' commands are typed."""
-
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "plugins/*/*.md")
     for path in ROOT.glob(pattern)
     if "healthcheck-runs" not in path.parts
 )
-FENCE = re.compile(r"^```(\w+)?([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(`{3,})(\w+)?([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def blocks() -> list[Block]:
         text = page.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(page, line, match[1] or "", tuple(match[2].split()), match[3]))
+            found.append(Block(page, line, match[2] or "", tuple(match[3].split()), match[4]))
     return found
 
 
@@ -71,13 +71,26 @@ RULES = [
 
 
 def environment(folder: Path) -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
+    """As after `source .venv/bin/activate` in the clone, whose own package is used."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HEALTHCHECK", "PYTHON"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), clean.get("PATH", "")])
-    return clean | {"HEALTHCHECK_RUNS": str(folder / "healthcheck-runs"), "OMP_NUM_THREADS": "1", "PATH": path}
+    return clean | {"OMP_NUM_THREADS": "1", "PATH": path, "PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def clone_of(tmp_path_factory: pytest.TempPathFactory, clone: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """A copy of a clean clone for each page; what a block leaves there the next ones find."""
+    made: dict[Path, Path] = {}
+
+    def folder(page: Path) -> Path:
+        if page not in made:
+            made[page] = clone(tmp_path_factory.mktemp(page.stem))
+        return made[page]
+
+    return folder
 
 
 def run(block: Block, folder: Path, *command: str) -> None:
-    shutil.copytree(FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     result = subprocess.run(
         command,
         cwd=folder,
@@ -96,16 +109,14 @@ def test_every_python_block_is_valid() -> None:
         compile(block.text, str(block), "exec")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [b for b in PYTHON if "no-run" not in b.words], ids=str)
-def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
-    run(block, tmp_path, sys.executable, "-c", block.text)
+RUN = [b for b in BLOCKS if (b in PYTHON and "no-run" not in b.words) or b in BASH]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BASH, ids=str)
-def test_a_bash_block_runs(block: Block, tmp_path: Path) -> None:
-    run(block, tmp_path, "bash", "-euo", "pipefail", "-c", block.text)
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_a_block_runs(block: Block, clone_of: Callable[[Path], Path]) -> None:
+    how = (sys.executable, "-c") if block.language == "python" else ("bash", "-euo", "pipefail", "-c")
+    run(block, clone_of(block.page), *how, block.text)
 
 
 @pytest.mark.parametrize("block", RULES, ids=str)
@@ -148,4 +159,18 @@ def test_the_pages_have_blocks_to_run() -> None:
 def test_the_tutorial_spells_out_the_script_that_its_blocks_run() -> None:
     """Who has installed the package has no checkout: the script must be on the page."""
     page = (ROOT / "docs" / "tutorial" / "first-run.md").read_text(encoding="utf-8")
-    assert (FILES / "train.py").read_text(encoding="utf-8").rstrip() in page
+    assert (ROOT / "examples" / "train.py").read_text(encoding="utf-8").rstrip() in page
+
+
+def test_what_a_block_imports_from_us_is_promised_to_last(helper: Callable[[str], ModuleType]) -> None:
+    """What a page shows, people copy."""
+    private_uses = helper("tests/plugins/public_names.py").private_uses
+    stability = (ROOT / "docs" / "reference" / "stability.md").read_text(encoding="utf-8")
+    promised = helper("tests/meta/test_public_api.py").promised_of_frameworks(stability)
+    package = ROOT / "CONTRIBUTING.md"  # its blocks that are not run are files of the package itself
+    shown = [(b, b.text) for b in PYTHON if b.page != package or "no-run" not in b.words]
+    shown += [
+        (b, text) for b in BASH for text in re.findall(r"^cat >+ \S+\.py <<'END'\n(.*?)^END$", b.text, re.M | re.S)
+    ]
+    found = {str(block): uses for block, text in shown if (uses := private_uses(text, promised))}
+    assert found == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "report.md"
-SCRIPT = Path(__file__).parent / "files" / "train.py"
+SCRIPT = PAGE.parents[2] / "examples" / "train.py"
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -49,5 +50,18 @@ def test_a_hook_says_how_often_it_comes(name: str) -> None:
     assert re.search(r"\b(once|every|per|hot|rank|ranks)\b", text), name
 
 
-def test_generated_pages_are_fresh(generator: ModuleType) -> None:
-    assert generator.stale() == [], "run `make docs`"
+def test_generated_files_are_fresh(generator: ModuleType) -> None:
+    assert list(generator.differing()) == [], "run `make docs`"
+
+
+def test_the_example_plugin_holds_nothing_but_what_plugins_new_writes(generator: ModuleType) -> None:
+    """What an outsider copies from there is what the command gives."""
+    folder = DOCS.parent / "plugins" / generator.EXAMPLE
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "."],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {f"plugins/{generator.EXAMPLE}/{name}" for name in listed.stdout.split()} <= set(generator.files())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "files" / "train.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "train.py"
 
 GUARD = """
 import os, sys

@@ -78,7 +78,7 @@ def test_a_command_about_rules_needs_no_torch(python: Path, tmp_path: Path, args
 @pytest.mark.slow
 def test_a_record_made_with_torch_is_explained_without_it(python: Path, tmp_path: Path) -> None:
     """The record is written on the cluster and read on the login node."""
-    script = Path(__file__).parents[1] / "docs" / "files" / "train.py"
+    script = ROOT / "examples" / "train.py"
     watched = subprocess.run(
         [sys.executable, "-c", MAIN, "run", str(script), "--nan-at", "20"],
         cwd=tmp_path,

@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import venv
 from pathlib import Path
@@ -41,9 +40,10 @@ class CleanEnvironment:
         # The wheels come first: pip must not find the lent copy of us and call the work done.
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
         subprocess.run([*pip, "--no-deps", "--no-index", *map(str, wheels)], check=True)
-        lent = sysconfig.get_path("purelib")
+        # All of them: an environment may itself be lent the packages of another one.
+        lent = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
         own = Path(self.read("import sysconfig; print(sysconfig.get_path('purelib'))"))
-        (own / "lent_requirements.pth").write_text(lent + "\n")
+        (own / "lent_requirements.pth").write_text("\n".join(lent) + "\n")
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run a command outside the checkout, without any variable that could lead back to it."""
@@ -79,12 +79,12 @@ def prove(environment: CleanEnvironment) -> None:
     )
     assert "recommended.yaml" in packs, f"the wheel holds no recommended pack: {packs}"
     listed = environment.command("plugins")
-    assert "example" in listed, listed
+    assert "healthcheck_example" in listed, listed
     assert "healthcheck-example" in listed, f"the plugin's distribution is not named:\n{listed}"
     rules = environment.folder / "rules.yaml"
     rules.write_text(rules_of_the_readme())
     environment.command("check", rules)
-    assert "example.weight_norm" in environment.command("metrics")
+    assert "healthcheck_example.weight_norm" in environment.command("metrics")
     tests = environment.run(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLUGIN / "tests")
     assert tests.returncode == 0, tests.stdout + tests.stderr
 

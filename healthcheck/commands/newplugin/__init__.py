@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from healthcheck import __version__
 from healthcheck.errors import UsageError
 from healthcheck.registry import BUILTIN
 
@@ -32,26 +33,30 @@ def package_name(name: str) -> str:
     return package
 
 
+def plugin_files(name: str) -> dict[str, str]:
+    """The files of the distribution ``name``: path in its folder -> text. Raises ``UsageError`` for a bad name."""
+    values = {"@NAME@": name, "@PACKAGE@": package_name(name), "@VERSION@": __version__}
+    files = {}
+    for template in sorted(TEMPLATES.rglob(f"*{SUFFIX}")):
+        path = template.relative_to(TEMPLATES).as_posix().removesuffix(SUFFIX).replace("PACKAGE", values["@PACKAGE@"])
+        files[path] = _filled(template.read_text(encoding="utf-8"), values)
+    return files
+
+
 def write_plugin(name: str, parent: Path) -> Path:
     """Write the folder ``parent/name``; returns it.
 
     Raises ``UsageError`` for a bad name, a folder that exists, or a place that cannot be written.
     """
-    package = package_name(name)
+    files = plugin_files(name)
     folder = parent / name
     if folder.exists():
         raise UsageError(f"{folder} exists already; nothing was written")
-    values = {
-        "@NAME@": name,
-        "@PACKAGE@": package,
-        "@CLASS@": "".join(part.capitalize() for part in package.split("_")),
-    }
     try:
-        for template in sorted(TEMPLATES.rglob(f"*{SUFFIX}")):
-            relative = template.relative_to(TEMPLATES).as_posix().removesuffix(SUFFIX)
-            target = folder / _filled(relative.replace("PACKAGE", "@PACKAGE@"), values)
+        for path, text in files.items():
+            target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_filled(template.read_text(encoding="utf-8"), values), encoding="utf-8")
+            target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} could not be written: {error.strerror}") from None
     return folder

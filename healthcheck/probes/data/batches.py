@@ -10,7 +10,7 @@ from typing import Any
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.names import first_few
 from healthcheck.probes.resting import ask_again
-from healthcheck.probes.values import is_tensor, on_host, scalar
+from healthcheck.probes.values import host_bytes, is_tensor, on_host, scalar
 from healthcheck.protocols import Demand
 from healthcheck.samples import Cost, Metric, Sample
 
@@ -200,5 +200,5 @@ def content_hash(tensors: list[tuple[str, Any]]) -> int | None:
         flat = tensor.detach().reshape(-1)
         flat = flat[:: max(1, flat.numel() // HASHED_ELEMENTS)].contiguous()
         mark = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), mark)
-        mark = zlib.crc32(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"", mark)
+        mark = zlib.crc32(host_bytes(flat), mark)
     return mark if tensors else None

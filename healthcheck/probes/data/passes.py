@@ -10,7 +10,7 @@ from typing import Any
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes.data.batches import named_tensors
-from healthcheck.probes.values import on_host
+from healthcheck.probes.values import host_bytes, on_host
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Metric, Sample
@@ -80,13 +80,13 @@ def marks(batch: Any) -> frozenset[int]:
 
 
 def _hashed_rows(tensor: Any) -> tuple[int, ...]:
-    import torch
-
     rows = tensor.detach()[:ROWS].flatten(1) if tensor.dim() > 1 else tensor.detach()[:ROWS].unsqueeze(1)
     rows = rows[:, :: max(1, rows.shape[1] // ROW_ELEMENTS)].contiguous()
     if not rows.numel():
         return ()
-    return tuple(zlib.crc32(row.tobytes()) for row in rows.view(torch.uint8).numpy())
+    data = host_bytes(rows)
+    width = len(data) // len(rows)
+    return tuple(zlib.crc32(data[start : start + width]) for start in range(0, len(data), width))
 
 
 def _bits(rows: tuple[int, ...]) -> float:

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from healthcheck.probes.values import host_bytes
+
 LOOKS = 2
 """Batches of each worker at which it is looked: the first alone may be where a worker seeds itself."""
 WORKERS, ROOM = 64, 2048
@@ -121,7 +123,7 @@ def _generators(dataset: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     numpy = sys.modules.get("numpy")
     yield "random", random.getstate
-    yield "torch", lambda: torch.get_rng_state().numpy().tobytes()
+    yield "torch", lambda: host_bytes(torch.get_rng_state())
     if numpy is not None:
         yield "numpy.random", numpy.random.get_state
     module = sys.modules.get(type(dataset).__module__)
@@ -147,7 +149,7 @@ def _state_of(thing: Any, numpy: Any) -> Callable[[], Any] | None:
     if kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState"):
         return lambda: thing.bit_generator.state if kind.__name__ == "Generator" else thing.get_state()
     if kind.__name__ == "Generator" and kind.__module__.startswith("torch"):
-        return lambda: thing.get_state().numpy().tobytes()
+        return lambda: host_bytes(thing.get_state())
     return None
 
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import ActionContext
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck import ActionContext, ActionOutcome, Alert
 
 
 class Touch:
     """Create or touch a file: the simplest message to a cron job, a sidecar or a shell loop."""
 
-    name = "example.touch"
+    name = "healthcheck_example.touch"
     stage = "observe"  # it changes nothing about the training, so it also runs under --observe
     options_schema: Mapping[str, Any] = {
         "type": "object",

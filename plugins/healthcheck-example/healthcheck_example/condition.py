@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.protocols import Comparator, Condition, ConditionType
+from healthcheck import Comparator, Condition, ConditionType
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Grown:
     """The compiled condition: shared by all series of a rule, so it holds no memory itself."""
 
     breaches: Comparator
-    name: str = "example.grown"
+    name: str = "healthcheck_example.grown"
     judges_nonfinite: bool = False
     absence: str = ""
     baseline: bool = False
@@ -58,12 +58,12 @@ class Grown:
 
 
 def compile_grown(options: Any, rule: Mapping[str, Any]) -> Condition:
-    """``example.grown: 10``; the schema below has checked that it is a number above 1."""
+    """``healthcheck_example.grown: 10``; the schema below has checked that it is a number above 1."""
     return Grown(breaches=AtLeast(float(options)))
 
 
 GROWN = ConditionType(
-    name="example.grown",
+    name="healthcheck_example.grown",
     schema={"type": "number", "exclusiveMinimum": 1, "description": "How many times the first value is too much."},
     compile=compile_grown,
     help="fires when a metric has grown to N times its first value",

@@ -115,6 +115,14 @@ def test_full_contents_load_back_without_unpickling(alert: Alert, context: Conte
     assert torch.equal(torch.frombuffer(raw, dtype=stored).reshape(entry["shape"]).to(dtype), batch["x"])
 
 
+def test_contents_of_a_part_of_a_larger_tensor_are_those_of_the_part(alert: Alert, context: Context) -> None:
+    """A batch is often a slice of the data set's one tensor."""
+    rows = torch.arange(12.0).reshape(6, 2)
+    folder = Path(Evidence().run(alert, context({"batch": "full"}, batch=rows[2:4])).data["path"])
+    raw = bytearray((folder / "batch" / "000.bin").read_bytes())
+    assert torch.frombuffer(raw, dtype=torch.float32).tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
 def test_rng_states_restore_the_same_draws_and_taking_them_draws_nothing(alert: Alert, context: Context) -> None:
     torch.manual_seed(3)
     random.seed(3)

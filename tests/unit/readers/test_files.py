@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -219,6 +220,14 @@ def test_builtin_readers_come_through_the_hook() -> None:
     host.load_builtins([readers])
 
     assert list(host.registry.readers) == [reader.name for reader in readers.READERS]
+
+
+def test_the_page_has_a_row_for_every_builtin_reader(repository: Path) -> None:
+    from healthcheck import readers
+
+    page = (repository / "docs" / "reference" / "recorded-runs.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| .+ \|$", page.split("## Formats", 1)[1].split("\n## ", 1)[0], re.MULTILINE)
+    assert sorted(listed) == sorted(reader.name for reader in readers.READERS)
 
 
 class PointsReader:

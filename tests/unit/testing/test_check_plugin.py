@@ -31,7 +31,7 @@ def test_a_plugin_that_fits_has_no_mistakes() -> None:
 def test_the_built_ins_and_the_example_fit_too() -> None:
     import healthcheck_example
 
-    assert check_plugin(healthcheck_example, "example") == []
+    assert check_plugin(healthcheck_example, "healthcheck_example") == []
 
 
 def test_a_wrong_argument_is_named_with_a_suggestion() -> None:
@@ -136,6 +136,98 @@ def test_schemas_must_be_draft_07_and_conditions_need_help() -> None:
     assert 'action "mine.page": run must take 2 arguments' in text
     assert 'condition "mine.c": its schema is no draft-07 schema' in text
     assert 'condition "mine.c" has no help' in text
+
+
+def plugin_with(kind: str, thing: Any) -> Any:
+    """A plugin that registers one thing."""
+
+    def registers(self: Any, register: Any) -> None:
+        register(thing)
+
+    return type("Plugin", (), {f"healthcheck_register_{kind}": hookimpl(registers)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks", "said"),
+    [
+        ("probes", "sample", 'a probe needs "sample"; see healthcheck.Probe'),
+        ("actions", "run", 'an action needs "run"; see healthcheck.Action'),
+        ("reports", "name", 'a report needs "name"; see healthcheck.Report'),
+        ("readers", "read", 'a reader needs "read"; see healthcheck.Reader'),
+    ],
+)
+def test_what_is_not_there_at_all_is_named(kind: str, lacks: str, said: str) -> None:
+    has = {"name": "mine.x", "help": "x", "stage": "observe", "listens_to": (), "provides": (), "recognises": len}
+    thing = type("Thing", (), {name: value for name, value in has.items() if name != lacks})()
+    assert check_plugin(plugin_with(kind, thing), "mine") == [f"mine: {said}"]
+
+
+def test_a_probe_that_saves_and_never_loads_is_named() -> None:
+    class Counts:
+        """Counts."""
+
+        name = "counts"
+        listens_to = (EventKind.STEP_END,)
+        only_when_due = (EventKind.LOSS,)
+        stretchable = ("counts.other",)
+        provides = (Metric("counts.steps", help="steps"),)
+
+        def sample(self, event, demand):
+            return ()
+
+        def state_dict(self):
+            return {}
+
+        def plan(self): ...
+
+    assert check_plugin(plugin_with("probes", Counts()), "mine") == [
+        'probe "counts": plan must take 1 argument, it is ()',
+        'probe "counts" has state_dict but no load_state_dict: a resumed run does not go on with its counters',
+        'probe "counts": only_when_due holds loss, to which it does not listen',
+        'probe "counts": stretchable holds "counts.other", which it does not provide',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda head: head[0] == 35, "recognises raised IndexError for an empty head, as of a folder"),
+        (lambda head: 100 if head else 0, "from 0.0 to 1.0; for bytes of another format it answers 100"),
+        (lambda head: None, "it answers None"),
+    ],
+)
+def test_a_reader_that_cannot_look_at_other_files_is_named(answer: Callable[[bytes], Any], said: str) -> None:
+    class Reads:
+        name = "mine.reads"
+        help = "files of mine"
+
+        def recognises(self, path, head):
+            return answer(head)
+
+        def read(self, path, notes):
+            return iter(())
+
+    [problem] = check_plugin(plugin_with("readers", Reads()), "mine")
+    assert said in problem
+
+
+def test_a_report_with_a_method_that_is_never_called_is_named() -> None:
+    class Table:
+        """A table."""
+
+        name = "mine.table"
+
+        def render(self, reports):
+            return ""
+
+        def alerts(self, alert): ...
+
+        def on_cleared(self, alert): ...
+
+    assert check_plugin(plugin_with("reports", Table()), "mine") == [
+        'report "mine.table" has a method alerts, which is never called; did you mean "alert"?',
+        'report "mine.table" has a method on_cleared, which is never called; did you mean "cleared"?',
+    ]
 
 
 def test_a_pack_must_load(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,58 @@ def test_time_passes_as_told() -> None:
 def test_a_series_that_cannot_be_read_says_what_to_write() -> None:
     with pytest.raises(ValueError, match="series loss: "):
         play(HIGH, {"loss": "1 xx3"})
+
+
+def one(metric: str, **keys: Any) -> dict[str, Any]:
+    """A rule file with one rule on one metric."""
+    return {"version": 1, "rules": {"one": {"metric": metric, "when": {"above": 5}, "severity": "error", **keys}}}
+
+
+def test_each_parameter_of_a_family_is_judged_on_its_own() -> None:
+    """The nan in the second series, at step 11, is that of one layer and of no other."""
+    nan = {"version": 1, "rules": {"nan": {"metric": "grad_norm[*]", "when": "nonfinite"}}}
+    series = {"grad_norm[head.weight]": "1.0 x12", "grad_norm[layer.weight]": "1.0 x10, nan, 1.0"}
+    played = play(nan, series)
+    assert played.fired == {"nan": [11]}
+    assert [fact.name for fact in played.alerts[0].series] == ["grad_norm[layer.weight]"]
+
+
+def test_series_of_optimizers_and_ranks_do_not_mix() -> None:
+    played = play(one("loss", **{"for": "2"}), {"loss": "1, 9, 1, 9", "loss[optimizer=1]": "1, 1, 9, 9"})
+    assert [(fact.name, a.fired_step) for a in played.alerts for fact in a.series] == [("loss[optimizer=1]", 4)]
+    played = play(one("time.step"), {"time.step[rank=0]": "1 x4", "time.step[rank=1]": "1 x3, 9"})
+    assert [fact.name for fact in played.alerts[0].series] == ["time.step[rank=1]"]
+
+
+def test_a_series_with_several_labels_is_one_whatever_their_order() -> None:
+    played = play(one("lr[*]"), {"lr[optimizer=1,group=2]": "1, 9"})
+    assert [fact.name for fact in played.alerts[0].series] == ["lr[group=2,optimizer=1]"]
+
+
+def test_labelled_series_reach_a_session_that_goes_on() -> None:
+    session = open_test_session(one("grad_norm[*]"))
+    FakeTrainer(session).train_step(1.0)
+    played = play(session, {"grad_norm[w]": "1, 9", "grad_norm[b]": [1.0, None]})
+    assert played.fired == {"one": [3]}
+    assert (played.steps, played.report, session.step) == (2, {}, 3)
+
+
+def test_a_step_of_the_fake_trainer_takes_labelled_metrics() -> None:
+    session = open_test_session(one("grad_norm[*]"))
+    trainer = FakeTrainer(session)
+    trainer.train_step(1.0, log={"grad_norm[w]": 9.0})
+    assert [fact.name for fact in session.alerts[0].series] == ["grad_norm[w]"]
+
+
+@pytest.mark.parametrize("name", ["grad_norm[w", "grad_norm[*]", "grad_norm[]", "[w]"])
+def test_a_name_that_is_no_single_series_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="labels are written as in"):
+        play(HIGH, {name: "1"})
+
+
+def test_a_pause_is_refused_because_no_time_would_pass() -> None:
+    with pytest.raises(ValueError, match="step_time"):
+        play(HIGH, {"loss": "1, gap 400s, 1"})
 
 
 def test_mistakes_in_rules_are_those_of_the_rule_language() -> None:

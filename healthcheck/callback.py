@@ -23,17 +23,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from healthcheck.dispatch import suggest
+from healthcheck.dispatch import ARGUMENTS, suggest
 from healthcheck.errors import UnknownHookError
-from healthcheck.events import EventKind
 from healthcheck.hookspecs import PREFIX, hookimpl
-
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    **{kind.value: ("session", "event") for kind in EventKind},
-    "samples": ("session", "step", "samples"),
-    "alert": ("session", "alert"),
-    "transition": ("session", "transition"),
-}
 
 _FAMILIAR = {
     "on_train_batch_start": "step_start",
@@ -48,8 +40,8 @@ _FAMILIAR = {
 }
 """Names under which other callback systems know our events."""
 
-METHODS: dict[str, str] = {**{f"on_{name}": name for name in _ARGUMENTS}, **_FAMILIAR}
-"""Method of a :class:`Callback` -> event or judgement that it hears."""
+METHODS: dict[str, str] = {**{f"on_{name}": name for name in ARGUMENTS}, **_FAMILIAR}
+"""Method of a :class:`Callback` -> event or judgement at which it is called."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,32 +58,32 @@ class Callback:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        heard: dict[str, list[str]] = {}
+        listening: dict[str, list[str]] = {}
         for name in dir(cls):
             if not name.startswith("on_") or not callable(getattr(cls, name)):
                 continue
             if name not in METHODS:
                 hint = suggest(name, METHODS) or f"one of {', '.join(METHODS)}"
                 raise UnknownHookError(f'{cls.__qualname__}: no event is heard by "{name}"; {hint}')
-            heard.setdefault(METHODS[name], []).append(name)
-        for event, methods in heard.items():
+            listening.setdefault(METHODS[name], []).append(name)
+        for event, methods in listening.items():
             setattr(cls, PREFIX + event, _listener(cls, event, methods))
 
 
 def _listener(cls: type, event: str, methods: list[str]) -> Callable[..., None]:
     """The hook implementation of one event: calls these methods with the arguments that they name."""
-    arguments = _ARGUMENTS[event]
+    arguments = ARGUMENTS[event]
     taken = {name: _taken(cls, name, arguments) for name in methods}
 
-    def call(self: Any, given: tuple[Any, ...]) -> None:
+    def listener(self: Any, *given: Any) -> None:
         for name, positions in taken.items():
             getattr(self, name)(*(given[i] for i in positions))
 
-    namespace: dict[str, Any] = {"call": call}
-    listed = ", ".join(arguments)
-    # pluggy and our dispatcher match arguments by name, so that the function has to have them.
-    exec(f"def listener(self, {listed}):\n    call(self, ({listed},))", namespace)
-    listener: Callable[..., None] = namespace["listener"]
+    # pluggy and our dispatcher look at the names of a hook's arguments.
+    names = ("self", *arguments)
+    listener.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
     listener.__name__ = PREFIX + event
     listener.__qualname__ = f"{cls.__qualname__}.{PREFIX}{event}"
     return hookimpl(listener)

@@ -21,13 +21,14 @@ from healthcheck.events import EventKind
 QUARANTINE_AFTER = 3
 """Errors of one owner after which it is not called again."""
 
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
+ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{kind.value: ("session", "event") for kind in EventKind},
     "samples": ("session", "step", "samples"),
     "transition": ("session", "transition"),
     "alert": ("session", "alert"),
     "report_section": ("session", "report"),
 }
+"""Loop or judgement hook, without its prefix -> its arguments in order."""
 
 
 REPORT_METHODS = ("start", "samples", "transition", "alert", "cleared", "acted", "note", "finish")
@@ -73,7 +74,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 class Dispatch:
-    """Listeners and reports of one session, by hook; see :mod:`healthcheck.hookspecs` for what they hear.
+    """Listeners and reports of one session, by hook; see :mod:`healthcheck.hookspecs` for what they are called with.
 
     :param on_error: ``warn`` keeps errors and goes on, ``raise`` lets them out (tests, and people who want it).
     :param say: called with an error worth saying: an owner's first one, and the one that puts it in quarantine.
@@ -127,7 +128,7 @@ class Dispatch:
     def add_plugin(self, plugin: object, implementations: Iterable[tuple[str, Callable[..., Any]]], owner: str) -> None:
         """Register the loop and judgement implementations of a plugin, in its given order."""
         for name, function in implementations:
-            if name.removeprefix("healthcheck_") in _ARGUMENTS:
+            if name.removeprefix("healthcheck_") in ARGUMENTS:
                 self.on(name, function, owner=owner)
 
     def compile_reports(self, reports: Iterable[Any]) -> None:
@@ -199,15 +200,15 @@ class Dispatch:
 
 def _hook_name(hook: str | EventKind) -> str:
     name = hook.value if isinstance(hook, EventKind) else hook.removeprefix("healthcheck_")
-    if name not in _ARGUMENTS:
-        hint = suggest(name, _ARGUMENTS) or f"one of {', '.join(_ARGUMENTS)}"
+    if name not in ARGUMENTS:
+        hint = suggest(name, ARGUMENTS) or f"one of {', '.join(ARGUMENTS)}"
         raise UnknownHookError(f'no event is called "{hook}"; {hint}')
     return name
 
 
 def _adapt(function: Callable[..., Any], hook: str) -> Callable[..., Any]:
     """A callable that takes all the hook's arguments, whatever subset ``function`` takes."""
-    arguments = _ARGUMENTS[hook]
+    arguments = ARGUMENTS[hook]
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins without a signature

@@ -1,4 +1,4 @@
-"""The hook specification: everything a plugin can hear, add and say. Start here.
+"""The hook specification: everything a plugin can listen to, add and say. Start here.
 
 A plugin is any object, class instance or module with functions that carry the names below and
 the mark ``@healthcheck.hookimpl``. Take only the arguments you need; their names matter, their
@@ -21,6 +21,7 @@ Three kinds of hooks:
 return nothing; wrappers are not allowed. Only hooks that somebody implements are called, and an
 adapter does not even build the event when nobody listens. Those marked *hot* run on every step:
 do not move data to the host there (``.item()``, ``float(tensor)``, ``print(tensor)``).
+``session`` is the run as a :class:`healthcheck.protocols.Session`: read it, log to it, never change it.
 
 *Judgement* hooks run when samples, alerts and verdicts exist, with numbers on the host.
 
@@ -235,7 +236,10 @@ def healthcheck_before_update(session: Session, event: Event) -> None:
 
 @hookspec
 def healthcheck_after_update(session: Session, event: Event) -> None:
-    """The optimizer has stepped; gradients are usually still there. Hot; every rank."""
+    """The optimizer has stepped; gradients are usually still there. Hot; every rank; once per optimizer step.
+
+    Does not fire where a ``GradScaler`` did not apply the update.
+    """
 
 
 @hookspec
@@ -263,7 +267,7 @@ def healthcheck_eval_end(session: Session, event: Event) -> None:
 
 @hookspec
 def healthcheck_test_start(session: Session, event: Event) -> None:
-    """A test run after training begins. Every rank."""
+    """A test run after training begins. Every rank; once per set (``event.dataset``)."""
 
 
 @hookspec

@@ -1,7 +1,7 @@
 """The board of probes: which of them look at which event of a step, and calling them.
 
 Only probes that some rule wants are on it. Of those, a step calls the ones that have something to do: a metric
-that is due, and no rest. Most steps are like one before, so what was worked out for one is used again for all like it.
+that is due, and no pause. Most steps are like one before, so what was worked out for one is used again for all like it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Call:
     """A fact of the event without which it is not called; empty: none."""
     once: bool | None
     """Whether it is not called again once it has answered. None: its answers are not noted."""
-    rests: bool
-    """Whether it says at times that it has nothing to do for a while."""
+    pauses: bool
+    """Whether it says at times that it has nothing to do for a while (``rests_until``)."""
     marks: int
     """Bits of the schedule at which it has something to do; 0: always."""
 
@@ -84,14 +84,14 @@ class StepPlan:
     calls: Mapping[EventKind, Sequence[Call]]
     due: frozenset[str]
     """Keys of the metrics that are due."""
-    resters: Sequence[tuple[Any, _Key]]
-    """Probes among the called that rest at times: they have ``rests_until``."""
-    heard: frozenset[EventKind]
-    """Kinds at which somebody is called who never rests."""
-    heard_unless: Sequence[tuple[EventKind, frozenset[_Key]]]
-    """Kinds at which nobody is called if all of these rest."""
+    pausing: Sequence[tuple[Any, _Key]]
+    """Probes among the called that pause at times."""
+    kinds: frozenset[EventKind]
+    """Kinds at which somebody is called who never pauses."""
+    unless_paused: Sequence[tuple[EventKind, frozenset[_Key]]]
+    """Kinds at which nobody is called if all of these pause."""
     after_update: tuple[frozenset[_Key], frozenset[_Key]] | None
-    """So that nobody is left to call after the update: who has to rest, and who has to rest or to have answered
+    """So that nobody is left to call after the update: who has to pause, and who has to pause or to have answered
     before it. None: somebody always is."""
 
 
@@ -99,7 +99,7 @@ class ProbeBoard:
     """The probes of one session.
 
     :param demand: what the rules want; probes that provide none of it are left out.
-    :param dispatch: told about the errors of probes, and asked which are in quarantine.
+    :param dispatch: keeps the errors of probes, and knows which are in quarantine.
     :param device_time: measures what is launched here; None: nothing does.
     """
 
@@ -137,7 +137,7 @@ class ProbeBoard:
         """By the marks that a step hits."""
         self._plan = StepPlan({}, frozenset(), (), frozenset(), (), None)
         """Of the step at hand."""
-        self._resting: set[_Key] = set()
+        self._paused: set[_Key] = set()
         """Who has nothing to do in this step."""
         self._answered: set[_Key] = set()
         """For whom the step at hand was answered."""
@@ -197,7 +197,7 @@ class ProbeBoard:
                 first=(probe.name, 0),
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
-                rests=hasattr(probe, "rests_until"),
+                pauses=hasattr(probe, "rests_until"),
                 marks=sum(self._bits[mark] for mark in schedules[probe.name]) if due else 0,
             )
 
@@ -218,7 +218,10 @@ class ProbeBoard:
     # -- which of them look at a step -----------------------------------------------------
 
     def begin_step(self, step: int) -> None:
-        """Work out who is called at which event of this step. Once per step, before its first event."""
+        """Work out who is called at which event of this step. Once per step, before its first event.
+
+        This is on the step path: what can be known for many steps is in the plan, and the rest is a few short loops.
+        """
         if self._closed:
             return
         self._step = step
@@ -240,45 +243,49 @@ class ProbeBoard:
             plan = self._planned(hit)
         self._plan = plan
         self._demand.due_now = plan.due
-        resting = self._resting
-        resting.clear()
+        paused = self._paused
+        paused.clear()
         if len(self._optimizers) < 2:  # where optimizers take turns, what is known of one says nothing of the next
-            for probe, key in plan.resters:
+            for probe, key in plan.pausing:
                 if probe.rests_until > step:
-                    resting.add(key)
+                    paused.add(key)
         wanted = self.wanted
         wanted.clear()
-        wanted.update(self._elsewhere, plan.heard)
-        for kind, keys in plan.heard_unless:
-            if not keys <= resting:
+        wanted.update(self._elsewhere, plan.kinds)
+        for kind, keys in plan.unless_paused:
+            if not keys <= paused:
                 wanted.add(kind)
 
     def _planned(self, hit: int) -> StepPlan:
+        """The plan of all steps that hit these marks."""
         demand, bits = self._demand, self._bits
         calls: dict[EventKind, list[Call]] = {}
         for kind, listed in self._calls.items():
             chosen = [call for call in listed if not call.marks or call.marks & hit]
             if chosen:
                 calls[kind] = chosen
-        resters = {call.name: call.first for listed in calls.values() for call in listed if call.rests}
-        at_times = {kind for kind, listed in calls.items() if all(call.rests for call in listed)}
+        due = set()
+        for key in demand.every:
+            bit = bits.get((demand.every_of(key), 0))
+            if bit is None or bit & hit:  # no bit: at every step
+                due.add(key)
+        pausing = {call.name: call.first for listed in calls.values() for call in listed if call.pauses}
+        at_times = {kind for kind, listed in calls.items() if all(call.pauses for call in listed)}
         after = calls.get(EventKind.AFTER_UPDATE, [])
+        after_update = None
+        if all(call.once or call.pauses for call in after):
+            must_pause = frozenset(call.first for call in after if not call.once)
+            may_answer = frozenset(call.first for call in after if call.once)
+            after_update = must_pause, may_answer
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         plan = self._plans[hit] = StepPlan(
             calls,
-            due=frozenset(key for key in demand.every if (every := demand.every_of(key)) == 1 or bits[every, 0] & hit),
-            resters=[(self.probes[name], key) for name, key in resters.items()],
-            heard=frozenset(calls.keys() - at_times),
-            heard_unless=[(kind, frozenset(call.first for call in calls[kind])) for kind in at_times],
-            after_update=(
-                (
-                    frozenset(call.first for call in after if not call.once),
-                    frozenset(call.first for call in after if call.once),
-                )
-                if all(call.once or call.rests for call in after)
-                else None
-            ),
+            frozenset(due),
+            [(self.probes[name], key) for name, key in pausing.items()],
+            frozenset(calls.keys() - at_times),
+            [(kind, frozenset(call.first for call in calls[kind])) for kind in at_times],
+            after_update,
         )
         return plan
 
@@ -310,9 +317,9 @@ class ProbeBoard:
         calls = self._plan.calls.get(kind)
         if calls is None:
             return
-        demand, weight, answered, resting = self._demand, self._weight, self._answered, self._resting
+        demand, weight, answered, paused = self._demand, self._weight, self._answered, self._paused
         for call in calls:
-            if call.rests and call.first in resting:
+            if call.pauses and call.first in paused:
                 continue
             if call.fact and getattr(event, call.fact) is None:
                 continue
@@ -339,14 +346,14 @@ class ProbeBoard:
             # Most that listen after an update have had their answer before it: then that event need not be built.
             after = self._plan.after_update
             if after is not None and EventKind.AFTER_UPDATE not in self._elsewhere:
-                must_rest, may_answer = after
-                if must_rest <= resting and may_answer <= answered | resting:
+                must_pause, may_answer = after
+                if must_pause <= paused and may_answer <= answered | paused:
                     self.wanted.discard(EventKind.AFTER_UPDATE)
 
     def _meet(self, optimizer: Any, index: int) -> None:
-        """A new optimizer ends every rest: what probes knew of the old one says nothing of it."""
+        """A new optimizer ends every pause: what probes knew of the old one says nothing of it."""
         self._optimizers[index] = weak(optimizer)
-        self._resting.clear()
+        self._paused.clear()
         self.wanted.update(self._plan.calls)
 
     # -- resume and end -----------------------------------------------------------------------

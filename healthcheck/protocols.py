@@ -218,7 +218,7 @@ class Probe(Protocol):
     step before such a step, too. ``answers_once`` names kinds of event at which it is not called once it has
     given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
     A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
-    to be called again. A new optimizer ends every rest, and with several optimizers nobody rests.
+    to be called again. A new optimizer ends every such pause, and with several optimizers nobody pauses.
     """
 
     @property

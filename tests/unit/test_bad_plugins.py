@@ -38,15 +38,15 @@ def reason(folder: Path, text: str) -> str:
     return host.failures[0].reason if host.failures else ""
 
 
-def test_all_hooks_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
-    told = reason(
+def test_all_hooks_that_do_not_fit_are_said_at_once(tmp_path: Path) -> None:
+    said = reason(
         tmp_path,
         HEAD
         + "@healthcheck.hookimpl\ndef healthcheck_register_probs(register): ...\n"
         + "@healthcheck.hookimpl\ndef healthcheck_step_end(session, evnt): ...\n"
         + "def healthcheck_train_end(session): ...\n",
     )
-    assert [line.strip() for line in told.splitlines()] == [
+    assert [line.strip() for line in said.splitlines()] == [
         '"mine" implements "healthcheck_register_probs", which is no hook; did you mean "healthcheck_register_probes"?',
         '"mine": healthcheck_step_end has no argument "evnt"; did you mean "event"? it has session, event',
         '"mine" defines "healthcheck_train_end" without @healthcheck.hookimpl; add the mark',
@@ -54,7 +54,7 @@ def test_all_hooks_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "said"),
     [
         ({"listens_to": '("step_end",)'}, "listens_to holds 'step_end', which is no EventKind; write for instance"),
         ({"provides": '("mine.value",)'}, "provides holds 'mine.value', which is no Metric; write for instance"),
@@ -62,15 +62,15 @@ def test_all_hooks_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
         ({}, ""),
     ],
 )
-def test_a_probe_of_another_shape_is_refused_in_words(tmp_path: Path, wrong: dict[str, str], told: str) -> None:
+def test_a_probe_of_another_shape_is_refused_in_words(tmp_path: Path, wrong: dict[str, str], said: str) -> None:
     answer = reason(tmp_path, HEAD + PROBE.format(**GOOD | wrong))
-    assert told in answer
-    assert bool(answer) is bool(told)
+    assert said in answer
+    assert bool(answer) is bool(said)
 
 
-def test_what_its_code_raises_is_told_with_its_line(tmp_path: Path) -> None:
-    told = reason(tmp_path, HEAD + "import no_such_module_of_mine\n")
-    assert told == f"ModuleNotFoundError: No module named 'no_such_module_of_mine' ({tmp_path / 'mine.py'}:5)"
+def test_what_its_code_raises_is_said_with_its_line(tmp_path: Path) -> None:
+    said = reason(tmp_path, HEAD + "import no_such_module_of_mine\n")
+    assert said == f"ModuleNotFoundError: No module named 'no_such_module_of_mine' ({tmp_path / 'mine.py'}:5)"
 
 
 def test_a_name_with_a_typo_is_answered_with_the_file_beside_it(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_configure_runs_last_registered_first_and_at_once_for_late_ones(local: l
     """As pluggy calls hooks: whoever comes last may change what those before it see."""
     session = open_test_session(plugins=local)
     session.register(Later())
-    told = [text for text in session.user_state["order"] if text.endswith("configure")]
-    assert told == ["middle configure", "alpha configure", "zeta configure", "later configure"]
+    called = [text for text in session.user_state["order"] if text.endswith("configure")]
+    assert called == ["middle configure", "alpha configure", "zeta configure", "later configure"]
 
 
 def test_built_ins_come_before_all_others(local: list[str]) -> None:

@@ -66,7 +66,7 @@ def test_a_step_ahead_counts_too_and_a_metric_of_every_step_is_always_due() -> N
     assert called(always, EventKind.LOSS) == [1, 2, 3]
 
 
-def test_a_stretched_metric_is_due_less_often_once_the_board_is_told() -> None:
+def test_a_stretched_metric_is_due_less_often_once_the_board_plans_anew() -> None:
     probe, demand = Listening(only_when_due=STEP), RuleDemand()
     demand.every["a"] = 2
     watching = ProbeBoard({probe.name: probe}, demand, Dispatch())
@@ -104,8 +104,8 @@ def test_calls_and_time_of_a_probe_are_extrapolated_from_the_steps_that_are_time
     assert cost.ns > 0
 
 
-def resting(step: int, until: int) -> Any:
-    """A probe that rests from one step to another."""
+def pausing(step: int, until: int) -> Any:
+    """A probe that has nothing to do from one step to another."""
     probe = Listening(rests_until=0)
     look = probe.sample
 
@@ -119,33 +119,33 @@ def resting(step: int, until: int) -> Any:
 
 
 class Optimizer:
-    """Something that can be told apart and referred to weakly."""
+    """Something with an identity that a weak reference can follow."""
 
 
-def test_a_probe_that_rests_is_called_again_at_the_step_that_it_named() -> None:
-    probe = resting(3, until=7)
+def test_a_probe_that_pauses_is_called_again_at_the_step_that_it_named() -> None:
+    probe = pausing(3, until=7)
     run(board(probe, a=1), 8, optimizer=Optimizer())
     assert called(probe, EventKind.STEP_END) == [1, 2, 3, 7, 8]
 
 
-def test_an_event_that_only_resting_probes_would_hear_is_not_wanted() -> None:
-    probe = resting(3, until=7)
+def test_an_event_that_only_pausing_probes_would_see_is_not_wanted() -> None:
+    probe = pausing(3, until=7)
     watching = board(probe, a=1)
     run(watching, 3, optimizer=Optimizer())
     assert not watching.looks_at(EventKind.LOSS, 4)
     assert watching.looks_at(EventKind.LOSS, 7)
 
 
-def test_a_new_optimizer_ends_every_rest() -> None:
-    probe = resting(3, until=100)
+def test_a_new_optimizer_ends_every_pause() -> None:
+    probe = pausing(3, until=100)
     watching = board(probe, a=1)
     run(watching, 4, optimizer=Optimizer())
     watching.sample(Event(EventKind.BEFORE_UPDATE, 5, optimizer=Optimizer()), 5.0, [])
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 3, 5]
 
 
-def test_with_several_optimizers_nobody_rests() -> None:
-    probe = resting(3, until=100)
+def test_with_several_optimizers_nobody_pauses() -> None:
+    probe = pausing(3, until=100)
     watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
     for step in range(1, 6):
         watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])

@@ -67,10 +67,16 @@ class Listener:
     owner: str
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like another one; empty if none is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """``did you mean "loss"?`` or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f'did you mean "{close[0]}"?' if close else ""
+    near = nearest(word, known)
+    return f'did you mean "{near}"?' if near else ""
 
 
 class Dispatch:

@@ -119,7 +119,7 @@ def _unique(problems: Any) -> list[Problem]:
 def _sources(paths: Sequence[str]) -> tuple[list[list[Any]], list[str]]:
     """Each group is checked on its own: files beside each other need not belong together."""
     from healthcheck.rulelang.discover import discover
-    from healthcheck.rulelang.packs import is_pack_name
+    from healthcheck.rulelang.sources import is_pack_name
 
     if not paths:
         found = discover()
@@ -186,7 +186,7 @@ def _refuse_other_files(path: Path) -> None:
 
 
 def _fix(problems: list[Problem], results: list[tuple[Loaded, list[Problem]]]) -> list[Problem]:
-    from healthcheck.rulelang.fix import fix_file, fixable
+    from healthcheck.rulelang.problems import fix_file, fixable
 
     own = {d.path for loaded, _ in results for d in loaded.documents if d.own and d.lines}
     done: list[Problem] = []

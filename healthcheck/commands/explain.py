@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"settings: {name}\n  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}")
         return 0
     from healthcheck.rulelang.document import Document
-    from healthcheck.rulelang.packs import pack_names
+    from healthcheck.rulelang.sources import pack_names
 
     for pack in pack_names(registry):  # a rule of a pack that is not in use here can be read all the same
         other = load_all([Document(pack, {"version": 1, "extends": [pack]})], registry=registry)

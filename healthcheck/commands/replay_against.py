@@ -49,7 +49,7 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
 
 def old_rules(text: str, folder: Path) -> str:
     """A file or pack as it is; ``GIT_REV:path`` is taken out of git, with the rule files beside it."""
-    from healthcheck.rulelang.packs import is_pack_name
+    from healthcheck.rulelang.sources import is_pack_name
 
     if Path(text).exists() or ":" not in text:
         return text

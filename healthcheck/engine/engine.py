@@ -17,8 +17,7 @@ from healthcheck.engine.planning import plan_actions
 from healthcheck.engine.routes import Plans
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.saving import restore_engine, save_engine
-from healthcheck.rulelang.ownership import owners
-from healthcheck.rulelang.rule import Mute, Rule, RuleSet
+from healthcheck.rulelang.rule import Mute, Rule, RuleSet, owners
 from healthcheck.samples import Sample
 from healthcheck.verdicts import Alert, Transition
 

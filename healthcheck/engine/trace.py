@@ -15,8 +15,7 @@ from healthcheck.engine.engine import Engine
 from healthcheck.engine.evaluation import step_by_step
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
-from healthcheck.rulelang.ownership import owners
-from healthcheck.rulelang.rule import RuleSet
+from healthcheck.rulelang.rule import RuleSet, owners
 from healthcheck.samples import Labels, Sample
 from healthcheck.verdicts import State
 

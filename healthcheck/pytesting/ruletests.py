@@ -14,7 +14,7 @@ from healthcheck.pytesting.failure import complaint, shown
 
 if TYPE_CHECKING:
     from healthcheck.plugins import PluginHost
-    from healthcheck.ruletests.model import RuleTest
+    from healthcheck.ruletests.loading import RuleTest
     from healthcheck.ruletests.run import RuleTestBook
 
 FIRED, SILENT, RULES = "healthcheck_fired", "healthcheck_silent", "healthcheck_rules"

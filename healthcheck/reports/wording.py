@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from healthcheck.reports.text import duration, plural, shorten, step, with_exit
-from healthcheck.rulelang.packs import is_pack_name
 from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.verdicts import Severity
 
 PAST = {

@@ -20,19 +20,41 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem, RuleFileError
-from healthcheck.rulelang.document import Document
+from healthcheck.errors import RuleFileError
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Origin
+from healthcheck.rulelang.validation import Format, Validator
 
 FILE_NAME = "healthcheck-accepted.yaml"
-KEYS = ("rule", "series", "script", "reason", "since")
+
+_TEXT = {"type": "string", "minLength": 1}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["version"],
+    "additionalProperties": False,
+    "properties": {
+        "version": {"enum": [1]},
+        "accepted": {
+            "type": ["array", "null"],
+            "errorMessage": "expected a list of {rule, reason}",
+            "items": {
+                "type": "object",
+                "required": ["rule", "reason"],
+                "additionalProperties": False,
+                "properties": {
+                    key: {**_TEXT, "errorMessage": f"`{key}` is text"}
+                    for key in ("rule", "series", "script", "reason", "since")
+                },
+                "errorMessage": "expected {rule: ..., reason: ...}",
+            },
+        },
+    },
+}
 
 HEADER = """\
 # Alerts that are known and accepted; they are shown and do not fail a run. Written by `healthcheck accept`.
@@ -42,6 +64,10 @@ accepted:
 
 
 NOWHERE = Origin(FILE_NAME)
+
+
+class AcceptedFormat(Format):
+    files = "accepted alerts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +121,15 @@ class Accepted:
 def load_accepted(path: Path) -> Accepted:
     """Read the file. Raises ``RuleFileError`` with all its mistakes."""
     document = load_file(path)
-    problems = list(document.problems)
-    accepted = Accepted()
-    if not problems:
-        problems += _shape(document)
-    if not problems:
-        for i, entry in enumerate(document.data["accepted"] or ()):
-            mark = document.mark(("accepted", i))
-            origin = Origin(document.path, mark.line, mark.column) if mark else Origin(document.path)
-            accepted.entries.append(
-                Acceptance(
-                    entry["rule"],
-                    entry["reason"],
-                    entry.get("series", "*"),
-                    entry.get("script", "*"),
-                    entry.get("since", ""),
-                    origin,
-                )
-            )
+    problems = document.problems + Validator(AcceptedFormat(SCHEMA)).check(document)
     if problems:
         raise RuleFileError(problems)
-    return accepted
+    return Accepted(
+        [
+            Acceptance(**entry, origin=document.origin(("accepted", i)))
+            for i, entry in enumerate(document.data.get("accepted") or ())
+        ]
+    )
 
 
 def find_accepted(start: Path) -> Path | None:
@@ -159,38 +173,6 @@ def _written(entry: Acceptance) -> str:
 def _quoted(text: str) -> str:
     """JSON strings are YAML strings, whatever is in them."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _shape(document: Document) -> list[Problem]:
-    data = document.data
-    if not isinstance(data, Mapping) or data.get("version") != 1:
-        return [document.problem((), "no-version", "the file does not say `version: 1`")]
-    problems = [
-        document.problem(
-            (key,), "unknown-key", f'unknown key "{key}"', key=True, suggestion=suggest(key, ("accepted",))
-        )
-        for key in data
-        if key not in ("version", "accepted")
-    ]
-    listed: Any = data.get("accepted", [])
-    if listed is not None and not isinstance(listed, list):
-        return [*problems, document.problem(("accepted",), "bad-value", "expected a list of {rule, reason}")]
-    for i, entry in enumerate(listed or ()):
-        where = ("accepted", i)
-        if not isinstance(entry, Mapping):
-            problems.append(document.problem(where, "bad-value", "expected {rule: ..., reason: ...}"))
-            continue
-        for key, value in entry.items():
-            if key not in KEYS:
-                hint = suggest(key, KEYS)
-                problems.append(
-                    document.problem((*where, key), "unknown-key", f'unknown key "{key}"', key=True, suggestion=hint)
-                )
-            elif not isinstance(value, str) or not value:
-                problems.append(document.problem((*where, key), "bad-value", f"`{key}` is text"))
-        missing = [key for key in ("rule", "reason") if key not in entry]
-        problems += [document.problem(where, "missing-key", f"`{key}` is missing here") for key in missing]
-    return problems
 
 
 def _matches(pattern: str, text: str) -> bool:

@@ -18,19 +18,18 @@ from healthcheck.errors import Problem, RuleFileError
 from healthcheck.registry import Registry
 from healthcheck.rulelang import lint
 from healthcheck.rulelang.document import Document
-from healthcheck.rulelang.explaining import check_explains
 from healthcheck.rulelang.formulas import check_formulas, compile_formulas
-from healthcheck.rulelang.known import KnownMetrics
-from healthcheck.rulelang.lintunits import missing_units
-from healthcheck.rulelang.merge import Draft, Merged, Merger
+from healthcheck.rulelang.known import KnownMetrics, rule_hint
+from healthcheck.rulelang.merge import SUGGESTIONS, Draft, Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
+from healthcheck.rulelang.schema import RuleFormat
 from healthcheck.rulelang.settings import SettingError, parse_setting
-from healthcheck.rulelang.shape import Shape
 from healthcheck.rulelang.sources import collect
+from healthcheck.rulelang.validation import Validator
 
 P = ParamSpec("P")
 
@@ -93,13 +92,13 @@ def load_all(
         sources = [sources]
     collected = collect(sources, registry)
     documents, problems = collected.documents, collected.problems
-    shape = Shape(registry)
+    shape = Validator(RuleFormat(registry))
     for document in documents:
-        shape.check(document)
+        problems += shape.check(document)
     merger = Merger(shape.is_bad)
     profile = profile or _default_profile(documents)
     merged = merger.merge((d for d in documents if not shape.is_hopeless(d)), profile)
-    problems += shape.problems + merged.problems
+    problems += merged.problems
     _check_profile(profile, merged, documents, problems)
     for document in apply_set(set, merged.rules, problems):
         problems += shape.check(document)
@@ -109,7 +108,7 @@ def load_all(
     check_formulas(derived, merged, known, problems)
     gone = switched_off(merged.rules, off, only, problems)
     compiler = RuleCompiler(registry, known, problems)
-    rules = _rules(merged, gone, compiler, lambda draft: collected.incomplete or shape.touches(draft), problems)
+    rules = _rules(merged, gone, compiler, lambda draft: collected.incomplete or _refused(draft, shape), problems)
     mutes = file_mutes(merged.mutes, merged.rules, force, problems) + flag_mutes(mute, merged.rules, force, problems)
     ruleset = RuleSet(
         rules=rules,
@@ -126,8 +125,7 @@ def load_all(
     if collected.incomplete:
         problems = [p for p in problems if p.slug not in UNKNOWABLE]
     if not any(p.severity == "error" for p in problems):
-        problems += lint.warnings(ruleset, merged)
-        problems += missing_units(ruleset, merged, registry)
+        problems += lint.warnings(ruleset, merged, registry)
         if not merged.rules and documents:
             problems.append(documents[-1].problem((), "no-rules", "there are no rules in it", severity="warning"))
     problems = ordered(problems, (document.path for document in documents))
@@ -202,6 +200,12 @@ def _rules(
     return rules
 
 
+def _refused(draft: Draft, shape: Validator) -> bool:
+    """Whether something of this rule was refused for its shape."""
+    places = [(draft.document, draft.where), *((e.document, e.where) for e in draft.touched)]
+    return any(shape.is_bad(document, where) for document, where in places)
+
+
 def effective_text(merged: Merged, gone: Iterable[str]) -> str:
     """The effective rules as one file that can be loaded again. JSON, which is YAML."""
     off = {*gone}
@@ -218,3 +222,55 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
     if merged.mutes:
         whole["mute"] = [entry.value for entry in merged.mutes]
     return json.dumps(whole, indent=1, ensure_ascii=False, default=str)
+
+
+# --------------------------------------------------------------------------- the key `explains`
+
+
+def check_explains(merged: Merged, problems: list[Problem]) -> None:
+    """Known rules only, never itself, never in a circle."""
+    graph: dict[str, list[str]] = {}
+    unknown = 0
+    for draft in merged.rules.values():
+        entry = draft.entries.get("explains")
+        for i, other in enumerate(entry.value if entry is not None else ()):
+            assert entry is not None
+            where = (*entry.where, i)
+            if other == draft.id:
+                problems.append(entry.document.problem(where, "explains-itself", "a rule cannot explain itself"))
+            elif other not in merged.rules:
+                unknown += 1
+                text = f'"{shorten(other)}" is not a rule'
+                hint = rule_hint(other, merged.rules) if unknown < SUGGESTIONS else ""
+                problems.append(entry.document.problem(where, "unknown-rule", text, suggestion=hint))
+            else:
+                graph.setdefault(draft.id, []).append(other)
+    for ring in _rings(graph):
+        entry = merged.rules[ring[0]].entries["explains"]
+        text = f"rules explain each other in a circle: {' -> '.join([*ring, ring[0]])}"
+        problems.append(entry.document.problem(entry.where, "explains-cycle", text))
+
+
+def _rings(graph: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """One ring per cycle found, by depth-first search without recursion."""
+    rings: list[list[str]] = []
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        stack: list[tuple[str, int]] = [(start, 0)]
+        while stack:
+            node, depth = stack.pop()
+            del path[depth:]
+            if node in path:
+                rings.append(path[path.index(node) :])
+                continue
+            if node in done:
+                continue
+            path.append(node)
+            following = graph.get(node, ())
+            if following:
+                stack.extend((other, depth + 1) for other in following)
+        done.update(path)
+        done.add(start)
+    unique = {frozenset(ring): ring for ring in rings}
+    return list(unique.values())

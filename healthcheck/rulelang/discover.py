@@ -19,10 +19,9 @@ from typing import Any
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem, RuleFileError, UsageError
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.packs import is_pack_name
 from healthcheck.rulelang.rule import Origin
 from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, SettingError, parse_setting
-from healthcheck.rulelang.sources import FILE_KEYS
+from healthcheck.rulelang.sources import FILE_KEYS, is_pack_name
 
 FILE_NAMES = ("healthcheck.yaml", "healthcheck.yml")
 DEFAULT_PACK = "healthcheck:recommended"
@@ -207,76 +206,24 @@ def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
 
 
 def _tool_table(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
-    """``[tool.healthcheck]``, or None if the file has none."""
+    """``[tool.healthcheck]``, or None if the file has none. Raises ``UsageError`` if it is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         notes.append(f"{_relative(path)} cannot be read ({error}); skipped")
         return None
     if "tool.healthcheck" not in text and '"healthcheck"' not in text:
-        return None
+        return None  # most projects: their file is not even parsed
     if sys.version_info >= (3, 11):
         import tomllib
-
-        try:
-            tool = tomllib.loads(text).get("tool", {})
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"{_relative(path)} is not valid TOML: {error}") from None
-        table = tool.get("healthcheck") if isinstance(tool, dict) else None
-        return table if isinstance(table, dict) else None
-    return _simple_table(path, text)
-
-
-_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
-_PAIR = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.+?)\s*")
-
-
-def _simple_table(path: Path, text: str) -> Mapping[str, Any] | None:
-    """``[tool.healthcheck]`` on Python 3.10, which has no TOML reader.
-
-    Reads ``key = "text" | number | true | false | ["text", ...]`` on one line each, and refuses
-    the rest with the way out instead of guessing.
-    """
-    table: dict[str, Any] | None = None
-    inside = False
-    for number, line in enumerate(text.splitlines(), 1):
-        header = _HEADER.fullmatch(line)
-        if header is not None:
-            name = header[1].replace(" ", "")
-            if name.startswith("tool.healthcheck."):
-                raise UsageError(
-                    f"{path}:{number}: on Python 3.10 put `{name.removeprefix('tool.healthcheck.')}` into healthcheck.yaml"
-                )
-            inside = name == "tool.healthcheck"
-            table = {} if inside else table
-            continue
-        if not inside or not line.strip() or line.lstrip().startswith("#"):
-            continue
-        pair = _PAIR.fullmatch(line)
-        value = _simple_value(pair[2]) if pair is not None else None
-        if pair is None or value is None or table is None:
-            raise UsageError(
-                f"{path}:{number}: Python 3.10 has no TOML reader, and this line is more than ours can read; "
-                "write one simple value in one line, or use healthcheck.yaml"
-            )
-        table[pair[1]] = value
-    return table
-
-
-def _simple_value(text: str) -> Any:
-    text = re.sub(r"\s+#[^\"']*$", "", text)
-    string = r"\"[^\"\\]*\"|'[^']*'"
-    if re.fullmatch(string, text):
-        return text[1:-1]
-    if text in ("true", "false"):
-        return text == "true"
-    if re.fullmatch(r"[-+]?\d+", text):
-        return int(text)
-    if re.fullmatch(r"[-+]?\d+\.\d+", text):
-        return float(text)
-    if re.fullmatch(rf"\[\s*(?:(?:{string})\s*(?:,\s*(?:{string})\s*)*,?)?\s*\]", text):
-        return [found[1:-1] for found in re.findall(string, text)]
-    return None
+    else:
+        import tomli as tomllib
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{_relative(path)} is not valid TOML: {error}") from None
+    table = tool.get("healthcheck") if isinstance(tool, dict) else None
+    return table if isinstance(table, dict) else None
 
 
 def _relative(path: Path) -> str:

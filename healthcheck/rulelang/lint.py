@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from healthcheck.errors import Problem
+from healthcheck.registry import Registry
+from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.merge import Draft, Entry, Merged
-from healthcheck.rulelang.ownership import owners, owns_nonfinite
-from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.quantities import number_text
+from healthcheck.rulelang.rule import Rule, RuleSet, owners, owns_nonfinite
 from healthcheck.rulelang.templates import PLACEHOLDERS
 from healthcheck.verdicts import Severity
 
@@ -18,7 +20,7 @@ NAN_METRICS = ("loss", "grad_norm")
 """Metrics that turn non-finite when a run breaks; somebody should watch them for it."""
 
 
-def warnings(rules: RuleSet, merged: Merged) -> list[Problem]:
+def warnings(rules: RuleSet, merged: Merged, registry: Registry) -> list[Problem]:
     """All lint warnings of a rule set that loaded without errors."""
     found: list[Problem] = []
     for rule in rules.rules:
@@ -30,6 +32,7 @@ def warnings(rules: RuleSet, merged: Merged) -> list[Problem]:
     found.extend(_unwatched_nan(rules, merged))
     found.extend(_unused_metrics(rules, merged))
     found.extend(_twins(rules, merged))
+    found.extend(_missing_units(rules, merged, registry))
     return found
 
 
@@ -218,3 +221,54 @@ def _warn(draft: Draft, key: str, slug: str, message: str, suggestion: str) -> P
     return document.problem(
         where, slug, f'rule "{draft.id}": {message}', key=entry is None, severity="warning", suggestion=suggestion
     )
+
+
+# --------------------------------------------------------------------------- limits whose unit was probably forgotten
+
+
+SAME_UNIT = ("mean", "median", "percentile", "min", "max")
+"""Conditions whose score has the unit of the metric."""
+SMALLEST_BYTES = 1024
+
+
+def _missing_units(rules: RuleSet, merged: Merged, registry: Registry) -> Iterator[Problem]:
+    """``memory.fraction`` above 92: a part of one never is. ``memory.allocated`` above 20: that is 20 bytes."""
+    for rule in rules.rules:
+        metric = registry.metrics.get(rule.selector.key)
+        draft = merged.rules[rule.id]
+        if metric is not None and metric.unit in ("fraction", "bytes") and draft.document.own:
+            yield from _limits(rule, draft, metric.unit)
+
+
+def _limits(rule: Rule, draft: Draft, unit: str) -> Iterator[Problem]:
+    entry = draft.entries["when"]
+    where = entry.where
+    body = entry.value
+    for name in SAME_UNIT:
+        if isinstance(body, Mapping) and name in body:
+            body, where = body[name], (*where, name)
+    if not isinstance(body, Mapping):
+        return
+    for key in COMPARATORS:
+        limit = body.get(key)
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+            continue
+        if unit == "fraction" and limit > 1:
+            percent = f"{number_text(limit)}%"
+            fix = (str(limit), percent) if limit <= 100 else None
+            text = f"{rule.selector} is a part of 1, and {number_text(limit)} means {number_text(limit * 100)}%"
+            hint = f'did you mean "{percent}"?' if fix else "write a percentage, for instance 90%"
+        elif unit == "bytes" and 0 < limit < SMALLEST_BYTES:
+            fix = None
+            text = f"{rule.selector} counts bytes, and this is {number_text(limit)} of them"
+            hint = f"did you mean {number_text(limit)}GiB or {number_text(limit)}MiB?"
+        else:
+            continue
+        yield entry.document.problem(
+            (*where, key),
+            "missing-unit",
+            f'rule "{rule.id}": {text}',
+            severity="warning",
+            suggestion=hint,
+            fix=fix,
+        )

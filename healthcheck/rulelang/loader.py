@@ -3,8 +3,7 @@
 Not ``yaml.safe_load``: under YAML 1.1 ``1e-3`` is a string, ``off`` and ``no`` are booleans, ``010``
 is eight, and a duplicate key silently wins. Here scalars follow the core schema of YAML 1.2, as
 editors do; keys are always text; duplicate keys, tags, merge keys and several documents are
-refused; and size, number of nodes, depth, alias expansion and time are bounded. The tree is built
-from PyYAML's flat event stream, so that deep nesting cannot exhaust the stack.
+refused; and size, number of nodes, depth, alias expansion and time are bounded.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ from typing import Any
 
 from healthcheck.dispatch import suggest
 from healthcheck.errors import Problem
-from healthcheck.rulelang.document import Document, Mark
-from healthcheck.rulelang.yamlerrors import syntax_problem
-from healthcheck.rulelang.yamltree import MAX_DEPTH, MAX_NODES, TreeBuilder
+from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Place
 
 MAX_BYTES = 1 << 20
 KEPT, LONGEST_KEPT = 32, 1 << 17
 """Texts (and their longest) that are not parsed again: `check` looks at the same packs for each profile, a notebook
 for each run."""
 
-_read: dict[str, tuple[Any, Mark | None]] = {}
+_read: dict[str, tuple[Any, Place | None]] = {}
 """Texts without a mistake, what they say, and the places of it."""
 
 
@@ -86,55 +83,30 @@ def parse(text: str, document: Document) -> Document:
     if not text.strip():
         return _refuse(document, "empty", "the file is empty", suggestion="begin with `version: 1`")
     known = _read.get(text)
-    if known is not None:
-        document.data, document.root, document.shared = _copy(known[0]), known[1], True
-        return document
-    import yaml
+    if known is None:
+        from healthcheck.rulelang.yamltree import compose
 
-    error: yaml.YAMLError | None = None
-    fast = getattr(yaml, "CSafeLoader", None)
-    if fast is not None:
-        trial = Document(document.path, lines=document.lines)
-        try:
-            builder = TreeBuilder(trial)
-            builder.build(yaml.parse(text, Loader=fast))
-            _take(document, trial)
-            if not document.problems and not builder.anchors and len(text) <= LONGEST_KEPT:
-                _keep(text, document)
+        compose(text, document)
+        if document.root is None and not document.problems:
+            hint = "begin with `version: 1`"
+            return _refuse(document, "empty", "the file holds nothing but comments", suggestion=hint)
+        if document.problems or len(text) > LONGEST_KEPT:
             return document
-        except yaml.YAMLError as found:
-            error = found  # again with the Python parser: its messages do not depend on the libyaml at hand
-    trial = Document(document.path, lines=document.lines)
-    try:
-        TreeBuilder(trial).build(yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError as found:
-        trial.problems.append(syntax_problem(document, found))
-        trial.data = None
-    if error is not None and any(p.slug == "too-slow" for p in trial.problems):
-        trial.problems = [syntax_problem(document, error)]
-    _take(document, trial)
+        for oldest in list(_read)[: max(0, len(_read) - KEPT + 1)]:
+            _read.pop(oldest, None)
+        known = _read[text] = (document.data, document.root)
+    document.data, document.root = _copy(known[0]), known[1]
     return document
-
-
-def _keep(text: str, document: Document) -> None:
-    for oldest in list(_read)[: max(0, len(_read) - KEPT + 1)]:
-        _read.pop(oldest, None)
-    _read[text] = (_copy(document.data), document.root)
-    document.shared = True
 
 
 def _copy(value: Any) -> Any:
     """Lists and maps of its own for every document: what is done to the one must not show in the next."""
     if type(value) is dict:
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if type(value) is list else value
-
-
-def _take(document: Document, trial: Document) -> None:
-    document.data, document.root = trial.data, trial.root
-    document.problems.extend(trial.problems)
-    if document.root is None and not document.problems:
-        _refuse(document, "empty", "the file holds nothing but comments", suggestion="begin with `version: 1`")
+        copied = dict(value)
+        for key in copied:
+            copied[key] = _copy(copied[key])
+        return copied
+    return list(map(_copy, value)) if type(value) is list else value
 
 
 def _refuse(document: Document, slug: str, message: str, *, suggestion: str = "") -> Document:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.dispatch import suggest
+from healthcheck.dispatch import nearest
 from healthcheck.errors import Problem
-from healthcheck.rulelang.aliases import rename
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin
+from healthcheck.rulelang.validation import did_you_mean
 
 SUGGESTIONS = 100
 SEVERITIES = ("info", "warning", "error")
@@ -34,8 +34,7 @@ class Entry:
 
     @property
     def origin(self) -> Origin:
-        mark = self.document.mark(self.where, key=True)
-        return Origin(self.document.path, mark.line, mark.column) if mark else Origin(self.document.path)
+        return self.document.origin(self.where, key=True)
 
 
 @dataclass(slots=True)
@@ -51,8 +50,7 @@ class Draft:
 
     @property
     def origin(self) -> Origin:
-        mark = self.document.mark(self.where, key=True)
-        return Origin(self.document.path, mark.line, mark.column) if mark else Origin(self.document.path)
+        return self.document.origin(self.where, key=True)
 
     def value(self, key: str, default: Any = None) -> Any:
         entry = self.entries.get(key)
@@ -185,11 +183,9 @@ class Merger:
             return True
         if entry.document.broken_within(entry.where):
             return False
-        known = list(self.result.rules)
-        hint = suggest(rule_id, known) if len(self.result.problems) < SUGGESTIONS else ""
-        fix = (rule_id, hint.split('"')[1]) if hint else None
-        if not hint:
-            hint = "a new rule needs `metric` and `when`" if isinstance(body, Mapping) else "check `extends`"
+        near = nearest(rule_id, self.result.rules) if len(self.result.problems) < SUGGESTIONS else ""
+        needs = "a new rule needs `metric` and `when`" if isinstance(body, Mapping) else "check `extends`"
+        hint, fix = did_you_mean(near) or needs, (rule_id, near) if near else None
         text = f'"{shorten(rule_id)}" is not a rule'
         self.result.problems.append(
             entry.document.problem(entry.where, "unknown-rule", text, key=True, suggestion=hint, fix=fix)
@@ -226,3 +222,12 @@ def _write(draft: Draft, key: str, new: Entry) -> None:
 def _map(data: Any, key: str) -> Mapping[str, Any]:
     value = data.get(key) if isinstance(data, Mapping) else None
     return value if isinstance(value, Mapping) else {}
+
+
+def rename(rule_id: str, renamed: Mapping[str, str]) -> str:
+    """The present id of a rule; ``renamed`` comes from the packs' ``renamed:`` blocks."""
+    seen = set()
+    while rule_id in renamed and rule_id not in seen:
+        seen.add(rule_id)
+        rule_id = renamed[rule_id]
+    return rule_id

@@ -13,7 +13,7 @@ from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_steps, shorten
-from healthcheck.rulelang.rule import Mute, Origin
+from healthcheck.rulelang.rule import Mute
 
 RANK = 4
 """Above every file (see :class:`~healthcheck.rulelang.merge.Entry`)."""
@@ -129,8 +129,7 @@ def file_mutes(
         except QuantityError as error:
             problems.append(entry.document.problem((*entry.where, "steps"), "bad-value", str(error)))
             continue
-        at = entry.document.mark(entry.where)
-        origin = Origin(entry.document.path, at.line, at.column) if at else Origin(entry.document.path)
+        origin = entry.document.origin(entry.where)
         mute = Mute(written["rule"], str(written.get("reason", "")), first, last, origin)
         if _mutable(
             mute, rules, entry.document, (*entry.where, "rule"), force_all or written.get("force") is True, problems

@@ -1,25 +1,28 @@
-"""The JSON Schema of rule files: one shipped draft-07 file, plus what plugins registered.
+"""The format of rule files: their JSON Schema, and words of other tools answered with ours.
 
 ``rules-v1.schema.json`` is written by hand, except for the sections that repeat what conditions,
 actions and settings declare themselves; ``build_schema`` fills those from a registry, and a test
-keeps the shipped file equal to what the built-ins give. Shapes are chosen for their errors: one
-object with ``additionalProperties: false`` names a typo, where a ``oneOf`` of shapes would answer
-"is not valid under any of the given schemas". ``errorMessage`` is ignored by validators, shown by
-editors, and used for our own errors.
+keeps the shipped file equal to what the built-ins give. ``errorMessage`` is ignored by validators,
+shown by editors, and used for our own errors (:mod:`healthcheck.rulelang.validation`).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from healthcheck.dispatch import nearest
 from healthcheck.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.conditions.base import comparator_schemas
+from healthcheck.rulelang.document import KeyPath
+from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.settings import SETTINGS
+from healthcheck.rulelang.validation import Answer, Format, did_you_mean, listed
 
 FILE = "rules-v1.schema.json"
 COMBINED = ("all", "any")
@@ -125,3 +128,292 @@ def _action(name: str, options: Mapping[str, Any], doc: str) -> dict[str, Any]:
 def dump_schema(schema: Mapping[str, Any]) -> str:
     """The schema as text, stable for diffs."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+# --------------------------------------------------------------------------- words of other tools
+
+FILE_SYNONYMS: dict[str, str] = {
+    "extend": "extends",
+    "include": "extends",
+    "includes": "extends",
+    "inherit": "extends",
+    "import": "extends",
+    "imports": "extends",
+    "default": "defaults",
+    "metric": "metrics",
+    "derived": "metrics",
+    "recording_rules": "metrics",
+    "externals": "external",
+    "custom_metrics": "external",
+    "rule": "rules",
+    "alerts": "rules",
+    "checks": "rules",
+    "thresholds": "rules",
+    "groups": "rules",
+    "profile": "profiles",
+    "mutes": "mute",
+    "silence": "mute",
+    "silences": "mute",
+    "ignore": "mute",
+    "setting": "settings",
+    "config": "settings",
+    "options": "settings",
+}
+
+RULE_SYNONYMS: dict[str, str] = {
+    "actions": "then",
+    "action": "then",
+    "do": "then",
+    "notify": "then",
+    "condition": "when",
+    "conditions": "when",
+    "expr": "when",
+    "expression": "when",
+    "if": "when",
+    "on": "when",
+    "check": "when",
+    "trigger": "when",
+    "level": "severity",
+    "sev": "severity",
+    "priority": "severity",
+    "patience": "for",
+    "duration": "for",
+    "consecutive": "for",
+    "max_check_attempts": "for",
+    "failureThreshold": "for",
+    "signal": "metric",
+    "series": "metric",
+    "name": "metric",
+    "exclude": "except",
+    "not": "except",
+    "recovery": "recover",
+    "resolve": "recover",
+    "warm_up": "warmup",
+    "initialDelaySeconds": "warmup",
+    "min_history": "min_samples",
+    "min_points": "min_samples",
+    "interval": "every",
+    "frequency": "every",
+    "periodSeconds": "every",
+    "repeat_interval": "cooldown",
+    "renotify_interval": "cooldown",
+    "cool_down": "cooldown",
+    "guard": "only_if",
+    "unless": "only_if",
+    "msg": "message",
+    "description": "message",
+    "summary": "message",
+    "annotations": "message",
+    "advice": "hint",
+    "fix": "hint",
+    "url": "docs",
+    "runbook_url": "docs",
+    "labels": "tags",
+    "inhibits": "explains",
+    "suppresses": "explains",
+    "disabled": "enabled",
+}
+"""Word of another tool -> our key of a rule. ``threshold`` is answered apart: it is no key."""
+
+CONDITION_SYNONYMS: dict[str, str] = {
+    "gt": "above",
+    "greater_than": "above",
+    "lt": "below",
+    "less_than": "below",
+    "gte": "at_least",
+    "ge": "at_least",
+    "lte": "at_most",
+    "le": "at_most",
+    "eq": "equals",
+    "equal": "equals",
+    "between": "outside",
+    "range": "outside",
+    "threshold": "above",
+    "over_threshold": "above",
+    "nan": "nonfinite",
+    "isnan": "nonfinite",
+    "non-finite": "nonfinite",
+    "non_finite": "nonfinite",
+    "not_finite": "nonfinite",
+    "inf": "nonfinite",
+    "z_score": "zscore",
+    "z": "zscore",
+    "std": "zscore",
+    "sigma": "zscore",
+    "spike": "robust_z",
+    "mad": "robust_z",
+    "average": "mean",
+    "avg": "mean",
+    "quantile": "percentile",
+    "median": "percentile",
+    "change": "delta",
+    "rate": "increase",
+    "trend": "slope",
+    "plateau": "no_improvement",
+    "patience": "no_improvement",
+    "constant": "unchanged",
+    "timeout": "stale",
+    "absent": "missing",
+    "no_data": "missing",
+    "cusum": "drift",
+    "page_hinkley": "drift",
+    "and": "all",
+    "or": "any",
+}
+
+OPTION_SYNONYMS: dict[str, str] = {
+    "gt": "above",
+    "lt": "below",
+    "gte": "at_least",
+    "lte": "at_most",
+    "threshold": "above",
+    "k": "above",
+    "n": "window",
+    "size": "window",
+    "length": "window",
+    "samples": "window",
+    "history": "window",
+    "lookback": "window",
+    "over_samples": "over",
+    "patience": "over",
+    "baseline": "to",
+    "min_delta": "min_abs",
+    "tolerance": "min_rel",
+    "q": "p",
+    "percent": "p",
+    "timeout": "after",
+    "startup": "first",
+    "by": "across",
+}
+
+SEVERITY_SYNONYMS: dict[str, str] = {
+    "warn": "warning",
+    "err": "error",
+    "critical": "error",
+    "fatal": "error",
+    "high": "error",
+    "medium": "warning",
+    "low": "info",
+    "note": "info",
+    "notice": "info",
+    "page": "error",
+}
+
+ACTION_SYNONYMS: dict[str, str] = {
+    "abort": "stop",
+    "kill": "stop",
+    "halt": "stop",
+    "exit": "stop",
+    "terminate": "stop",
+    "log": "note",
+    "print": "warn",
+    "alert": "warn",
+    "notify": "warn",
+    "gc": "cleanup",
+    "empty_cache": "cleanup",
+    "skip": "skip_update",
+    "skip_step": "skip_update",
+    "save": "checkpoint",
+    "snapshot": "evidence",
+    "dump": "evidence",
+    "stacks": "dump_stacks",
+    "reduce_lr": "scale_lr",
+}
+
+
+class RuleFormat(Format):
+    """Rule files, with the conditions and actions of a registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(build_schema(registry))
+        self.conditions = list(registry.conditions)
+
+    def level(self, where: KeyPath) -> tuple[str, Mapping[str, str]]:
+        kind, synonyms = _level(where)
+        return (kind if kind in ("condition", "action") else "key"), synonyms
+
+    def unknown_key(self, where: KeyPath, key: str, value: Any, known: Sequence[str]) -> Answer | None:
+        kind, synonyms = _level(where)
+        text = f'unknown key "{shorten(key)}"'
+        if kind == "rule" and key == "threshold":
+            return Answer(text, f"write `when: {{above: {shorten(str(value), 20)}}}`", "unknown-key")
+        if key == "disabled":
+            return Answer(text, "write `enabled: false`, or `rule-id: off`", "unknown-key")
+        if kind == "condition" and key in COMBINED:
+            hint = "one level is all there is; write two rules"
+            return Answer(f"`{key}` cannot stand inside `all` or `any`", hint, "nested")
+        if kind == "rule" and key not in synonyms and (key in self.conditions or not nearest(key, known)):
+            # A condition beside `metric`, not under `when`.
+            close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
+            if close:
+                shown = "..." if isinstance(value, (dict, list)) else shorten(str(value), 20)
+                hint = f"a condition stands under `when`: write `when: {{{close[0]}: {shown}}}`"
+                return Answer(text, hint, "unknown-key")
+        return None
+
+    def unknown_word(self, where: KeyPath, value: Any, words: Sequence[str]) -> Answer | None:
+        if not where:
+            return None
+        table = {"severity": SEVERITY_SYNONYMS, "when": CONDITION_SYNONYMS}.get(str(where[-1]), {})
+        holder = where[-2] if len(where) >= 2 else ""
+        if holder == "then":
+            table = ACTION_SYNONYMS
+        if holder == "rules":
+            table = SEVERITY_SYNONYMS
+        ours = table.get(str(value), "")
+        meant = ours if ours in words else nearest(str(value), words)
+        hint = f"here it is called `{ours}`" if ours in words else did_you_mean(meant)
+        shown = shorten(str(value).lower() if isinstance(value, bool) else str(value))
+        if where[-1] == "when" and not hint and len(shown.split()) > 1:
+            return Answer(f'"{shown}" is no condition', "conditions are keys, not expressions: when: {above: 5}")
+        if holder == "then":
+            hint = hint or f"there are {listed(words)}"
+            return Answer(f'"{shown}" is no action', hint, "unknown-action", meant)
+        return Answer(f'"{shown}" is not one of {listed(words)}', hint, meant=meant)
+
+    def wrong_type(self, where: KeyPath, value: Any) -> Answer | None:
+        if where == ("rules",) and isinstance(value, list):
+            text = "`rules` is a map from rule id to rule, not a list"
+            return Answer(text, "write `loss-spike: {metric: ...}` without dashes")
+        return None
+
+    def too_many(self, where: KeyPath, names: Sequence[str]) -> Answer:
+        kind, _ = _level(where)
+        what, hint = "comparator", ""
+        if kind == "condition":
+            names = [name for name in names if name != "metric"]
+            what, hint = "condition", "combine them with `all:` or `any:`"
+            if set(names) == {"above", "below"}:
+                hint = "write `outside: [low, high]`, or combine them with `all:` or `any:`"
+        elif kind == "action":
+            what, hint = "action", "give each its own list item"
+        text = f"one {what} expected, found {len(names)}: {', '.join(names)}"
+        return Answer(shorten(text, 200), hint, "too-many")
+
+    def good_name(self, where: KeyPath, key: str) -> str:
+        if not where or where[-1] != "rules":
+            return ""
+        spaced = "".join(c.lower() if c.isalnum() else " " for c in key)
+        mended = "-".join(spaced.split())
+        return f"write {mended}" if mended and mended.isascii() else ""
+
+
+def _level(where: KeyPath) -> tuple[str, Mapping[str, str]]:
+    """What kind of map a path leads to, and the synonyms of its keys."""
+    path = where
+    if path[:1] == ("profiles",) and len(path) >= 2:
+        path = path[2:]
+    if not path:
+        return "file", FILE_SYNONYMS
+    body = path[1:] if path[0] == "defaults" else path[2:] if path[0] == "rules" and len(path) >= 2 else None
+    if body is None:
+        return "other", {}
+    if not body:
+        return "rule", RULE_SYNONYMS
+    if body[0] == "when":
+        inner = body[1:]
+        if not inner or (len(inner) == 2 and inner[0] in COMBINED):
+            return "condition", CONDITION_SYNONYMS
+    if body[0] == "then" and len(body) == 2:
+        return "action", ACTION_SYNONYMS
+    return "option", OPTION_SYNONYMS

@@ -1,19 +1,33 @@
-"""From PyYAML's flat event stream to plain values with marks: no recursion, bounded, YAML 1.2 scalars."""
+"""YAML text -> PyYAML's nodes, composed within limits, with every mistake in our words.
+
+PyYAML composes; what is here refuses before anything is built: nesting that could exhaust the stack,
+aliases that multiply, tags, merge keys, a key given twice. Values come from the nodes by the core
+schema of YAML 1.2, places too (:mod:`healthcheck.rulelang.document`). Imported only when a text is read.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from healthcheck.errors import Problem
-from healthcheck.rulelang.document import Document, Mark
+from yaml import YAMLError
+from yaml.composer import Composer
+from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, StreamEndEvent
+from yaml.nodes import MappingNode, ScalarNode
+from yaml.parser import Parser
+from yaml.reader import Reader
+from yaml.scanner import Scanner
+
+from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Mark, Place
 from healthcheck.rulelang.quantities import shorten
 
-MAX_NODES = 200_000
-MAX_DEPTH = 40
+CParser: Any
+try:
+    from yaml.cyaml import CParser  # type: ignore[attr-defined, no-redef, unused-ignore]
+except ImportError:  # PyYAML was built without libyaml
+    CParser = None
+
 MAX_SECONDS = 5.0
 """CPU time, not wall time: a stalled file system must not turn a good file into a bad one."""
 LOOK_AT_CLOCK = 64
@@ -21,11 +35,8 @@ LOOK_AT_CLOCK = 64
 MAX_NUMBER_DIGITS = 100
 
 _INT = re.compile(r"[-+]?[0-9]+")
-
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
-
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-
 _CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -34,185 +45,269 @@ _CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
+_NUMBER_STARTS = frozenset("0123456789+-.")
+_QUOTES = frozenset("'\"")
+_NOT_PLAIN = _QUOTES | frozenset("|>")
+_MERGE = "<<"
 
 
-class _Stop(Exception):
-    """Parsing cannot go on; the problem is recorded."""
+def compose(text: str, document: Document) -> None:
+    """Set content and places of ``document``, or add what is wrong to its problems.
+
+    libyaml first, for speed. Where it finds a mistake, PyYAML's own parser reads again: its words do
+    not depend on the libyaml at hand.
+    """
+    found = len(document.problems)
+    first: Exception | None = None
+    if CParser is not None:
+        try:
+            return _Libyaml(text, document).whole_document()
+        except (YAMLError, UnicodeEncodeError) as error:  # the second: half of a surrogate pair
+            first = error
+            del document.problems[found:]
+    try:
+        _PyYAML(text, document).whole_document()
+    except YAMLError as error:
+        document.problems.append(_syntax_problem(document, error))
+    if first is not None and any(p.slug == "too-slow" for p in document.problems):
+        document.problems[found:] = [_syntax_problem(document, first)]
 
 
-@dataclass(slots=True)
-class _Frame:
-    value: Any
-    mark: Mark
-    anchor: str | None
-    key: str | None = None
-    key_mark: Mark | None = None
-    expects_key: bool = True
-    skip: bool = False
-    """The value to come belongs to a key that was refused."""
+def _built(node: Any) -> tuple[Any, Place]:
+    """Value and places of a node: dicts with text as keys, lists, text, numbers, booleans, None."""
+    if isinstance(node, ScalarNode):
+        return (_scalar(node.value) if _is_plain(node) else node.value), _place(node)
+    start = node.start_mark
+    width = 1 if node.flow_style else 0
+    inner: dict[str | int, tuple[Place | None, Place]] = {}
+    made: Any
+    if isinstance(node, MappingNode):
+        made = {}
+        for key, held in node.value:
+            name = key.value
+            # Of a key given twice the first one counts; the second is among the problems.
+            if name not in made and not _is_merge(key):
+                made[name], place = _built(held)
+                inner[name] = (_place(key), place)
+    else:
+        made = []
+        for index, held in enumerate(node.value):
+            value, place = _built(held)
+            made.append(value)
+            inner[index] = (None, place)
+    return made, (start.line + 1, start.column + 1, width, False, inner)
 
 
-class TreeBuilder:
-    """Builds values and marks from parser events, without recursion."""
+def _place(node: Any) -> Place:
+    """Of a key, or of any value that is neither map nor list."""
+    start, end = node.start_mark, node.end_mark
+    line, column = start.line, start.column
+    width = end.column - column if end.line == line else 1
+    return line + 1, column + 1, width or 1, node.style in _QUOTES, None
+
+
+def _scalar(text: str) -> Any:
+    """By the core schema of YAML 1.2, as editors have it."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if text[0] not in _NUMBER_STARTS or len(text) > MAX_NUMBER_DIGITS:
+        return text
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return int(text, 0) if _BASED.fullmatch(text) else text
+
+
+def _is_plain(node: Any) -> bool:
+    return node.style not in _NOT_PLAIN
+
+
+def _is_merge(key: Any) -> bool:
+    return key.value == _MERGE and _is_plain(key)
+
+
+class _Refused(Exception):
+    """Reading cannot go on; the problem is recorded."""
+
+
+class _Bounded(Composer):
+    """PyYAML's composer, asked for one node at a time by :meth:`compose_node`.
+
+    It is recursive, three calls per level, so the depth is bounded before it descends; events themselves
+    come from parsers that keep their own stack.
+    """
+
+    # Of the parser that it is mixed with.
+    check_event: Any
+    get_event: Any
+    peek_event: Any
 
     def __init__(self, document: Document) -> None:
+        super().__init__()
         self.document = document
-        self.stack: list[_Frame] = []
-        self.anchors: dict[str, tuple[Any, Mark]] = {}
+        self.open: list[dict[str, int]] = []
+        """For each mapping and list that is not closed yet: its keys and their lines."""
         self.nodes = 0
-        self.documents = 0
+        self.sizes: dict[str, int] = {}
+        """Values in what an anchor names: so many come with each alias."""
         self.containers = 0
         self.deadline = time.process_time() + MAX_SECONDS
 
-    def build(self, events: Iterator[Any]) -> None:
+    def whole_document(self) -> None:
+        """Read the stream. Raises ``yaml.YAMLError``."""
         try:
-            for event in events:
-                self._take(event)
-        except _Stop:
-            self.document.data = None
+            self.get_event()  # the start of the stream
+            root = None if self.check_event(StreamEndEvent) else self.compose_document()
+            if not self.check_event(StreamEndEvent):
+                text = "a second YAML document begins here (`---`); use one file each"
+                self._refuse(self.get_event(), "several-documents", text)
+        except _Refused:
+            return
+        if root is not None:
+            self.document.data, self.document.root = _built(root)
 
-    def _take(self, event: Any) -> None:
-        kind = type(event).__name__
-        if kind == "ScalarEvent":
-            self._no_tag(event)
-            mark = self._mark(event)
-            value = event.value
-            quoted = event.style in ("'", '"', "|", ">")
-            mark.quoted = event.style in ("'", '"')
-            if self.stack and self.stack[-1].expects_key and isinstance(self.stack[-1].value, dict):
-                self._key(value, mark, quoted)
-                return
-            self._value(value if quoted else self._scalar(value, mark), mark, event.anchor)
-        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
-            self._no_tag(event)
-            self._not_a_key(event)
-            if len(self.stack) >= MAX_DEPTH:
-                self._stop(event, "too-deep", f"nested more than {MAX_DEPTH} levels deep")
-            value = {} if kind == "MappingStartEvent" else []
-            mark = self._mark(event)
-            mark.width = 0 if event.flow_style is False else 1
-            self.stack.append(_Frame(value, mark, event.anchor))
-            self._count(event, 1)
-        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
-            frame = self.stack.pop()
-            self._value(frame.value, frame.mark, frame.anchor, counted=True)
-        elif kind == "AliasEvent":
-            self._not_a_key(event)
-            known = self.anchors.get(event.anchor)
-            if known is None:
-                hint = "an anchor cannot contain itself" if any(f.anchor == event.anchor for f in self.stack) else ""
-                self._stop(
-                    event,
-                    "undefined-alias",
-                    hint or f"`*{shorten(event.anchor)}` refers to an anchor that does not exist",
-                    suggestion="" if hint else "quote a value that starts with `*`",
-                )
-            assert known is not None
-            value, target = known
-            self._count(event, target.nodes)
-            mark = self._mark(event)
-            mark.children, mark.keys, mark.nodes = target.children, target.keys, target.nodes
-            self._value(value, mark, None, counted=True)
-        elif kind == "DocumentStartEvent":
-            self.documents += 1
-            if self.documents > 1:
-                self._stop(event, "several-documents", "a second YAML document begins here (`---`); use one file each")
-
-    def _scalar(self, text: str, mark: Mark) -> Any:
-        if text in _CONSTANTS:
-            return _CONSTANTS[text]
-        if len(text) > MAX_NUMBER_DIGITS:
-            return text
-        if _INT.fullmatch(text):
-            return int(text)
-        if _FLOAT.fullmatch(text):
-            return float(text)
-        if _BASED.fullmatch(text):
-            return int(text, 0)
-        return text
-
-    def _key(self, text: str, mark: Mark, quoted: bool) -> None:
-        frame = self.stack[-1]
-        frame.key, frame.key_mark, frame.expects_key = text, mark, False
-        frame.skip = False
-        if text == "<<" and not quoted:
-            self._add(
-                mark, "merge-key", "merge keys (`<<`) are not part of rule files", "use `defaults:` or `extends:`"
-            )
-            frame.skip = True
-        elif text in frame.value:
-            first = frame.mark.keys[text].line
-            self._add(mark, "duplicate-key", f'duplicate key "{shorten(text)}" (first at line {first})', "")
-            frame.skip = True
-
-    def _value(self, value: Any, mark: Mark, anchor: str | None, *, counted: bool = False) -> None:
-        if not counted:
-            self.nodes += 1
-            if self.nodes > MAX_NODES:
-                self._stop_at(mark, "too-many-values", f"more than {MAX_NODES:,} values")
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        node: Any
+        event = self.peek_event()
+        anchor: Any = event.anchor
+        is_key = index is None and parent is not None
+        if isinstance(event, AliasEvent):
+            return self._aliased(event, is_key)
+        if event.tag is not None and event.tag != "!":
+            shown = shorten(event.tag.replace("tag:yaml.org,2002:", "!!"))
+            hint = "quote a value that starts with `!`"
+            self._refuse(event, "tag", f"YAML tags such as `{shown}` are not allowed", hint)
+        if isinstance(event, ScalarEvent):
+            if anchor is not None:
+                self.sizes[anchor] = 1
+            node = self.compose_scalar_node(anchor)
+            if is_key:
+                self._check_key(node)
+            else:
+                self._count(event, 1)
+            return node
+        self._must_be_value(event, is_key)
+        if len(self.open) >= MAX_DEPTH:
+            self._refuse(event, "too-deep", f"nested more than {MAX_DEPTH} levels deep")
+        before = self.nodes
+        self._count(event, 1)
+        self.containers += 1
+        if self.containers % LOOK_AT_CLOCK == 0 and time.process_time() > self.deadline:
+            self._refuse(event, "too-slow", f"reading took longer than {MAX_SECONDS:g} s")
+        self.open.append({})
+        is_mapping = isinstance(event, MappingStartEvent)
+        node = self.compose_mapping_node(anchor) if is_mapping else self.compose_sequence_node(anchor)
+        self.open.pop()
         if anchor is not None:
-            self.anchors[anchor] = (value, mark)
-        if not self.stack:
-            self.document.data, self.document.root = value, mark
-            return
-        frame = self.stack[-1]
-        frame.mark.nodes += mark.nodes
-        if isinstance(frame.value, list):
-            frame.mark.children[len(frame.value)] = mark
-            frame.value.append(value)
-            return
-        assert frame.key is not None and frame.key_mark is not None
-        if not frame.skip:
-            frame.value[frame.key] = value
-            frame.mark.children[frame.key] = mark
-            frame.mark.keys[frame.key] = frame.key_mark
-        frame.expects_key = True
+            self.sizes[anchor] = self.nodes - before
+        return node
 
-    def _mark(self, event: Any) -> Mark:
-        start, end = event.start_mark, event.end_mark
-        width = end.column - start.column if end.line == start.line else 1
-        return Mark(start.line + 1, start.column + 1, max(1, width))
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """Tags are not looked at: they are refused, and :func:`_built` makes the values."""
+        return ""
+
+    def _aliased(self, event: Any, is_key: bool) -> Any:
+        """The node that an alias stands for: what is wrong with it is shown where it is written."""
+        self._must_be_value(event, is_key)
+        node: Any = self.anchors.get(event.anchor)
+        if node is None:
+            text = f"`*{shorten(event.anchor)}` refers to an anchor that does not exist"
+            self._refuse(event, "undefined-alias", text, "quote a value that starts with `*`")
+        if node.end_mark is None:
+            self._refuse(event, "undefined-alias", "an anchor cannot contain itself")
+        self._count(event, self.sizes[event.anchor])
+        self.get_event()
+        return node
+
+    def _check_key(self, key: Any) -> None:
+        keys = self.open[-1]
+        if _is_merge(key):
+            text, hint = "merge keys (`<<`) are not part of rule files", "use `defaults:` or `extends:`"
+            self._add(key, "merge-key", text, hint)
+        elif key.value in keys:
+            text = f'duplicate key "{shorten(key.value)}" (first at line {keys[key.value]})'
+            self._add(key, "duplicate-key", text)
+        else:
+            keys[key.value] = key.start_mark.line + 1
 
     def _count(self, event: Any, nodes: int) -> None:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
-            self._stop(event, "too-many-values", f"more than {MAX_NODES:,} values once all aliases are expanded")
-        self.containers += 1
-        if self.containers % LOOK_AT_CLOCK == 0 and time.process_time() > self.deadline:
-            self._stop(event, "too-slow", f"reading took longer than {MAX_SECONDS:g} s")
+            expanded = " once all aliases are expanded" if self.sizes else ""
+            self._refuse(event, "too-many-values", f"more than {MAX_NODES:,} values{expanded}")
 
-    def _no_tag(self, event: Any) -> None:
-        if event.tag is not None and event.tag != "!":
-            shown = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._stop(
-                event,
-                "tag",
-                f"YAML tags such as `{shorten(shown)}` are not allowed",
-                suggestion="quote a value that starts with `!`",
-            )
+    def _must_be_value(self, event: Any, is_key: bool) -> None:
+        if is_key:
+            hint = 'in braces, quote values with brackets: "grad_norm[...]"'
+            self._refuse(event, "key-not-text", "a key must be plain text", hint)
 
-    def _not_a_key(self, event: Any) -> None:
-        frame = self.stack[-1] if self.stack else None
-        if frame is not None and isinstance(frame.value, dict) and frame.expects_key:
-            self._stop(
-                event,
-                "key-not-text",
-                "a key must be plain text",
-                suggestion='in braces, quote values with brackets: "grad_norm[...]"',
-            )
+    def _add(self, at: Any, slug: str, message: str, hint: str = "") -> None:
+        start, end = at.start_mark, at.end_mark
+        width = end.column - start.column if end.line == start.line else 1
+        mark = Mark(start.line + 1, start.column + 1, max(1, width))
+        self.document.problems.append(self.document.problem_at(mark, slug, message, suggestion=hint))
 
-    def _add(self, mark: Mark, slug: str, message: str, suggestion: str) -> None:
-        self.document.problems.append(problem_at(self.document, mark, slug, message, suggestion))
-
-    def _stop(self, event: Any, slug: str, message: str, *, suggestion: str = "") -> None:
-        self._add(self._mark(event), slug, message, suggestion)
-        raise _Stop
-
-    def _stop_at(self, mark: Mark, slug: str, message: str) -> None:
-        self._add(mark, slug, message, "")
-        raise _Stop
+    def _refuse(self, at: Any, slug: str, message: str, hint: str = "") -> NoReturn:
+        self._add(at, slug, message, hint)
+        raise _Refused
 
 
-def problem_at(document: Document, mark: Mark, slug: str, message: str, suggestion: str = "") -> Problem:
-    source = document.lines[mark.line - 1] if 0 < mark.line <= len(document.lines) else ""
-    return Problem(document.path, mark.line, mark.column, slug, message, "error", suggestion, source, mark.width or 1)
+class _PyYAML(_Bounded, Reader, Scanner, Parser):
+    def __init__(self, text: str, document: Document) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        _Bounded.__init__(self, document)
+
+
+if CParser is not None:
+
+    class _Libyaml(_Bounded, CParser):  # type: ignore[misc]
+        def __init__(self, text: str, document: Document) -> None:
+            CParser.__init__(self, text)
+            _Bounded.__init__(self, document)
+
+
+# --------------------------------------------------------------------------- syntax errors
+
+
+def _syntax_problem(document: Document, error: Any) -> Any:
+    """The problem that a ``yaml.YAMLError`` stands for, with the usual way out."""
+    place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if place is None:  # ReaderError: a character that YAML forbids
+        before = "\n".join(document.lines)[: getattr(error, "position", 0)].split("\n")
+        mark = Mark(len(before), len(before[-1]) + 1, 1)
+        return document.problem_at(mark, "syntax", "a control character is not allowed here", suggestion="delete it")
+    problem = str(getattr(error, "problem", "") or "").strip()
+    context = str(getattr(error, "context", "") or "").strip()
+    opened = getattr(error, "context_mark", None)
+    if opened is not None and ("quoted scalar" in context or ("flow" in context and opened.line < place.line)):
+        place = opened  # where the quote or brace opens; the parser noticed lines below
+    line = document.lines[place.line] if place.line < len(document.lines) else ""
+    text, hint = _explain(problem, context, line)
+    return document.problem_at(Mark(place.line + 1, place.column + 1, 1), "syntax", text, suggestion=hint)
+
+
+def _explain(problem: str, context: str, line: str) -> tuple[str, str]:
+    if "undefined alias" in problem or "scanning an alias" in context:
+        return "a value that starts with `*` is read as a YAML alias", "quote a value that starts with `*`"
+    if "scanning an anchor" in context:
+        return "a value that starts with `&` is read as a YAML anchor", "quote a value that starts with `&`"
+    if "cannot start any token" in problem and "'\\t'" in problem:
+        return "a tab cannot indent YAML", "use spaces"
+    if "cannot start any token" in problem:
+        return f"a value cannot start with {problem.split('character')[-1].split('that')[0].strip()}", "quote the value"
+    if "mapping values are not allowed" in problem:
+        return "a second `:` in one line", "quote a value that holds `: `, and check the indentation"
+    if ("flow mapping" in context or "flow sequence" in context) and "[" in line and "{" in line:
+        return "the braces or brackets do not match", 'quote "grad_norm[...]" in braces'
+    if "flow mapping" in context or "flow sequence" in context:
+        return "the braces or brackets do not match", "each `{` needs a `}`, each `[` a `]`, with commas between"
+    if "block mapping" in context or "block collection" in context:
+        return "the indentation does not fit the lines above", "keys of one block start in the same column"
+    if "quoted scalar" in context:
+        return "a quote is never closed", ""
+    if "could not find expected ':'" in problem:
+        return "a line without `:`", "write `key: value`"
+    return f"not valid YAML: {problem or context or 'syntax error'}", ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from healthcheck.rulelang.document import KeyPath
-from healthcheck.ruletests.model import Expected, RuleTest
+from healthcheck.ruletests.loading import Expected, RuleTest
 from healthcheck.ruletests.play import Episode, Played
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from healthcheck.engine.trace import TraceRow, trace
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.ruletests.compare import Difference
-from healthcheck.ruletests.model import RuleTest
+from healthcheck.ruletests.loading import RuleTest
 from healthcheck.ruletests.play import Played
 from healthcheck.verdicts import State
 

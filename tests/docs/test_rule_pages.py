@@ -13,7 +13,7 @@ import pytest
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.ruletests.model import RuleTest, Source
+from healthcheck.ruletests.loading import RuleTest, Source
 from healthcheck.ruletests.notation import parse_series
 from healthcheck.ruletests.play import play
 

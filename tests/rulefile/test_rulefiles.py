@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.rulelang import packs
+from healthcheck.rulelang import sources
 from healthcheck.rulelang.compile import load_all
 from healthcheck.rulelang.problems import render_text
 
@@ -30,7 +30,7 @@ def known(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packs")
     (folder / "recommended.yaml").write_text("version: 1\nrules: {}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packs, "pack_folder", lambda: folder)
+        patch.setattr(sources, "pack_folder", lambda: folder)
         yield registry()
 
 

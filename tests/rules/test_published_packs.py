@@ -16,8 +16,8 @@ import yaml
 
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.packs import pack_version
 from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.sources import pack_version
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
 PUBLISHED = Path(__file__).parent / "published"

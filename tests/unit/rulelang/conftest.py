@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.rulelang import packs
+from healthcheck.rulelang import sources
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,7 +20,7 @@ def known():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(packs, "pack_folder", lambda: tmp_path / "packs")
+    monkeypatch.setattr(sources, "pack_folder", lambda: tmp_path / "packs")
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "base.yaml").write_text(BASE)
     return tmp_path

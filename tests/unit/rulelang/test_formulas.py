@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.rulelang.arithmetic import parse_formula
-from healthcheck.rulelang.formulaparser import FormulaError
+from healthcheck.rulelang.formulas import FormulaError, parse_formula
 from healthcheck.rulelang.rule import Origin
 
 HERE = Origin("test")

@@ -6,7 +6,7 @@ import pytest
 from language import BASE, errors, load, registry
 
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.rulelang.ownership import owners
+from healthcheck.rulelang.rule import owners
 
 # --------------------------------------------------------------------------- meaning
 

@@ -138,13 +138,24 @@ def test_a_file_of_a_mebibyte_is_answered_in_bounded_time(make) -> None:
 
 
 def test_without_libyaml_the_answers_are_the_same(monkeypatch) -> None:
-    import yaml
-
-    texts = ["a: {b: 1e-3, c: 'x', d: off}\n", "a: [*x]\n", "a: {b: [1, 2}\n", "a: 1\na: 2\n"]
+    texts = ["a: {b: 1e-3, c: 'x', d: off}\n", "a: &x [1]\nb: *x\n", "a: [*x]\n", "a: {b: [1, 2}\n", "a: 1\na: 2\n"]
+    monkeypatch.setattr(loader, "_read", {})
     fast = [load_text(t) for t in texts]
-    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    monkeypatch.setattr(loader, "_read", {})
+    monkeypatch.setattr(yamltree, "CParser", None)
     slow = [load_text(t) for t in texts]
-    assert [(d.data, d.problems) for d in slow] == [(d.data, d.problems) for d in fast]
+    assert [(d.data, d.root, d.problems) for d in slow] == [(d.data, d.root, d.problems) for d in fast]
+
+
+def test_an_anchor_may_be_set_again_and_each_alias_has_the_latest() -> None:
+    document = load_text("a: &x 1\nb: *x\nc: &x [2]\nd: *x\n")
+    assert document.problems == []
+    assert document.data == {"a": 1, "b": 1, "c": [2], "d": [2]}
+
+
+def test_half_of_a_surrogate_pair_is_a_clean_problem() -> None:
+    (problem,) = load_text("a: \ud800\n").problems
+    assert (problem.slug, problem.line, problem.column) == ("syntax", 1, 4)
 
 
 # --------------------------------------------------------------------------- fuzzing
@@ -229,16 +240,16 @@ def test_any_file_gives_a_document_or_clean_problems(tmp_path, raw) -> None:
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="there is only one parser here")
 def test_a_syntax_error_that_only_the_fast_parser_reaches_in_time_is_still_named(monkeypatch) -> None:
     """At the end of a long file the Python parser, whose words we use, would run out of time."""
-    made = []
+    late = []
 
-    class SecondIsLate(yamltree.TreeBuilder):
-        def __init__(self, document) -> None:
-            super().__init__(document)
-            made.append(self)
-            if len(made) == 2:
-                self.deadline = 0.0
+    class Late(yamltree._PyYAML):
+        def __init__(self, text, document) -> None:
+            super().__init__(text, document)
+            self.deadline = 0.0
+            late.append(self)
 
-    monkeypatch.setattr(loader, "TreeBuilder", SecondIsLate)
+    monkeypatch.setattr(yamltree, "LOOK_AT_CLOCK", 1)
+    monkeypatch.setattr(yamltree, "_PyYAML", Late)
     (problem,) = load_text("a: [1, 2, 3]\nb: [1, 2}\n").problems
-    assert len(made) == 2
+    assert len(late) == 1
     assert (problem.slug, problem.line) == ("syntax", 2)

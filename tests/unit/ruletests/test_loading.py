@@ -23,7 +23,7 @@ MISTAKES = {
     ),
     "a word of another tool": (
         '  - {name: a, input_series: {loss: "1"}, expect: none}\n',
-        'here it is called "series"',
+        "here it is called `series`",
     ),
     "no name": ("  - \n" + GOOD, "needs a `name`"),
     "no series": ("  - {name: a, expect: none}\n", "needs `series`"),
@@ -63,7 +63,10 @@ MISTAKES = {
         'not one of info, warning, error (did you mean "error"?)',
     ),
     "a time without unit": ("  - name: a\n    step_time: 5\n" + GOOD, "a duration needs a unit"),
-    "a rank that is none": ('  - {name: a, ranks: {zero: {loss: "1"}}, expect: none}\n', '"zero" is not a rank'),
+    "a rank that is none": (
+        '  - {name: a, ranks: {zero: {loss: "1"}}, expect: none}\n',
+        '"zero": a rank is a number, counted from 0',
+    ),
     "a rank that does not play": (
         '  - {name: a, series: {loss: "9"}, expect: [{rule: loss-high, rank: 3}]}\n',
         "this test has no rank 3",
@@ -105,7 +108,7 @@ def test_all_mistakes_come_at_once_those_beside_the_rules_included(book: Book) -
         "series",
         "unknown-rule",
         "unknown-key",
-        "value",
+        "missing-key",
         "unknown-rule",
     ]
 

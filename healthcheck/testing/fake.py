@@ -213,7 +213,7 @@ class FakeTrainer:
 @lru_cache(maxsize=1024)
 def series_of(name: str) -> tuple[str, Mapping[str, str]]:
     """``lr[group=1]`` as metric and labels. Raises ``ValueError`` for a name that is no single series."""
-    from healthcheck.ruletests.timeline import series_of as read
+    from healthcheck.ruletests.play import series_of as read
 
     metric, labels = read(name)
     if not metric or "[" in metric or "]" in metric or any(value in ("", "*") for _, value in labels):

@@ -134,7 +134,7 @@ def main() -> None:
 def _watched(script: str, arguments: list[str]) -> None:
     from healthcheck.assembly import open_session
     from healthcheck.trainers.opening import SessionOptions
-    from healthcheck.trainers.script.watching import ScriptTrainer
+    from healthcheck.trainers.script.runner import ScriptTrainer
 
     session = open_session(SessionOptions(name=script, observe=True, argv=[script, *arguments], console=False))
     ScriptTrainer(session).run(script, arguments)

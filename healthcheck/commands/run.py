@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
     from healthcheck.record.restarts import KeptStates
-    from healthcheck.trainers.script.watching import ScriptTrainer
+    from healthcheck.trainers.script.runner import ScriptTrainer
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
 

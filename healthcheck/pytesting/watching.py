@@ -240,8 +240,8 @@ class Watched:
 
 def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Round the body of one test. Raises ``HealthCheckFailed`` where the rules say so."""
-    from healthcheck.trainers.inprocess import InProcess
     from healthcheck.trainers.opening import switched_off
+    from healthcheck.trainers.script.runner import InProcess
 
     if switched_off():
         return (yield)

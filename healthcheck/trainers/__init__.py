@@ -6,8 +6,10 @@ Importing this package imports no framework; a framework's module here does.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from healthcheck.hookspecs import hookimpl
@@ -22,6 +24,12 @@ class _Target:
     """As (module, name)."""
     methods: tuple[tuple[str, ...], ...] = ()
     """Alternatives; for packages that many a user has an own copy of, or subclasses under other names."""
+    makers: tuple[tuple[str, str, str], ...] = ()
+    """How a script comes by such an object: see :class:`healthcheck.trainers.script.companions.Companions`."""
+    mixin: str = ""
+    """Name of a class in the adapter's module: its objects are watched already."""
+    not_inside: str = ""
+    """Module that makes such objects for itself; its own adapter is enough then."""
 
     def fits(self, target: Any) -> bool:
         kind = type(target)
@@ -31,18 +39,36 @@ class _Target:
 
 
 _ADAPTERS = {
-    "huggingface": _Target("a Trainer of transformers or TRL", (("transformers.trainer", "Trainer"),)),
+    "huggingface": _Target(
+        "a Trainer of transformers or TRL",
+        (("transformers.trainer", "Trainer"),),
+        makers=(("transformers.trainer", "Trainer", ""),),
+    ),
     "lightning": _Target(
         "a Trainer of Lightning",
         (("lightning.pytorch.trainer.trainer", "Trainer"), ("pytorch_lightning.trainer.trainer", "Trainer")),
+        makers=(
+            ("lightning.pytorch.trainer.trainer", "Trainer", ""),
+            ("pytorch_lightning.trainer.trainer", "Trainer", ""),
+        ),
     ),
-    "accelerate": _Target("an Accelerator", (("accelerate.accelerator", "Accelerator"),)),
+    "accelerate": _Target(
+        "an Accelerator",
+        (("accelerate.accelerator", "Accelerator"),),
+        makers=(("accelerate.accelerator", "Accelerator", ""),),
+        not_inside="transformers.trainer",
+    ),
     "megatron_bridge": _Target(
         "a CallbackManager of Megatron Bridge",
         methods=(("add", "register", "list_callbacks", "has_callbacks", "fire"),),
+        # `pretrain` makes a manager of what it was given, if it was given anything.
+        makers=(("megatron.bridge.training.callbacks", "normalize_callbacks", "CallbackManager"),),
     ),
     "automodel": _Target(
-        "a recipe of NeMo AutoModel", methods=(("run_train_validation_loop", "log_train_metrics", "save_checkpoint"),)
+        "a recipe of NeMo AutoModel",
+        methods=(("run_train_validation_loop", "log_train_metrics", "save_checkpoint"),),
+        makers=(("nemo_automodel.recipes.llm.train_ft", "TrainFinetuneRecipeForNextTokenPrediction", ""),),
+        mixin="HealthCheckRecipe",
     ),
     "dream": _Target(
         "a trainer or CallbackCollection of Dream Trainer",
@@ -50,8 +76,14 @@ _ADAPTERS = {
             ("fit", "named_models", "named_optimizers", "training_step"),
             ("initialize", "refresh", "append", "values"),
         ),
+        makers=(("dream_trainer.trainer.base", "BaseTrainer", ""),),
     ),
-    "torchtitan": _Target("a Trainer of torchtitan", methods=(("train", "train_step", "should_continue_training"),)),
+    "torchtitan": _Target(
+        "a Trainer of torchtitan",
+        methods=(("train", "train_step", "should_continue_training"),),
+        makers=(("torchtitan.trainer", "Trainer", ""),),
+        mixin="HealthCheckTrainer",
+    ),
 }
 """Adapter's module here -> what it attaches to."""
 
@@ -64,10 +96,33 @@ def healthcheck_register_trainers(register: Callable[[str, Callable[..., Any]], 
 
 
 def _attach_to(name: str, wanted: _Target) -> Callable[..., Any]:
+    """The function that a session is given for one adapter, with what is known without importing it."""
+
     def attach(session: Any, target: Any, **options: Any) -> Any:
         if isinstance(target, type) or not wanted.fits(target):
             return None
         return importlib.import_module(f"healthcheck.trainers.{name}").attach(target, session, **options)
 
+    def found(session: Any, target: Any) -> Any:
+        """A script has made this object; None if it is watched already, or belongs to another one that is."""
+        module = importlib.import_module(f"healthcheck.trainers.{name}")
+        if wanted.mixin and isinstance(target, getattr(module, wanted.mixin)):
+            return None
+        if wanted.not_inside and _on_stack(wanted.not_inside):
+            return None
+        return module.attach(target, session)
+
     attach.takes = wanted.takes  # type: ignore[attr-defined]
+    attach.makers = wanted.makers  # type: ignore[attr-defined]
+    attach.found = found  # type: ignore[attr-defined]
     return attach
+
+
+def _on_stack(module: str) -> bool:
+    """Whether a function of a module is on the call stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False

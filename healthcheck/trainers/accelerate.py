@@ -17,10 +17,9 @@ from healthcheck.errors import UsageError
 from healthcheck.events import Event, EventKind
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import Forwarded, NativeControls
 from healthcheck.trainers.controls import GAPS, SCRIPT_EVENTS, TorchControls
-from healthcheck.trainers.forwarding import Forwarded
 from healthcheck.trainers.native import NativeWatch, read_state, write_state
-from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.resume.savedstate import new_checkpoint
@@ -143,14 +142,14 @@ class AccelerateAdapter:
 
     def _save_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save_state(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            steps = self.watch.steps
-            if not self._patches.active or not self.watch.active or steps is None:
+            machine = self.watch.machine
+            if not self._patches.active or not self.watch.active or machine is None:
                 return original(output_dir, *args, **kwargs)
-            steps.saves_told = True
+            machine.saves_announced = True
             try:
                 folder = original(output_dir, *args, **kwargs)
             finally:
-                steps.saves_told = False
+                machine.saves_announced = False
             self.watch.guard(self._saved, folder or output_dir)
             return folder
 
@@ -200,9 +199,9 @@ class AccelerateAdapter:
 
     def _with_ours(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What the loop logs is heard; what we have measured goes along."""
-        steps = self.watch.steps
-        if steps is not None and not self.watch.shared:  # a watched script hears its loggers itself
-            steps.phases.logged(values)
+        machine = self.watch.machine
+        if machine is not None and not self.watch.shared:  # a watched script hears its loggers itself
+            machine.evaluations.logged(values)
         if not self.watch.forwards:
             return dict(values)
         prefix = self._prefix()
@@ -210,10 +209,10 @@ class AccelerateAdapter:
 
     def save(self, path: Path | None) -> str:
         """Save now: before the update, the weights are those of the step before."""
-        session, steps = self.watch.session, self.watch.steps
-        if session is None or steps is None:
+        session, machine = self.watch.session, self.watch.machine
+        if session is None or machine is None:
             raise UsageError("training has not begun")
-        path = new_checkpoint(session, path, f"step-{steps.step}")
+        path = new_checkpoint(session, path, f"step-{machine.step}")
         self.accelerator.save_state(str(path))
         return str(path)
 

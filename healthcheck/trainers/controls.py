@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.probes.memory.device import TorchDevice
 from healthcheck.protocols import Capabilities, Device
+from healthcheck.trainers.gating import UpdateGate
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.resume.savedstate import new_checkpoint
 from healthcheck.trainers.stopping import StopSwitch
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
-    from healthcheck.trainers.gating import UpdateGate
+
+
+class PendingUpdate(Protocol):
+    """An update that can still be kept from happening."""
+
+    skip: bool
+
 
 _NO_EPOCHS = "a plain loop does not announce its epochs"
 _NO_TESTS = "a plain loop does not tell a test from an evaluation"
@@ -39,11 +46,9 @@ class TorchControls:
         self.capabilities = capabilities
         self.device: Device = TorchDevice()
         self.stop = stop
-        self.skipping = False
-        """Set by :meth:`skip_update`; the adapter reads and clears it before each update."""
-        self.before_update = False
-        """True while the adapter is in a ``before_update`` event."""
-        self.gate: UpdateGate | None = None
+        self.update: PendingUpdate | None = None
+        """The update at hand, while it is shown and can still be skipped."""
+        self.gate = UpdateGate(session)
         self._session = session
         self._view = view
 
@@ -51,18 +56,18 @@ class TorchControls:
         """Nothing to ask for: what trains looks at the stop of the run itself, and raises it from its next step."""
 
     def skip_update(self) -> bool:
-        if not self.before_update:
+        if self.update is None:
             return False
-        self.skipping = True
+        self.update.skip = True
         return True
 
     def gated(self, step: int, rule: str) -> bool:
         """Whether this rule's bound decided on the update of that step, before the rule was judged."""
-        return self.gate is not None and self.gate.decided(step, rule)
+        return self.gate.decided(step, rule)
 
     def cannot_gate(self, why: str) -> None:
         """Rules want to hold back updates, and this optimizer does not let them: say so, and promise nothing."""
-        if not why or self.gate is None or self.gate.rules is None:
+        if not why or self.gate.rules is None:
             return
         known = self.capabilities
         self.capabilities = replace(

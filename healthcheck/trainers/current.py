@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[[Any], Any])
 
 _sessions: list[Session] = []
-_sources: dict[int, Any] = {}
+_feeds: dict[int, Any] = {}
 """Session id -> what feeds it from torch, for adapters that join."""
 _declared: dict[str, DeclaredMetric] = {}
 
@@ -28,28 +28,28 @@ def current() -> Session | None:
     return _sessions[-1] if _sessions else None
 
 
-def enter(session: Session, source: Any = None) -> None:
+def enter(session: Session, feed: Any = None) -> None:
     """Make a session the current one; adapters call it.
 
-    :param source: the :class:`~healthcheck.trainers.source.TorchSource` that feeds the session, if any.
+    :param feed: the :class:`~healthcheck.trainers.steps.sources.TorchFeed` of the session, if any.
     """
     _sessions.append(session)
     for declared in _declared.values():  # before the session began, by a script that opens it itself
         _measure(session, declared)
-    if source is not None:
-        _sources[id(session)] = source
+    if feed is not None:
+        _feeds[id(session)] = feed
 
 
-def source_of(session: Session) -> Any:
+def feed_of(session: Session) -> Any:
     """What feeds a session from torch already, or None."""
-    return _sources.get(id(session))
+    return _feeds.get(id(session))
 
 
 def leave(session: Session) -> None:
     if session in _sessions:
         _sessions.remove(session)
     if session not in _sessions:
-        _sources.pop(id(session), None)
+        _feeds.pop(id(session), None)
 
 
 # --------------------------------------------------------------------------- for scripts

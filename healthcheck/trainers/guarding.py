@@ -16,10 +16,18 @@ def guarded(session: Session, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:
-        if passes_on(session, error):
-            raise
-        session.monitor_error(error, getattr(function, "__name__", ""))
+        contain(session, error, getattr(function, "__name__", ""))
         return None
+
+
+def contain(session: Session, error: Exception, method: str) -> None:
+    """Keep an error of ours in the report; to be called where it was caught. Raises it again if it passes on.
+
+    For the few places that a training passes several times a step; others use :func:`guarded`.
+    """
+    if passes_on(session, error):
+        raise error
+    session.monitor_error(error, method)
 
 
 def passes_on(session: Session, error: BaseException) -> bool:

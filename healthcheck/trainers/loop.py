@@ -31,10 +31,10 @@ from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.opening import SessionOptions, open_here, switched_off, takes_options
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.savedstate import inner_optimizer
-from healthcheck.trainers.script.hooks import TorchHooks
-from healthcheck.trainers.source import TorchSource
-from healthcheck.trainers.steps.looped import PatientStop, WatchedSteps
-from healthcheck.trainers.stopping import caused_by_stop
+from healthcheck.trainers.steps.hooks import TorchHooks
+from healthcheck.trainers.steps.machine import StepMachine
+from healthcheck.trainers.steps.sources import LoopSource, TorchFeed
+from healthcheck.trainers.stopping import StopSwitch, ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -91,8 +91,9 @@ class Loop:
     ) -> None:
         self.session = session
         self.joined = joined
-        self._told = False
-        self._steps: WatchedSteps | None = None
+        self._asked_to_stop = False
+        """Whether the loop had the chance to see that it should stop."""
+        self._source: LoopSource | None = None
         self._patches = Patches()
         self._adapters: list[Any] = []
         if session is not None and not joined:
@@ -100,7 +101,8 @@ class Loop:
 
     def _begin(self, session: Session, modules: list[Any], optimizers: list[Any]) -> None:
         view = FoundModel(modules)
-        self._stop = PatientStop(session.stop)
+        # Never raised from inside an optimizer: the loop is asked to end first, and `insist` comes later.
+        self._stop = StopSwitch(session.stop, deferred=True)
         gaps = (
             {}
             if optimizers
@@ -108,17 +110,13 @@ class Loop:
         )
         controls = TorchControls(session, view, self._stop, capabilities_of("loop", {**LOOP_GAPS, **gaps}))
         session.bind(controls)
-        steps = self._steps = WatchedSteps(session, view, controls, only=optimizers)
+        machine = StepMachine(session, view, controls, only=optimizers, announced=True)
+        source = self._source = LoopSource(machine)
         if session.watching:
-            hooks = TorchHooks(steps, self._patches, AfterImport(session.monitor_error, self._patches))
-            for optimizer in optimizers:
-                hooks.watch_optimizer(optimizer)
+            hooks = TorchHooks(machine, self._patches, AfterImport(session.monitor_error, self._patches), source)
             if optimizers:
-                hooks.patch_clipping(sys.modules["torch"])
-                hooks.patch_scaler(sys.modules["torch"])
-                if steps.listens_to_backward(len(optimizers)):
-                    hooks.patch_backward(sys.modules["torch"])
-        current.enter(session, TorchSource(steps, controls))
+                hooks.watch(optimizers, sys.modules["torch"], passes=source.needs_passes(len(optimizers)))
+        current.enter(session, TorchFeed(machine, controls))
         _open.append(weakref.ref(self))
         atexit.register(self.close)
 
@@ -144,7 +142,8 @@ class Loop:
         """
         if self.session is None or os.getpid() != self.session.pid:
             return
-        if self._steps is None:
+        source = self._source
+        if source is None:
             if metrics and self.joined:
                 self.session.log(metrics)
             return
@@ -152,16 +151,14 @@ class Loop:
             if metrics:
                 self.session.log(metrics)
             return
-        if self._told:
+        if self._asked_to_stop:
             self._stop.insist()
         if self.session.watching:
-            self._guard(loss=loss, losses=losses, tokens=tokens, samples=samples, metrics=metrics)
-        self._told = self._stop.pending
-
-    def _guard(self, **facts: Any) -> None:
-        assert self.session is not None and self._steps is not None
-        steps = self._steps
-        guarded(self.session, lambda: steps.loop_step(**facts))
+            guarded(
+                self.session,
+                lambda: source.step(loss=loss, losses=losses, tokens=tokens, samples=samples, metrics=metrics),
+            )
+        self._asked_to_stop = self._stop.pending
 
     @property
     def should_stop(self) -> bool:
@@ -219,17 +216,18 @@ class Loop:
 
     def watches(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
         """Whether this loop is about one of these objects."""
-        if self._steps is None:
+        if self._source is None:
             return False
-        mine = {id(root) for root in self._steps.view.roots()} | {id(o) for o in self._steps.only or ()}
+        machine = self._source.machine
+        mine = {id(root) for root in machine.view.roots()} | {id(o) for o in machine.optimizers.only or ()}
         return any(id(thing) in mine for thing in (*modules, *optimizers))
 
     def close(self, ending: Ending | None = None) -> None:
         """Detach everything and write the report. Safe to call twice."""
-        if self.session is None or self._steps is None or self.session.report is not None:
+        if self.session is None or self._source is None or self.session.report is not None:
             return
         atexit.unregister(self.close)
-        self._steps.finish()
+        self._source.machine.finish()
         self._patches.restore()
         for adapter in self._adapters:
             guarded(self.session, adapter.close)
@@ -243,16 +241,7 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is None or caused_by_stop(error):
-            self.close()
-        elif isinstance(error, KeyboardInterrupt):
-            self.close(Ending(interrupted=True))
-        elif isinstance(error, SystemExit):
-            self.close(
-                Ending(script_exit_code=error.code if isinstance(error.code, int) else int(error.code is not None))
-            )
-        else:
-            self.close(Ending(exception=error))
+        self.close(ending_of(error))
         # The end that the user asked for by max_steps is no error.
         return isinstance(error, StopTraining) and not error.rule
 

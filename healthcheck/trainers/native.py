@@ -1,9 +1,9 @@
 """What all framework adapters share: one session and one set of torch hooks, with the framework's own
 knowledge on top.
 
-Losses, gradients and updates are seen in one way only, through :class:`TrainingSteps`. A framework
-adds what torch cannot tell: epochs, evaluations and their data sets, checkpoints, the length of the
-run, its own step number, and a graceful way to end.
+Losses, gradients and updates are seen in one way only, through the step machine. A framework adds what torch
+does not show: epochs, evaluations and their data sets, checkpoints, the length of the run, its own step
+number, and a graceful way to end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +19,18 @@ from healthcheck.events import Event, EventKind
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers import current
+from healthcheck.trainers.adapting import NativeControls
 from healthcheck.trainers.controls import TorchControls
-from healthcheck.trainers.endings import ending_of
 from healthcheck.trainers.guarding import passes_on
 from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.nativecontrols import NativeControls
 from healthcheck.trainers.opening import SessionOptions, open_or_join, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.check import ResumeCheck, normal_of
 from healthcheck.trainers.resume.savedstate import inner_optimizer, read_state, resume, write_state
-from healthcheck.trainers.script.hooks import TorchHooks
-from healthcheck.trainers.source import TorchSource
-from healthcheck.trainers.steps.training import TrainingSteps
-from healthcheck.trainers.stopping import PATIENCE, StopSwitch
+from healthcheck.trainers.steps.hooks import TorchHooks
+from healthcheck.trainers.steps.machine import StepMachine
+from healthcheck.trainers.steps.sources import AnnouncedSource, TorchFeed
+from healthcheck.trainers.stopping import PATIENCE, StopSwitch, ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -57,7 +55,8 @@ class NativeWatch:
         self.options = options
         self.capabilities = capabilities
         self.session = session
-        self.steps: TrainingSteps | None = None
+        self.machine: StepMachine | None = None
+        """The step machine that sees this framework's training; our own, or that of a watched script."""
         self.controls: NativeControls | None = None
         self.active = False
         """True between :meth:`begin` and :meth:`end`, if anybody wants to know anything."""
@@ -66,12 +65,13 @@ class NativeWatch:
         self.forwards = True
         """Whether our metrics and alerts go into the framework's own logger."""
         self.on_error: Callable[[str, BaseException], None] | None = None
-        """Told about faults of ours instead of the session."""
+        """Called with faults of ours instead of the session."""
         self._patience = patience
         self.given = session
-        self._source: TorchSource | None = None
+        self._feed: TorchFeed | None = None
+        """Of the session that was joined."""
         self._ours = False
-        self._only: weakref.WeakSet[Any] | None = None
+        self._only: Iterable[Any] | None = None
         self._patches: Patches | None = None
         self._remove: list[Callable[[], None]] = []
 
@@ -109,79 +109,86 @@ class NativeWatch:
         session = self.session
         if ranks is not None and ranks[1] > session.info.world_size:
             session.info.rank, session.info.world_size = ranks
-        source = current.source_of(session)
-        if source is not None and source.watch is not None and source.watch.active:
+        feed = current.feed_of(session)
+        if feed is not None and feed.framework is not None and feed.framework.active:
             return False  # a second callback of one trainer: it hears, and is counted once
         watching = session.watching
         chosen = [inner_optimizer(o) for o in optimizers]
-        self.shared = source is not None and source.shared
+        self.shared = feed is not None and feed.shared
         if self.shared:
-            self.steps, base = source.steps, source.controls
-            self._only, self.steps.only = self.steps.only, weakref.WeakSet(chosen)
+            machine, base = feed.machine, feed.controls
+            self._only = machine.optimizers.watch_only(chosen)
         else:
-            if source is not None:
-                source.steps.only = weakref.WeakSet()  # a loop around us: its optimizers are ours now
-            base = self._own_source(session, model, chosen, hooked=watching)
-        self._source = source
-        if source is not None:
-            source.watch = self
-        assert self.steps is not None
+            if feed is not None:
+                feed.machine.optimizers.watch_only(())  # a loop around us: its optimizers are ours now
+            machine, base = self._own_machine(session, model, chosen, hooked=watching)
+        self._feed, self.machine = feed, machine
+        if feed is not None:
+            feed.framework = self
         self.controls = make_controls(base)
         self.controls.engaged = True
         session.bind(self.controls)
-        if step > self.steps.last_attempt:
-            self._resume(step, state)
+        if step > machine.last_attempt:
+            self._resume(machine, step, state)
         if not watching:
             return False
         self.active = True
-        self.steps.phases.end()
-        self.steps.phases.told = self.steps.saves_told = tells
-        before = self.steps.last_attempt - step
-        self.steps.epoch, self.steps.max_steps = epoch, max_steps and max_steps + before
+        machine.evaluations.end()
+        machine.evaluations.announce(tells)
+        machine.saves_announced = tells
+        before = machine.last_attempt - step
+        machine.events.epoch, machine.events.planned = epoch, max_steps and max_steps + before
         self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
-        if self.steps.started:
+        if machine.started:
             self._begin_another(before)
         else:
-            self.steps.start()
+            machine.start()
         return True
 
     def _begin_another(self, before: int) -> None:
         """A run may train several times: folds, trials, stages. Its steps are counted on."""
-        assert self.session is not None and self.steps is not None and self._source is not None
-        if before > 0 and not self._source.several:
-            self._source.several = True
+        assert self.session is not None and self.machine is not None and self._feed is not None
+        if before > 0 and not self._feed.several:
+            self._feed.several = True
             self.session.note(f"another training begins; steps are counted on: its step 1 is step {before + 1:,} here")
-        self.steps.begin_anew()
+        self.machine.begin_anew()
 
-    def _own_source(self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool) -> TorchControls:
+    def _own_machine(
+        self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool, announced: bool = False
+    ) -> tuple[StepMachine, TorchControls]:
+        """A step machine and the controls of what it sees.
+
+        :param hooked: install hooks in torch, for as long as we watch.
+        """
         view = FoundModel([model] if model is not None else ())
         base = TorchControls(session, view, StopSwitch(session.stop), self.capabilities)
-        self.steps = TrainingSteps(session, view, base, only=optimizers)
+        machine = StepMachine(session, view, base, only=optimizers, announced=announced)
         self._patches = Patches()
         if hooked:
-            TorchHooks(self.steps, self._patches, AfterImport(session.monitor_error, self._patches)).install()
+            TorchHooks(machine, self._patches, AfterImport(session.monitor_error, self._patches)).install()
         if self._ours:
-            current.enter(session, TorchSource(self.steps, base, watch=self))
+            current.enter(session, TorchFeed(machine, base, framework=self))
             atexit.register(self._at_exit)
-        return base
+        return machine, base
 
     def end(self, ending: Ending | None = None) -> None:
         """The framework has trained, or failed to. Safe to call twice; ends the session if it is ours."""
-        session, steps = self.session, self.steps
-        if session is None or steps is None or self.controls is None or not self.controls.engaged:
+        session, machine = self.session, self.machine
+        if session is None or machine is None or self.controls is None or not self.controls.engaged:
             return
         if os.getpid() != session.pid:
             return
         self.controls.engaged = False
         self.active = False
-        if self._source is not None:
-            self._source.watch = None
+        if self._feed is not None:
+            self._feed.framework = None
         while self._remove:
             self._remove.pop()()
-        steps.finish()
-        steps.phases.told = steps.saves_told = False
+        machine.finish()
+        machine.evaluations.announce(False)
+        machine.saves_announced = False
         if self.shared:
-            steps.only = self._only
+            machine.optimizers.watch_only(self._only)
         session.stop.by_framework = False
         if self._patches is not None:
             self._patches.restore()
@@ -197,23 +204,38 @@ class NativeWatch:
     # -- events -----------------------------------------------------------------------
 
     def emit(self, kind: EventKind, **facts: Any) -> None:
-        """One event that torch cannot tell, in the step that is under way or has just ended."""
-        if not self.active or self.session is None or self.steps is None or not self.session.wants(kind):
+        """One event that torch does not show, in the step that is under way or has just ended."""
+        machine = self.machine
+        if not self.active or self.session is None or machine is None or not self.session.wants(kind):
             return
-        step = max(self.steps.last_attempt, 1)
-        facts.setdefault("epoch", self.steps.epoch)
-        self.session.emit(Event(kind, step, model=self.steps.view, max_steps=self.steps.max_steps, **facts))
+        step, planned = max(machine.last_attempt, 1), machine.events.planned
+        facts.setdefault("epoch", machine.events.epoch)
+        self.session.emit(Event(kind, step, model=machine.view, max_steps=planned, **facts))
+
+    def in_epoch(self, epoch: float) -> None:
+        """All events carry it from now on."""
+        if self.active and self.machine is not None:
+            self.machine.events.epoch = epoch
+
+    def trains_on(self, batch: Any) -> None:
+        """The batch in use: loaders draw ahead."""
+        if self.active and self.machine is not None:
+            self.machine.events.batch = batch
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether training pauses for an evaluation."""
+        return self.machine is not None and self.machine.evaluations.evaluating
 
     def evaluation_begins(self, kind: EventKind = EventKind.EVAL_START, **facts: Any) -> None:
         """A pause of training, unless one has begun."""
-        if self.active and self.steps is not None and not self.steps.phases.evaluating:
-            self.steps.phases.evaluating = True
+        if self.active and self.machine is not None and self.machine.evaluations.announced_begin():
             self.emit(kind, phase=_phase(kind), **facts)
 
     def evaluation_ends(self, kind: EventKind = EventKind.EVAL_END, **facts: Any) -> None:
         """Its results are there. Several data sets in one pause: once for each."""
-        if self.active and self.steps is not None:
-            self.steps.phases.evaluating = False
+        if self.active and self.machine is not None:
+            self.machine.evaluations.announced_end()
             self.emit(kind, phase=_phase(kind), **facts)
 
     def _step_ended(self, event: Event) -> None:
@@ -226,7 +248,7 @@ class NativeWatch:
 
     @property
     def stop_pending(self) -> bool:
-        return self.steps is not None and self.steps.stop.pending
+        return self.machine is not None and self.machine.stop.pending
 
     # -- faults of ours ---------------------------------------------------------------
 
@@ -253,14 +275,15 @@ class NativeWatch:
 
     def state(self) -> dict[str, Any] | None:
         """Detector state as plain JSON values, to be kept beside a checkpoint; None if nothing is watched."""
-        if not self.active or self.session is None or self.steps is None:
+        machine = self.machine
+        if not self.active or self.session is None or machine is None:
             return None
-        normal = normal_of(self.session, self.steps.view.optimizers())
-        return {"step": self.steps.last_attempt, **self.session.state_dict(), "normal": normal}
+        normal = normal_of(self.session, machine.view.optimizers())
+        return {"step": machine.last_attempt, **self.session.state_dict(), "normal": normal}
 
-    def _resume(self, step: int, state: Mapping[str, Any] | None) -> None:
-        assert self.session is not None and self.steps is not None
-        self.steps.start_at(step)
+    def _resume(self, machine: StepMachine, step: int, state: Mapping[str, Any] | None) -> None:
+        assert self.session is not None
+        machine.start_at(step)
         resume(self.session, step, state)
         if state is not None and self.session.watching:
             ResumeCheck(self.session, step, state.get("normal") or {}, None).listen()
@@ -282,8 +305,125 @@ class NativeWatch:
         return {} if self.session is None else self.session.history.charted(leave_out)
 
 
+class AnnouncedWatch(NativeWatch):
+    """The watch of a framework that announces its steps. They are its own, also under ``healthcheck run``: there the
+    script's own machine pauses meanwhile.
+
+    :param hooked: look at torch's optimizers and backward passes too, for what can only be seen
+        before an update.
+    """
+
+    source: AnnouncedSource | None = None
+    """What the framework announces its steps to."""
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        capabilities: Capabilities,
+        session: Session | None = None,
+        *,
+        hooked: bool = True,
+    ) -> None:
+        super().__init__(options, capabilities, session)
+        self._hooked = hooked
+        self._resume_script: Callable[[], None] | None = None
+
+    def begin(self, make_controls: Callable[[TorchControls], NativeControls], **given: Any) -> bool:
+        """As :meth:`NativeWatch.begin`."""
+        running = self.given or current.current()
+        feed: TorchFeed | None = None if running is None else current.feed_of(running)
+        if self.active or feed is None or not feed.shared:
+            return super().begin(make_controls, **given)
+        if feed.framework is not None and feed.framework.active:
+            return False  # a second callback of one trainer
+        assert running is not None
+        resume = feed.machine.pause()
+        feed.shared = False  # for the time of the call: our hooks take the place of the script's
+        try:
+            begun = super().begin(make_controls, **given)
+        except BaseException:
+            resume()
+            raise
+        finally:
+            feed.shared = True
+        self._resume_script = lambda: _resume_script(running, feed, resume)
+        return begun
+
+    def end(self, ending: Ending | None = None) -> None:
+        super().end(ending)
+        resume, self._resume_script = self._resume_script, None
+        if resume is not None:
+            resume()
+
+    def step_aside(self) -> None:
+        """Training is over, results may still come: let others watch this process meanwhile."""
+        if self._ours and self.session is not None:
+            current.leave(self.session)
+
+    def losses_weigh(self, weight: float) -> None:
+        """Micro-batch losses that are differentiated are to be added up, each times ``weight``."""
+        if self.machine is not None:
+            self.machine.losses.weigh(weight)
+
+    def _own_machine(
+        self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool, announced: bool = True
+    ) -> tuple[StepMachine, TorchControls]:
+        hooked = hooked and self._hooked
+        machine, base = super()._own_machine(session, model, optimizers, hooked=hooked, announced=announced)
+        self.source = AnnouncedSource(machine)
+        return machine, base
+
+
+def _resume_script(session: Session, feed: TorchFeed, resume: Callable[[], None]) -> None:
+    """The framework has trained; the script may train by itself afterwards."""
+    resume()
+    waiting = feed.machine.before_first
+
+    def script_trains() -> None:
+        """Only then: a script that ends here has been this framework's run."""
+        if session.controls is not None and session.report is None:
+            session.controls.take_over(feed.controls)
+        if waiting is not None:
+            waiting()
+
+    feed.machine.before_first = script_trains
+
+
+class WatchedResults:
+    """Results of the run that :attr:`watch` is part of."""
+
+    watch: NativeWatch
+
+    def close(self) -> None:
+        """End watching now, whatever the framework does; safe to call twice."""
+        self._end(Ending())
+
+    def _end(self, ending: Ending) -> None:
+        self.watch.end(ending)
+
+    @property
+    def session(self) -> Session | None:
+        return self.watch.session
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Alerts so far, oldest first."""
+        return self.watch.alerts
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """Content of ``report.json``, once training has ended."""
+        session = self.session
+        return None if session is None else session.report
+
+    @property
+    def exit_code(self) -> int:
+        """What ``healthcheck run`` would exit with, once training has ended."""
+        return int((self.report or {}).get("exit_code", 0))
+
+
 def _phase(kind: EventKind) -> str:
     return "test" if kind.value.startswith("test") else "eval"
 
 
-__all__ = ["NativeWatch", "inner_optimizer", "read_state", "write_state"]
+__all__ = ["AnnouncedWatch", "NativeWatch", "WatchedResults", "inner_optimizer", "read_state", "write_state"]

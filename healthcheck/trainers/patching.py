@@ -22,6 +22,35 @@ def _ignore(error: Exception) -> None:
     """Where errors go once nobody waits for imports any more."""
 
 
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a wrapper of a function."""
+
+
+class Replaced:
+    """One attribute that was replaced."""
+
+    def __init__(self, owner: Any, name: str, original: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._original = original
+        self._before = vars(owner).get(name, _ABSENT)
+        self._wrapper: Any = self._before
+
+    def put(self, make: Make) -> None:
+        """Set the attribute to ``make(original)``, unless somebody else has replaced it since."""
+        if vars(self._owner).get(self._name, _ABSENT) is self._wrapper:
+            self._wrapper = functools.wraps(self._original)(make(self._original))
+            setattr(self._owner, self._name, self._wrapper)
+
+    def give_back(self) -> None:
+        if vars(self._owner).get(self._name, _ABSENT) is not self._wrapper:
+            return
+        if self._before is _ABSENT:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._before)
+
+
 class Patches:
     """Attributes replaced for the time of a run; :meth:`restore` gives all of them back.
 
@@ -33,24 +62,15 @@ class Patches:
         self.active = True
         self._undo: list[Callable[[], None]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def replace(self, owner: Any, name: str, make: Make) -> Replaced | None:
         """Set ``owner.name`` to ``make(original)``; does nothing where there is no such attribute."""
         original = getattr(owner, name, None)
         if original is None:
-            return
-        before = vars(owner).get(name, _ABSENT)
-        wrapper = functools.wraps(original)(make(original))
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if vars(owner).get(name) is not wrapper:
-                return
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
+            return None
+        replaced = Replaced(owner, name, original)
+        replaced.put(make)
+        self._undo.append(replaced.give_back)
+        return replaced
 
     def on_restore(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)
@@ -67,21 +87,21 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     The module's own loader does the work; only the moment after it is ours.
 
-    :param failed: told about an error in one of those functions; the import itself goes on.
-    :param patches: once these are restored nobody waits any more, and nothing of the run is held.
+    :param failed: called with an error in one of those functions; the import itself goes on.
+    :param patches: once these are restored nobody waits any more, and nothing of the run is kept.
     """
 
     def __init__(self, failed: Callable[[Exception], None], patches: Patches) -> None:
         self._failed = failed
         patches.on_restore(self._remove)
-        self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._waiting: dict[str, list[Callable[[ModuleType], object]]] = {}
         self._searching: set[str] = set()
 
-    def when(self, name: str, function: Callable[[ModuleType], None]) -> None:
+    def when(self, name: str, function: Callable[[ModuleType], object]) -> None:
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
         if module is not None and not getattr(spec, "_initializing", False):
-            self._tell(function, module)
+            self._call(function, module)
             return
         self._waiting.setdefault(name, []).append(function)
         if self not in sys.meta_path:
@@ -93,7 +113,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def _tell(self, function: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def _call(self, function: Callable[[ModuleType], object], module: ModuleType) -> None:
         try:
             function(module)
         except Exception as error:
@@ -131,7 +151,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
                 del loader.exec_module
             original(module)
             for function in self._waiting.pop(fullname, ()):
-                self._tell(function, module)
+                self._call(function, module)
 
-        with contextlib.suppress(AttributeError, TypeError):  # a loader without room for attributes: not heard
+        with contextlib.suppress(AttributeError, TypeError):  # a loader that takes no attributes: nothing is called
             loader.exec_module = exec_module

@@ -15,7 +15,7 @@ from healthcheck.assembly import open_session
 from healthcheck.faults.machine import rehearsal
 from healthcheck.faults.spec import KINDS, parse_fault
 from healthcheck.rulelang.loader import load_file
-from healthcheck.trainers.script.watching import ScriptTrainer
+from healthcheck.trainers.script.runner import ScriptTrainer
 
 pytestmark = pytest.mark.usefixtures("compiler_imported")
 

@@ -18,7 +18,7 @@ from healthcheck.events import Event, EventKind
 from healthcheck.samples import Sample, series_name
 from healthcheck.session import Session
 from healthcheck.trainers import current
-from healthcheck.trainers.script.watching import ScriptTrainer
+from healthcheck.trainers.script.runner import ScriptTrainer
 
 NOTHING = {"version": 1, "rules": {}}
 

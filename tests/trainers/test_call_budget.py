@@ -21,7 +21,7 @@ import pytest
 import healthcheck
 from healthcheck.assembly import open_session, plugin_host
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.trainers.script.watching import ScriptTrainer
+from healthcheck.trainers.script.runner import ScriptTrainer
 
 pytestmark = pytest.mark.slow
 

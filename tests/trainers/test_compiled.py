@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.outcome import Ending
-from healthcheck.trainers.inprocess import InProcess
+from healthcheck.trainers.script.runner import InProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*record_function.*")
 
@@ -202,18 +202,51 @@ def test_gradients_cut_inside_a_graph_are_missing_and_not_measured_afterwards() 
     assert watched.reason("bad") == "gradients are clipped inside a compiled graph"
 
 
-def test_torch_is_given_back_as_it_was() -> None:
-    step = torch.optim.AdamW([nn.Parameter(torch.ones(1))]).__class__.step
-    before = (step.__code__, torch.optim.Optimizer.__dict__["_patch_step_function"], torch.autograd.backward)
+def state_of_torch() -> list[Any]:
+    """What watching a compiled update replaces, beside the hooks."""
+    return [
+        torch.optim.AdamW.step.__code__,
+        torch.optim.Optimizer.__dict__["_patch_step_function"],
+        torch.autograd.backward,
+        torch.nn.utils.clip_grad._clip_grads_with_norm_,
+        torch._dynamo.optimize,
+    ]
+
+
+@pytest.fixture(params=["watch", "script"])
+def watching(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
+    """Makes a context in which a training is watched."""
+    torch._dynamo.reset()
     model = nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     session = open_session(rules=RULES, target="x", console=False, record=False)
-    for watching in (
-        healthcheck.watch(model, optimizer, rules=RULES, console=False, record=False),
-        InProcess(session),
-    ):
-        with watching:
-            assert step.__code__ is not before[0]
-        after = (step.__code__, torch.optim.Optimizer.__dict__["_patch_step_function"], torch.autograd.backward)
-        assert all(a is b for a, b in zip(before, after, strict=True))
+    if request.param == "watch":
+        yield lambda: healthcheck.watch(model, optimizer, rules=RULES, console=False, record=False)
+    else:
+        yield lambda: InProcess(session)
     session.finish(Ending())
+
+
+def test_nothing_of_the_compiler_is_touched_while_nothing_is_compiled(watching: Callable[[], Any]) -> None:
+    """Public hooks and plain functions are enough: whoever reads a traceback or steps through it finds no tricks."""
+    before = state_of_torch()
+    with watching():
+        assert all(a is b for a, b in zip(before[:2], state_of_torch(), strict=False))
+
+
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_torch_is_given_back_as_it_was(watching: Callable[[], Any], compiled_before: bool) -> None:
+    before = state_of_torch()
+    if compiled_before:
+        torch.compile(nn.Linear(2, 1), backend="eager")
+    with watching():
+        torch.compile(nn.Linear(2, 1), backend="eager")
+        assert torch.optim.AdamW.step.__code__ is not before[0]
+    assert all(a is b for a, b in zip(before, state_of_torch(), strict=True))
+
+
+def test_a_module_that_compiles_itself_is_noticed_too(watching: Callable[[], Any]) -> None:
+    before = state_of_torch()
+    with watching():
+        nn.Linear(2, 1).compile(backend="eager")
+        assert torch.optim.AdamW.step.__code__ is not before[0]

@@ -168,7 +168,7 @@ def test_a_run_without_rules_opens_one_session_and_leaves_none() -> None:
 
 
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
-    from healthcheck.trainers.inprocess import InProcess
+    from healthcheck.trainers.script.runner import InProcess
 
     session = healthcheck.open_session(target="x", rules=WATCH, console=False, record=False)
     with InProcess(session):

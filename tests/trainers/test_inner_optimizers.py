@@ -14,7 +14,7 @@ from torch import nn
 import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.outcome import Ending
-from healthcheck.trainers.inprocess import InProcess
+from healthcheck.trainers.script.runner import InProcess
 
 RULES = {
     "version": 1,

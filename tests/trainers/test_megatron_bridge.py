@@ -199,7 +199,7 @@ def test_a_resume_goes_on_with_the_numbers_and_the_detectors(tmp_path: Path) -> 
 
 
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
-    from healthcheck.trainers.inprocess import InProcess
+    from healthcheck.trainers.script.runner import InProcess
 
     session = healthcheck.open_session(target="x", rules=WATCH, console=False, record=False)
     health = HealthCheckCallback()

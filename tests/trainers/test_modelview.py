@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.trainers.modelview import LOOK_ANEW, FoundModel, canonical
-from healthcheck.trainers.steps.batches import batch_counts
+from healthcheck.trainers.steps.data import batch_counts
 
 torch = pytest.importorskip("torch")
 

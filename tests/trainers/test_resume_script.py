@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
 from healthcheck.record.restarts import KeptStates
-from healthcheck.trainers.script.watching import ScriptTrainer
+from healthcheck.trainers.script.runner import ScriptTrainer
 
 TRAIN = """
     import argparse, os, torch

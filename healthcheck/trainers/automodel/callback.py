@@ -27,16 +27,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from healthcheck.events import EventKind
 from healthcheck.names import canonical_metric
 from healthcheck.outcome import Ending
+from healthcheck.trainers.adapting import Forwarded, joined, listed, mix_in
 from healthcheck.trainers.automodel.callbacks import Callback
 from healthcheck.trainers.automodel.controls import CAPABILITIES, AutoModelControls
 from healthcheck.trainers.automodel.recipe import CallbackRecipe
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
-from healthcheck.trainers.mixedin import mix_in
-from healthcheck.trainers.native import read_state, write_state
+from healthcheck.trainers.native import AnnouncedWatch, WatchedResults, read_state, write_state
 from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.results import WatchedResults
-from healthcheck.trainers.toldwatch import ToldWatch, joined, listed
+from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -61,7 +58,7 @@ class HealthCheckCallback(WatchedResults, Callback):
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
     ) -> None:
         given = SessionOptions(rules=rules, profile=profile, **options)
-        self.watch: ToldWatch = ToldWatch(given, CAPABILITIES, session)
+        self.watch: AnnouncedWatch = AnnouncedWatch(given, CAPABILITIES, session)
         self.controls: AutoModelControls | None = None
         self.restored_from: str | None = None
         """Checkpoint that the recipe was restored from, where it is known."""
@@ -90,13 +87,13 @@ class HealthCheckCallback(WatchedResults, Callback):
     def on_train_end(self, recipe: Any, **kwargs: Any) -> None:
         self._end(Ending())
 
-    # -- what only the mixin can tell -------------------------------------------------
+    # -- what only the mixin knows ----------------------------------------------------
 
     def update_begins(self, recipe: Any) -> None:
         """A step's batches are there."""
-        if self.watch.active and self.watch.told is not None:
-            self.watch.told.epoch = float(recipe.step_scheduler.epoch)
-            self.watch.told.begins(int(recipe.step_scheduler.step) + 1)
+        if self.watch.active and self.watch.source is not None:
+            self.watch.in_epoch(float(recipe.step_scheduler.epoch))
+            self.watch.source.begins(int(recipe.step_scheduler.step) + 1)
 
     def validation_begins(self) -> None:
         self.watch.evaluation_begins()
@@ -139,13 +136,13 @@ class HealthCheckCallback(WatchedResults, Callback):
         return self.controls
 
     def _batch_ended(self, recipe: Any, sample: Any) -> None:
-        told = self.watch.told
-        if not self.watch.active or told is None or sample is self.sample:  # the mixin has told it early
+        source = self.watch.source
+        if not self.watch.active or source is None or sample is self.sample:  # the mixin has announced it early
             return
         self.sample = sample
         values: Mapping[str, Any] = sample.metrics
-        told.epoch = float(sample.epoch)
-        told.ends(
+        self.watch.in_epoch(float(sample.epoch))
+        source.ends(
             int(sample.step) + 1,
             loss=values.get("loss"),
             grad_norm=values.get("grad_norm"),

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import NativeControls, listed, scale_schedules
 from healthcheck.trainers.controls import TorchControls
-from healthcheck.trainers.nativecontrols import NativeControls
-from healthcheck.trainers.toldwatch import listed, scale_schedules
 
 if TYPE_CHECKING:
     from healthcheck.trainers.automodel.callback import HealthCheckCallback

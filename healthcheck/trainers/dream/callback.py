@@ -23,18 +23,16 @@ from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import Forwarded, NativeControls
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.dream.base import callback_class
 from healthcheck.trainers.dream.facts import named, planned_steps, scalars
 from healthcheck.trainers.dream.step import WatchedStep
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
-from healthcheck.trainers.nativecontrols import NativeControls
+from healthcheck.trainers.native import AnnouncedWatch, WatchedResults
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.results import WatchedResults
 from healthcheck.trainers.resume.savedstate import parse_state
-from healthcheck.trainers.toldwatch import ToldWatch
+from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -105,7 +103,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
     ) -> None:
         given = SessionOptions(rules=rules, profile=profile, **options)
-        self.watch: ToldWatch = ToldWatch(given, CAPABILITIES, session)
+        self.watch: AnnouncedWatch = AnnouncedWatch(given, CAPABILITIES, session)
         self._step = WatchedStep(self.watch)
         self._trainer: weakref.ref[Any] | None = None
         self._patches = Patches()
@@ -231,8 +229,8 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
     def _epoch_begins(self) -> None:
         if not self._begun:
             self._begin()
-        if self.watch.told is not None and not self.watch.stop_pending:
-            self.watch.told.epoch = float(self.trainer.current_epoch)
+        if not self.watch.stop_pending:
+            self.watch.in_epoch(float(self.trainer.current_epoch))
             self.watch.emit(EventKind.EPOCH_START)
         self._heed(0)
 
@@ -242,18 +240,18 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         self._heed(0)
 
     def _micro_batch_begins(self, batch: Any, index: int) -> None:
-        told = self.watch.told
+        source = self.watch.source
         self._batch_index = index
-        if self.watch.active and told is not None:
-            told.begins(int(self.trainer.global_step) + 1)
-            told.batch_in_use(batch)
+        if self.watch.active and source is not None:
+            source.begins(int(self.trainer.global_step) + 1)
+            self.watch.trains_on(batch)
 
     def _micro_batch_ended(self, result: Any) -> None:
-        told = self.watch.told
-        if not self.watch.active or told is None or self.trainer.is_accumulating_gradients:
+        source = self.watch.source
+        if not self.watch.active or source is None or self.trainer.is_accumulating_gradients:
             return
         values = result if isinstance(result, Mapping) else {"loss": result}
-        told.ends(
+        source.ends(
             int(self.trainer.global_step) + 1,
             loss=values.get("loss"),
             metrics=scalars(values, leave_out=("loss", "grad_norm", "lr")),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healthcheck.names import canonical_metric
-from healthcheck.trainers.toldwatch import joined
+from healthcheck.trainers.adapting import joined
 
 
 def named(models: Mapping[str, Any]) -> Any:

@@ -6,56 +6,47 @@ nothing to raise about.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from healthcheck.trainers.native import inner_optimizer
-from healthcheck.trainers.toldwatch import ToldWatch
+from healthcheck.trainers.native import AnnouncedWatch, inner_optimizer
+from healthcheck.trainers.steps.sources import AnnouncedSource
 
 
 class WatchedStep:
     """Takes the place of ``trainer.step`` while a run is watched."""
 
-    def __init__(self, watch: ToldWatch) -> None:
+    def __init__(self, watch: AnnouncedWatch) -> None:
         self._watch = watch
         self._inside: Any = None
+        """The optimizer whose update is being made."""
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            told = self._watch.told
-            inner = inner_optimizer(optimizer)
-            if not self._watch.active or told is None or told.only is None or inner not in told.only:
+            source, inner = self._watch.source, inner_optimizer(optimizer)
+            if not self._watch.active or source is None or not source.watches(inner):
                 return original(optimizer, *args, **kwargs)
-            self._watch.guard(functools.partial(told.update_begins, inner, (inner,), {}))
-            if told.left_out:
-                return self._left_out(optimizer, inner)
-            told.only.discard(inner)  # torch's own hooks would count this update a second time
+            if self._watch.guard(source.update_begins, inner) is False:
+                return self._left_out(source, optimizer, inner)
             self._inside = inner
             try:
-                norm = original(optimizer, *args, **kwargs)
+                return original(optimizer, *args, **kwargs)
             finally:
-                told.only.add(inner)
                 self._inside = None
-            return norm
+                source.update_fails(inner)  # if nobody has said that it was made
 
         return step
 
     def updated(self, optimizer: Any) -> None:
         """``post_optimizer_step``: gradients are still there, the schedule has not moved on."""
-        told, inner = self._watch.told, inner_optimizer(optimizer)
-        if told is not None and told.only is not None and inner is self._inside:
-            told.only.add(inner)
-            told.update_done(inner)
-            told.only.discard(inner)
+        source, inner = self._watch.source, inner_optimizer(optimizer)
+        if source is not None and inner is self._inside:
+            source.update_ends(inner)
 
-    def _left_out(self, optimizer: Any, inner: Any) -> Any:
+    def _left_out(self, source: AnnouncedSource, optimizer: Any, inner: Any) -> Any:
         """No update, no callbacks round it, no step of the schedule; gradients are cleared as always."""
         import torch
 
-        told = self._watch.told
-        assert told is not None
-        norm = torch.zeros(())
-        self._watch.guard(told.update_done, inner)
+        self._watch.guard(source.update_ends, inner)
         optimizer.zero_grad()
-        return norm
+        return torch.zeros(())

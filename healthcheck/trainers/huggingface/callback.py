@@ -22,8 +22,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.adapting import Forwarded
 from healthcheck.trainers.huggingface.controls import CAPABILITIES, HuggingFaceControls
 from healthcheck.trainers.huggingface.facts import (
     epoch_of,
@@ -32,10 +31,10 @@ from healthcheck.trainers.huggingface.facts import (
     is_metric,
     trainer_on_stack,
 )
-from healthcheck.trainers.native import NativeWatch, read_state, write_state
+from healthcheck.trainers.native import NativeWatch, WatchedResults, read_state, write_state
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.results import WatchedResults
+from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -91,7 +90,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         return self._trainer() if self._trainer is not None else None
 
     def adopt(self, trainer: Any) -> None:
-        """Get to know the Trainer; callbacks are not told it. First in its list, we reach its log before the loggers."""
+        """Get to know the Trainer; callbacks are not given it. First in its list, we reach its log before the loggers."""
         if self.trainer is trainer:
             return
         self._trainer = weakref.ref(trainer)
@@ -117,7 +116,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
     def save_at_step_end(self) -> str:
         """Let the Trainer save once the step is over; returns the folder it will write."""
         self._save_wanted = True
-        step = self.watch.steps.step if self.watch.steps is not None else 0
+        step = self.watch.machine.step if self.watch.machine is not None else 0
         return os.path.join(self._output_dir, f"checkpoint-{step}")
 
     # -- begin and end ----------------------------------------------------------------
@@ -156,8 +155,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         """Loaders draw ahead; this is the batch that is trained on now."""
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.watch.active and self.watch.steps is not None:
-                self.watch.steps.batch_in_use(inputs)
+            self.watch.trains_on(inputs)
             return original(model, inputs, *args, **kwargs)
 
         return training_step
@@ -261,8 +259,8 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
                 self._logging = False
 
     def _at(self, state: Any) -> None:
-        if self.watch.steps is not None and self.watch.active:
-            self.watch.steps.epoch = epoch_of(state)
+        if self.watch.active:
+            self.watch.in_epoch(epoch_of(state))
 
     def _heed(self, control: Any, *, saves: bool = False) -> None:
         """Hand on what was asked for; the control object may have been exchanged since.

@@ -99,7 +99,7 @@ class MemoryMonitoringCallback(HealthCheckCallback):
 
     :param memory_optimizer: object with ``cleanup_gpu_memory()``, called instead of our own cleanup
         after an error that looks like memory.
-    :param logging_system: object with ``warning(message, component, data)``, told about errors here.
+    :param logging_system: object with ``warning(message, component, data)``, called with errors here.
     :param options: as for :class:`HealthCheckCallback`.
     """
 

@@ -24,15 +24,14 @@ from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.names import canonical_metric, is_evaluation
 from healthcheck.outcome import Ending
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.adapting import Forwarded
 from healthcheck.trainers.lightning.controls import CAPABILITIES, LightningControls
 from healthcheck.trainers.lightning.facts import callback_class, evaluation_results, planned_steps
-from healthcheck.trainers.native import NativeWatch
+from healthcheck.trainers.native import NativeWatch, WatchedResults
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.results import WatchedResults
 from healthcheck.trainers.resume.savedstate import new_checkpoint, parse_state
+from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -103,10 +102,10 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     def save_at_batch_end(self, path: Path | None) -> str:
         """Have the Trainer save once the batch is over; returns where."""
-        trainer, session, steps = self.trainer, self.session, self.watch.steps
-        if trainer is None or session is None or steps is None:
+        trainer, session, machine = self.trainer, self.session, self.watch.machine
+        if trainer is None or session is None or machine is None:
             raise UsageError("training has not begun")
-        self._save_to = new_checkpoint(session, path, f"step-{steps.step}.ckpt", Path(trainer.default_root_dir))
+        self._save_to = new_checkpoint(session, path, f"step-{machine.step}.ckpt", Path(trainer.default_root_dir))
         return str(self._save_to)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -165,24 +164,22 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     @_contained
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.watch.steps is not None:
-            self.watch.steps.epoch = float(trainer.current_epoch)
+        self.watch.in_epoch(float(trainer.current_epoch))
         self.watch.emit(EventKind.EPOCH_START)
 
     @_contained
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self.watch.active and self.watch.steps is not None:
-            self.watch.steps.batch_in_use(batch)
+        self.watch.trains_on(batch)
 
     @_contained
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self.watch.active:
             return
         self._flush(trainer)
-        steps = self.watch.steps
+        machine = self.watch.machine
         every = int(trainer.log_every_n_steps or 0)
-        if steps is not None and every and steps.last_attempt >= self._logged_step + every:
-            self._logged_step = steps.last_attempt
+        if machine is not None and every and machine.last_attempt >= self._logged_step + every:
+            self._logged_step = machine.last_attempt
             self._log_measured(trainer)
         if self.watch.stop_pending:
             trainer.should_stop = True
@@ -202,7 +199,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         if self.watch.active and session is not None:
             news = self._forwarded.news(session.alerts)
             if news and trainer.is_global_zero:
-                self.log_metrics(news, self.watch.steps.last_attempt if self.watch.steps is not None else 0)
+                self.log_metrics(news, self.watch.machine.last_attempt if self.watch.machine is not None else 0)
 
     def _log_measured(self, trainer: Any) -> None:
         """The newest values, each at the step that it belongs to; not those that the module logs itself."""

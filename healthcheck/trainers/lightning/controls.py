@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import NativeControls
 from healthcheck.trainers.controls import TorchControls
-from healthcheck.trainers.nativecontrols import NativeControls
 
 if TYPE_CHECKING:
     from healthcheck.trainers.lightning.callback import HealthCheckCallback

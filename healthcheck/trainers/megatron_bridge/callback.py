@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
+from healthcheck.trainers.adapting import Forwarded, joined
 from healthcheck.trainers.megatron_bridge.controls import CAPABILITIES, MegatronControls
 from healthcheck.trainers.megatron_bridge.grads import MainGradView, show_gradients
 from healthcheck.trainers.megatron_bridge.state import (
@@ -38,10 +37,9 @@ from healthcheck.trainers.megatron_bridge.state import (
     results,
     steps_done,
 )
-from healthcheck.trainers.native import read_state, write_state
+from healthcheck.trainers.native import AnnouncedWatch, WatchedResults, read_state, write_state
 from healthcheck.trainers.opening import SessionOptions, rank_of_process
-from healthcheck.trainers.results import WatchedResults
-from healthcheck.trainers.toldwatch import ToldWatch, joined
+from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -67,7 +65,7 @@ class HealthCheckCallback(WatchedResults):
     def __init__(
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
     ) -> None:
-        self.watch: ToldWatch = ToldWatch(
+        self.watch: AnnouncedWatch = AnnouncedWatch(
             SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session, hooked=False
         )
         self.state: Any = None
@@ -164,7 +162,7 @@ class HealthCheckCallback(WatchedResults):
 
     def _begin(self, context: Any) -> None:
         state = context.state
-        for other in list(_training):  # a training that ended by an exception told nobody
+        for other in list(_training):  # a training that ended by an exception says so to nobody
             if other.state is not state:
                 other.close(Ending())
         self.state, self.optimizer, self.scheduler = state, context.optimizer, context.scheduler
@@ -186,10 +184,10 @@ class HealthCheckCallback(WatchedResults):
             state=kept,
             ranks=rank,
         )
-        if not begun or self.watch.session is None or self.watch.told is None:
+        if not begun or self.watch.session is None or self.watch.machine is None:
             return
         _training.add(self)
-        self._view = MainGradView(self.watch.told.view)
+        self._view = MainGradView(self.watch.machine.view)
         self._forwarded = Forwarded(self.watch.session.alerts)
         context.user_state.update(self.watch.session.user_state)
         self.watch.session.user_state = context.user_state
@@ -199,32 +197,32 @@ class HealthCheckCallback(WatchedResults):
         return self._controls
 
     def _step_begins(self, context: Any) -> None:
-        told = self.watch.told
-        if not self.watch.active or told is None:
+        source = self.watch.source
+        if not self.watch.active or source is None:
             return
         done = steps_done(context.state)
-        if told.phases.evaluating:  # Megatron's time limit ended it without a word
+        if self.watch.evaluating:  # Megatron's time limit ended it without a word
             self.watch.evaluation_ends()
         self._find_checkpoint(context.state, done)
         if self._controls is not None:
             self._controls.give_back("save_interval")
         self.last_iteration = done + 1
         self._lr = learning_rate(context.optimizer)
-        told.begins(self.last_iteration)
+        source.begins(self.last_iteration)
 
     def _step_ends(self, context: Any) -> None:
-        told = self.watch.told
-        if not self.watch.active or told is None:
+        source = self.watch.source
+        if not self.watch.active or source is None:
             return
         step = self.last_iteration = steps_done(context.state) + 1
         skipped = bool(context.skipped_iter)
-        told.begins(step)
+        source.begins(step)
         norm = None if skipped else context.grad_norm
         limit = clip_limit(context.state)
         if not skipped and self._view is not None and self.watch.session is not None:
             show_gradients(self.watch.session, self._view, step, norm, limit)
         samples, tokens = batch_size(context.state)
-        told.ends(
+        source.ends(
             step,
             loss=main_loss(context.loss_dict),
             losses=context.loss_dict or None,

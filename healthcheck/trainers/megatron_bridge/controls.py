@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import NativeControls, scale_schedules
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.megatron_bridge.state import checkpoint_folder, part_of, steps_done
-from healthcheck.trainers.nativecontrols import NativeControls
-from healthcheck.trainers.toldwatch import scale_schedules
 
 if TYPE_CHECKING:
     from healthcheck.trainers.megatron_bridge.callback import HealthCheckCallback

@@ -19,7 +19,7 @@ from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.check import ResumeCheck, normal_of
 from healthcheck.trainers.resume.ranks import RankResume
 from healthcheck.trainers.resume.savedstate import restore, start_fresh
-from healthcheck.trainers.steps.training import TrainingSteps
+from healthcheck.trainers.steps.machine import StepMachine
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -105,10 +105,10 @@ class Continuation:
     """Keeps the detectors at every checkpoint of a script, and restores them where one is loaded."""
 
     def __init__(
-        self, session: Session, steps: TrainingSteps, store: StateStore, patches: Patches, imports: AfterImport
+        self, session: Session, machine: StepMachine, store: StateStore, patches: Patches, imports: AfterImport
     ) -> None:
         self._session = session
-        self._steps = steps
+        self._machine = machine
         self._store = store
         self._patches = patches
         self._imports = imports
@@ -120,7 +120,7 @@ class Continuation:
 
     def install(self) -> None:
         """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
-        self._steps.before_first = self._begin
+        self._machine.before_first = self._begin
         self._imports.when("torch", lambda torch: self._patch(torch, "save", 1, "load"))
         self._imports.when("safetensors.torch", lambda module: self._patch(module, "save_file", 1, "load_file"))
 
@@ -147,15 +147,15 @@ class Continuation:
     # -- keeping ----------------------------------------------------------------------
 
     def _file_saved(self, where: Any) -> None:
-        steps = self._steps
-        if not steps.started or steps.saves_told:
+        machine = self._machine
+        if not machine.started or machine.saves_announced:
             return  # a framework keeps its state beside its own checkpoints
         mark = mark_of(where)
         if mark is None:
             return
         if not isinstance(where, (str, os.PathLike)):
-            steps.checkpoint_saved(mark.path)  # an open file is announced by nobody else
-        self._keep(mark, steps.last_attempt)
+            machine.checkpoint_saved(mark.path)  # an open file is announced by nobody else
+        self._keep(mark, machine.last_attempt)
 
     def _keep(self, mark: FileMark | None, step: int) -> None:
         session = self._session
@@ -163,7 +163,7 @@ class Continuation:
             return
         began = perf_counter()
         if self._kept is None or self._kept[0] != step:
-            self._kept = (step, session.state_dict(), normal_of(session, self._steps.view.optimizers()))
+            self._kept = (step, session.state_dict(), normal_of(session, self._machine.view.optimizers()))
             if self._ranks is not None:
                 self._ranks.tell_saved(step)
         self._store.keep(mark, *self._kept)
@@ -178,7 +178,7 @@ class Continuation:
     # -- going on -----------------------------------------------------------------------
 
     def _file_loaded(self, where: Any) -> None:
-        if self._steps.before_first is None:
+        if self._machine.before_first is None:
             return  # training has begun: this is a look back, no resume
         mark = mark_of(where)
         found = None if mark is None else self._store.find(mark)
@@ -193,8 +193,8 @@ class Continuation:
 
     def _begin(self) -> None:
         """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
-        session, steps = self._session, self._steps
-        if steps.saves_told or session.info.resumed_from is not None:
+        session, machine = self._session, self._machine
+        if machine.saves_announced or session.info.resumed_from is not None:
             return
         found = self._newest()
         if found is None:
@@ -214,7 +214,7 @@ class Continuation:
         if session.engine.step > found.step:
             session.engine.rewind(found.step)  # kept a step later, when this rank had heard of the checkpoint
         session.step = found.step
-        steps.start_at(found.step)
+        machine.start_at(found.step)
         ResumeCheck(session, found.step, found.normal, found.stop).listen()
 
     def _restore(self, found: Found) -> str:

@@ -1,9 +1,13 @@
 """Keeping out of what ``torch.compile`` compiles: a region is traced as if nobody watched.
 
+Nothing here is used until something is compiled in the process: :func:`when_something_is_compiled` is the one switch.
+Until then we hear of a training through plain functions and torch's public hooks alone.
+
 Dynamo follows every call that a region makes, ours too. Marked as not to be traced they would end a graph each, and
 fail a region compiled with ``fullgraph=True``; traced, they would become a part of it. So each has two faces. In a
 trace it is the function that it stands for, and leaves a note of what only the region knows. Run as Python, between
-two graphs or without any, it is our code, and Dynamo is kept from looking into that.
+two graphs or without any, it is our code, and Dynamo is kept from looking into that: by setting its frame callback
+aside, and by giving the ``step`` of torch's optimizers a code object of its own that Dynamo leaves alone.
 """
 
 from __future__ import annotations
@@ -11,10 +15,44 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
+from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.trainers.steps.showing import UpdateFacts
+
 Function = Callable[..., Any]
+
+
+def when_something_is_compiled(function: Callable[[], None], patches: Patches, imports: AfterImport) -> None:
+    """Call ``function`` once: now, if this process compiles with Dynamo already, else just before it first does.
+
+    May be called before torch is imported.
+    """
+    waiting = [function]
+
+    def compiling() -> None:
+        while waiting:
+            waiting.pop()()
+
+    def look(dynamo: ModuleType) -> None:
+        # Every context of Dynamo leaves its backend here, those that only keep it out leave None or False.
+        backends = getattr(dynamo.eval_frame, "cached_backends", None)
+        if backends is None or any(backend not in (None, False) for backend in backends.values()):
+            compiling()
+            return
+
+        def make(original: Function) -> Function:
+            def optimize(*args: Any, **kwargs: Any) -> Any:
+                compiling()
+                return original(*args, **kwargs)
+
+            return optimize
+
+        # What torch.compile and Module.compile come to, under whatever name a script has imported them.
+        patches.replace(dynamo, "optimize", make)
+
+    imports.when("torch._dynamo", look)
 
 
 class RegionNotes:
@@ -43,6 +81,16 @@ class RegionNotes:
     def values_clipped(self, *args: Any, **kwargs: Any) -> None:
         """``clip_grad_value_`` was called."""
         self.clipped, self.max_norm, self.total_norm = True, None, None
+
+    def take_clipping(self, facts: UpdateFacts) -> bool:
+        """Put what was noted of clipping among the facts of its update. False if it hides what the gradients were."""
+        norm, limit, known = self.total_norm, self.max_norm, self.by_l2 and self.total_norm is not None
+        self.forget()
+        facts.backward_ended = True
+        if known:
+            facts.grad_norm = norm.detach()
+            facts.max_norm = None if hasattr(limit, "detach") else limit
+        return known
 
     def forget(self) -> None:
         self.clipped = self.by_l2 = False
@@ -118,10 +166,10 @@ def two_faced(original: Function, make: Callable[[Function], Function], note: Fu
     return outer
 
 
-def step_hooks(before: Function, after: Function, held: Callable[[], bool], notes: RegionNotes) -> list[Function]:
+def step_hooks(before: Function, after: Function, withheld: Callable[[], bool], notes: RegionNotes) -> list[Function]:
     """Hooks for before and after an optimizer's step, with the signature of torch's.
 
-    :param held: whether ``before`` took the gradients away: the step that has nothing to do then runs as
+    :param withheld: whether ``before`` took the gradients away: the step that has nothing to do then runs as
         Python. For the compiled one that would be a new case, and it would be compiled again.
     """
     set_eval_frame = _frame_switch()
@@ -142,7 +190,7 @@ def step_hooks(before: Function, after: Function, held: Callable[[], bool], note
         try:
             return before(optimizer, args, kwargs)
         finally:
-            if held():
+            if withheld():
                 _kept.until_step_ends = callback
             else:
                 set_eval_frame(callback)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
+from healthcheck.trainers.adapting import NativeControls, listed
 from healthcheck.trainers.controls import TorchControls
-from healthcheck.trainers.nativecontrols import NativeControls
-from healthcheck.trainers.toldwatch import listed
 
 if TYPE_CHECKING:
     from healthcheck.trainers.torchtitan.mixin import TrainerWatch

@@ -27,14 +27,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.outcome import Ending
-from healthcheck.trainers.endings import ending_of
-from healthcheck.trainers.forwarding import Forwarded
-from healthcheck.trainers.mixedin import mix_in
-from healthcheck.trainers.native import read_state, write_state
+from healthcheck.trainers.adapting import Forwarded, joined, mix_in
+from healthcheck.trainers.native import AnnouncedWatch, WatchedResults, read_state, write_state
 from healthcheck.trainers.opening import SessionOptions, rank_of_process
 from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.results import WatchedResults
-from healthcheck.trainers.toldwatch import ToldWatch, joined
+from healthcheck.trainers.stopping import ending_of
 from healthcheck.trainers.torchtitan.controls import CAPABILITIES, TorchTitanControls, data_ranks, inner_optimizers
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ class TrainerWatch(WatchedResults):
 
     def __init__(self, trainer: Any, session: Session | None = None, **options: Any) -> None:
         self.trainer = trainer
-        self.watch: ToldWatch = ToldWatch(SessionOptions(**options), CAPABILITIES, session)
+        self.watch: AnnouncedWatch = AnnouncedWatch(SessionOptions(**options), CAPABILITIES, session)
         self._patches = Patches()
         self._forwarded = Forwarded()
         self._model: Any = None
@@ -99,12 +96,12 @@ class TrainerWatch(WatchedResults):
 
     def step_begins(self) -> None:
         self.begin()
-        if self.watch.active and self.watch.told is not None:
-            self.watch.told.begins(int(self.trainer.step))
+        if self.watch.active and self.watch.source is not None:
+            self.watch.source.begins(int(self.trainer.step))
 
     def step_ended(self) -> None:
-        if self.watch.active and self.watch.told is not None and self.watch.told.under_way:
-            self.watch.told.ends(int(self.trainer.step))
+        if self.watch.active and self.watch.source is not None and self.watch.source.under_way:
+            self.watch.source.ends(int(self.trainer.step))
 
     def ends_in_order(self, error: BaseException) -> bool:
         """Whether the trainer raised about the very thing that a rule has stopped the run for already."""
@@ -193,7 +190,7 @@ class TrainerWatch(WatchedResults):
         def validate(*args: Any, **kwargs: Any) -> Any:
             self.watch.guard(self.watch.evaluation_begins)
             result = original(*args, **kwargs)
-            if self.watch.steps is not None and self.watch.steps.phases.evaluating:  # nothing was logged
+            if self.watch.evaluating:  # nothing was logged
                 self.watch.guard(self.watch.evaluation_ends)
             return result
 

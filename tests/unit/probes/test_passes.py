@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from healthcheck.events import EventKind
 from healthcheck.probes.data.passes import PassOrderProbe
-from healthcheck.trainers.steps.passes import begins_pass
+from healthcheck.trainers.steps.data import begins_pass
 
 ROWS = TensorDataset(torch.randn(64, 3), torch.arange(64) % 4)
 SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)

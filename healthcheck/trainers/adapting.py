@@ -1,14 +1,18 @@
-"""Controls of a framework: its own ways to end and to save, over those of its torch optimizers."""
+"""What the adapters of frameworks are made of: controls over a framework's own ways, alerts for its logger, a mixin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.protocols import Capabilities, Device
 from healthcheck.trainers.controls import TorchControls, without_updates
+
+if TYPE_CHECKING:
+    from healthcheck.verdicts import Alert
 
 
 class NativeControls:
@@ -82,3 +86,63 @@ class NativeControls:
             if hasattr(inner, "base_lrs"):
                 inner.base_lrs = [rate * factor for rate in inner.base_lrs]
         return rates
+
+
+def scale_schedules(schedulers: Iterable[Any], factor: float) -> None:
+    """Scale the bounds of Megatron's ``OptimizerParamScheduler``, which sets rates from them at each step."""
+    for scheduler in schedulers:
+        for name in ("init_lr", "max_lr", "min_lr"):
+            value = getattr(scheduler, name, None)
+            if isinstance(value, (int, float)):
+                setattr(scheduler, name, value * factor)
+        for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()) or ():
+            for name in ("max_lr", "min_lr"):
+                if isinstance(group.get(name), (int, float)):
+                    group[name] = group[name] * factor
+
+
+class Forwarded:
+    """Remembers how many of a run's alerts have been handed on."""
+
+    def __init__(self, alerts: Sequence[Alert] = ()) -> None:
+        self._count = len(alerts)
+
+    def news(self, alerts: Sequence[Alert]) -> dict[str, float]:
+        """``{"alert/loss-spike": 1.0}`` for those that came since the last call."""
+        new = alerts[self._count :]
+        self._count = len(alerts)
+        return {f"alert/{alert.rule}": 1.0 for alert in new}
+
+
+def mix_in(mixin: type, target: Any) -> None:
+    """Give ``target`` the methods of ``mixin``, in front of those of its own class.
+
+    Its class becomes a new one of the same name, ``class Own(mixin, Own)``; other objects of the old
+    class stay as they are. Does nothing where the mixin is there already.
+    """
+    kind = type(target)
+    if issubclass(kind, mixin):
+        return
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    mixed = types.new_class(kind.__name__, (mixin, kind), exec_body=lambda space: space.update(named))
+    object.__setattr__(target, "__class__", mixed)  # classes that keep track of what is set need not see this
+
+
+def joined(parts: Iterable[Any], name: str) -> Any:
+    """One module for the parts of a model; with several, names begin with ``chunk0.``, ``chunk1.``, ...
+
+    The parts stay as they are; the caller must keep what is returned.
+    """
+    import torch
+
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    if len(modules) < 2:
+        return modules[0] if modules else None
+    return torch.nn.ModuleDict({f"{name}{i}": module for i, module in enumerate(modules)})
+
+
+def listed(given: Any) -> list[Any]:
+    """A framework's one thing, list of things, or None, as a list."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Sequence) else [given]

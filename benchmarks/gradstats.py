@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradients.statistics import GradientPass, gradient_stats
-from healthcheck.probes.gradients.trained import TrainedParameters
+from healthcheck.probes.gradient_statistics import GradientPass, gradient_stats
+from healthcheck.probes.gradients import TrainedParameters
+from healthcheck.probes.transfer.deferred import DeviceVector
 
 SHAPES = {
     "150 tensors, 124M": (150, 124_000_000),
@@ -105,8 +106,8 @@ def as_in_a_step(params: list[nn.Parameter]) -> Callable[[], None]:
     def step() -> None:
         stats = one_pass.measure(trained.of(event), trained.names)
         assert stats is not None
-        assert stats.table is not None
-        stats.table.shipped(lambda: None)
+        assert isinstance(stats.numbers, DeviceVector)
+        stats.numbers.sent(lambda: None)
 
     return step
 

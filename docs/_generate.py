@@ -182,7 +182,7 @@ def capabilities_page() -> str:
 def devices_page() -> str:
     """Metric by device, from the declarations of the built-in probes."""
     from healthcheck.probes import PROBES
-    from healthcheck.probes.transfer.devices import DEVICES, availability
+    from healthcheck.probes.catalog import DEVICES, availability
 
     lines = [
         MARK,

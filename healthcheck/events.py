@@ -125,11 +125,11 @@ class Event:
     backward pass, or after the update. None where no clipping was seen."""
     kept_gradients: Any = None
     """A list that takes the gradients that a probe has looked at, where a trainer keeps them until its update
-    (:class:`healthcheck.probes.gradients.statistics.HeldGradients`). Torch makes a Python object of a gradient at every
+    (:class:`healthcheck.probes.gradient_statistics.HeldGradients`). Torch makes a Python object of a gradient at every
     first look, which costs more than all that is done with it, and several probes look."""
     inner_gradients: Any = None
     """What was measured of gradients that are gone by now, because optimizers stepped inside the backward pass
-    (:class:`healthcheck.probes.gradients.inner.InnerPass`)."""
+    (:class:`healthcheck.probes.gradient_statistics.InnerPass`)."""
     held_back: Mapping[int, Any] | None = None
     """By index of the optimizer: 1 if a rule kept its update from being applied, else 0; a float or a 0-dim device
     tensor (``step_end``). None where no rule may do that."""

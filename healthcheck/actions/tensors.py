@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from healthcheck.events import ModelView
-from healthcheck.probes.values import host_bytes
+from healthcheck.probes.transfer.tensors import host_bytes
 from healthcheck.samples import encode_number
 
 MAX_LEAVES = 64

@@ -138,7 +138,7 @@ def _devices(torch: Any) -> Iterator[Finding]:
 
 def limits() -> Iterator[Finding]:
     """Memory and processors that this process may use, cgroup limits included."""
-    from healthcheck.probes.memory.host import memory_limit_bytes, physical_bytes
+    from healthcheck.probes.memory_readings import memory_limit_bytes, physical_bytes
 
     allowed, physical = memory_limit_bytes(), physical_bytes()
     if allowed is not None and physical is not None:

@@ -101,7 +101,7 @@ def _synchronize() -> bool:
 
 
 def _peak_memory() -> dict[str, int]:
-    from healthcheck.probes.memory.host import peak_resident_bytes
+    from healthcheck.probes.memory_readings import peak_resident_bytes
 
     torch = sys.modules.get("torch")
     memory = {"host": peak_resident_bytes() or 0}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from healthcheck.probes.transfer.mailbox import READ_EVERY
 from healthcheck.protocols import Probe
-from healthcheck.samples import Metric
+from healthcheck.samples import Cost, Metric
 
 _HEAD = ("metric", "unit", "cost", "needs", "what it is")
 
@@ -49,3 +50,47 @@ def _as_text(group: str, rows: list[tuple[str, ...]]) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  " + "  ".join([*cells, row[-1]]).rstrip())
     return "\n".join(lines)
+
+
+DEVICES = ("CUDA", "ROCm", "MPS", "XPU", "CPU", "other backend")
+"""What torch runs on, as the columns of the table; the last stands for backends that nobody here has tried."""
+
+EPOCHS = tuple(f"epoch{part}" for part in ("", "_start", "_end", "_peak", "_delta", "_cleanups", "_began", "_ended"))
+
+_WITH_MAILBOX = ("CUDA", "ROCm")
+_MEMORY = {
+    "CUDA": ("allocated", "reserved", "peak", "retries"),
+    "ROCm": ("allocated", "reserved", "peak", "retries"),
+    "MPS": ("allocated", "reserved"),
+    "XPU": ("allocated", "reserved", "peak"),
+    "CPU": ("allocated", "peak"),
+    "other backend": (),
+}
+"""Allocator counters that :class:`healthcheck.probes.memory_readings.TorchDevice` can read."""
+_MADE_OF = {
+    "memory.fraction": "allocated",
+    "memory.fragmentation": "reserved",
+    "memory.epoch_floor": "allocated",
+    "memory.time_left": "allocated",
+    "memory.at": "allocated",
+    "memory.step_growth": "allocated",
+    **{f"memory.{name}": "allocated" for name in EPOCHS},
+}
+
+
+def availability(metric: Metric, device: str) -> str:
+    """``late``: every step, one or two steps late, no wait. ``yes``: at once. ``every 10``: read in one step of ten,
+    each read a wait for the device. ``approximate``: of the process instead of the device. ``no data``: not there, and rules on it
+    are reported as not judged.
+    """
+    name = metric.name
+    if name.startswith("memory.") and not name.startswith(("memory.host", "memory.live")):
+        counter = _MADE_OF.get(name, name.partition(".")[2])
+        if counter not in _MEMORY[device]:
+            return "no data"
+        return "approximate" if device == "CPU" else "yes"
+    if "cuda" in metric.needs and device not in _WITH_MAILBOX:
+        return "no data"
+    if metric.cost is Cost.DEVICE and device != "CPU":
+        return "late" if device in _WITH_MAILBOX else f"every {READ_EVERY}"
+    return "yes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.values import scalar
+from healthcheck.probes.transfer.deferred import number
 from healthcheck.protocols import Demand
 from healthcheck.samples import NO_LABELS, Labels, Metric, Sample
 
@@ -37,7 +37,7 @@ class EvaluationProbe:
         labels: Labels = (("dataset", event.dataset),) if event.dataset else NO_LABELS
         samples = []
         for name, given in event.metrics.items():
-            value = scalar(given)
+            value = number(given)
             if value is not None:
                 samples.append(Sample(f"{phase}.{_bare(name, phase)}", event.step, value, labels, phase))
         return samples
@@ -55,7 +55,7 @@ class ScriptMetricsProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if not event.metrics:
             return ()
-        values = ((name, scalar(given)) for name, given in event.metrics.items())
+        values = ((name, number(given)) for name, given in event.metrics.items())
         return [Sample(name, event.step, value) for name, value in values if value is not None]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
-from healthcheck.probes.memory.device import TorchDevice
+from healthcheck.probes.memory_readings import TorchDevice
 from healthcheck.protocols import Capabilities, Device
 from healthcheck.trainers.gating import UpdateGate
 from healthcheck.trainers.modelview import FoundModel

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.engine.gating import Bound, GatingRules
-from healthcheck.probes.transfer.devices import READ_EVERY
-from healthcheck.probes.transfer.late import Element, Late
+from healthcheck.probes.transfer.deferred import Deferred
+from healthcheck.probes.transfer.mailbox import READ_EVERY
 from healthcheck.references import weak
 from healthcheck.samples import Sample
 
@@ -197,8 +197,10 @@ def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:
             if isinstance(value, float):
                 known = known or bound.breached(value)
                 continue
-            if isinstance(value, (Late, Element)):
+            if isinstance(value, Deferred):
                 value = value.on_device()
+                if value is None:  # calculated by the host alone: its rule is judged when it has arrived
+                    continue
             if isinstance(value, float):
                 known = known or bound.breached(value)
                 continue

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthcheck.probes.living import living
+from healthcheck.probes.transfer.tensors import live_objects
 
 LOOK_ANEW = 10
 """Questions after which names are worked out again: a layer that was replaced may live on, in the optimizer at least."""
@@ -105,7 +105,7 @@ class FoundModel:
         """
         if self._given:
             return
-        modules = list(living("Module"))
+        modules = list(live_objects("Module"))
         inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
         roots = [module for module in modules if id(module) not in inner and _trains(module)]
         self._candidates = [weakref.ref(root) for root in roots]
@@ -159,7 +159,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def living_optimizers() -> list[Any]:
     """Optimizers that hold parameters of their own; wrappers of a framework round one are left out."""
-    return [o for o in living("Optimizer") if vars(o).get("param_groups")]
+    return [o for o in live_objects("Optimizer") if vars(o).get("param_groups")]
 
 
 def _trains(module: Any) -> bool:

@@ -19,7 +19,6 @@ NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
         "healthcheck.trainers.lightning.single",
         "healthcheck.trainers.lightning.monitor",
         "healthcheck.probes.kernels.gradients",  # Triton, which comes with torch's CUDA and ROCm builds
-        "healthcheck.probes.kernels.gradtable",
         "healthcheck.probes.kernels.samples",
     }
 )

@@ -6,35 +6,46 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.probes.values import on_host
+from healthcheck.probes.transfer import tensors as devices
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _KIND = operator.attrgetter("device", "dtype", "layout")
+_DETACHED = operator.methodcaller("detach")
 
 
 def l2_norms(tensors: Sequence[Any]) -> Tensor:
-    """L2 norm of each tensor as one vector on the device of the first.
+    """L2 norm of each tensor as one vector on the device of the first: float64, or float32 on MPS, which lacks it.
 
-    float64 except where the device lacks it (MPS). On the host the sum is taken in float32 first
-    and repeated in float64 only where it came out non-finite, since the second costs three times
-    as much; devices are bound by their memory and take float64 at once.
+    Tensors may be dense, sparse, complex, of any precision, on several devices, or sharded (``DTensor``): then the
+    norm is that of the whole tensor, by a collective on all ranks.
     """
     import torch
 
-    plain, groups = _sorted_out(torch, tensors)
+    plain: list[Any] = []
+    groups: dict[tuple[Any, Any, Any], Sequence[int]] = {}
+    kinds = set(map(_KIND, tensors))
+    if len(kinds) == 1 and set(map(type, tensors)) == {torch.Tensor}:  # nearly always, and what follows costs something
+        device, dtype, layout = kinds.pop()
+        if layout is torch.strided and dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            plain, groups[device, dtype, None] = list(map(_DETACHED, tensors)), range(len(tensors))
+    if not groups:
+        plain, groups = _sorted_out(tensors)
     home = plain[0].device
     kind = torch.float32 if home.type == "mps" else torch.float64
     vectors: list[Any] = []
     order: list[int] = []
     for (device, dtype, sharding), members in groups.items():
-        wide = _accumulator(torch, device, dtype)
         some = plain if len(groups) == 1 else [plain[i] for i in members]
-        norms = torch.stack(torch._foreach_norm(some, 2, dtype=wide))
-        if on_host(norms):
+        # On the host the sum is taken in float32 first and repeated in float64 only where it came out non-finite, since
+        # the second costs three times as much; devices are bound by their memory and take float64 at once.
+        host = device.type in devices.HOST
+        narrow = dtype is not torch.float64 and (host or device.type == "mps")
+        norms = torch.stack(torch._foreach_norm(some, 2, dtype=torch.float32 if narrow else torch.float64))
+        if host and narrow:
             norms = norms.double()
-            if wide is not torch.float64 and not bool(norms.isfinite().all()):
+            if not bool(norms.isfinite().all()):
                 for k in (~norms.isfinite()).nonzero().flatten().tolist():
                     norms[k] = torch.linalg.vector_norm(some[k], 2, dtype=torch.float64)
         if sharding is not None:
@@ -48,14 +59,9 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
     return together
 
 
-def _sorted_out(torch: Any, tensors: Sequence[Any]) -> tuple[list[Any], dict[tuple[Any, Any, Any], Sequence[int]]]:
+def _sorted_out(tensors: Sequence[Any]) -> tuple[list[Any], dict[tuple[Any, Any, Any], Sequence[int]]]:
     """Plain values of all tensors, and the positions of those that can be reduced together, by device, type and
     sharding."""
-    kinds, types = set(map(_KIND, tensors)), set(map(type, tensors))
-    if len(kinds) == 1 and types == {torch.Tensor}:  # nearly always, and each question costs something
-        device, dtype, layout = kinds.pop()
-        if layout is torch.strided and dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            return [tensor.detach() for tensor in tensors], {(device, dtype, None): range(len(tensors))}
     groups: dict[tuple[Any, Any, Any], list[int]] = {}
     plain: list[Any] = []
     for index, tensor in enumerate(tensors):
@@ -66,18 +72,17 @@ def _sorted_out(torch: Any, tensors: Sequence[Any]) -> tuple[list[Any], dict[tup
     return plain, dict(groups)
 
 
-def nonfinite_count(tensors: Sequence[Any]) -> Tensor | None:
-    """How many elements of all tensors are NaN or infinite, as one scalar; None for no tensors.
+def nonfinite_counts(tensors: Sequence[Any]) -> Tensor:
+    """How many elements of each tensor are NaN or infinite, as a vector on the device of the first.
 
-    A few kernels per tensor: for use after a hit, or where a rule asks for the count.
+    A few kernels per tensor: for use after a hit, or where a rule asks for the count. Of a sharded tensor this rank's
+    part is counted.
     """
     import torch
 
-    if not tensors:
-        return None
     home = tensors[0].device
     counts = [(~torch.isfinite(plain_values(t)[0])).sum().to(home, non_blocking=True) for t in tensors]
-    return torch.stack(counts).sum()
+    return torch.stack(counts)
 
 
 def plain_values(tensor: Any) -> tuple[Any, Any]:
@@ -114,12 +119,6 @@ def norm_of(norms: Tensor) -> Tensor:
 def sharding_of(sharded: Any) -> Any:
     """What tensors must share to be reduced together: mesh and placements."""
     return sharded.device_mesh, tuple(sharded.placements)
-
-
-def _accumulator(torch: Any, device: Any, dtype: Any) -> Any:
-    if dtype is torch.float64 or device.type not in ("cpu", "mps"):
-        return torch.float64
-    return torch.float32
 
 
 def _over_shards(norms: Tensor, sharding: Any) -> Tensor:

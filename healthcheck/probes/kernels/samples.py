@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from healthcheck.probes.kernels.launching import direct_launch
+from healthcheck.probes.transfer.shortcuts import direct_launch
 
 _launches: dict[tuple[Any, ...], Any] = {}
 """Direct launches of compiled variants; samplers come and go, and compile to the same ones."""
@@ -57,7 +57,7 @@ def _gather(table, rows, tensors, WIDTH: tl.constexpr):  # type: ignore[no-untyp
 @triton.jit  # type: ignore[untyped-decorator]
 def _compare(table, before, gradients, result, tensors, WIDTH: tl.constexpr, KNOWN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The same elements now against rows read before. ``result``: float64 ``[6, tensors]``, rows as in
-    :data:`healthcheck.probes.weights.moved.ROWS`; ``gradients``: rows like ``before``, read where ``KNOWN``."""
+    :data:`healthcheck.probes.transfer.sampling.ROWS`; ``gradients``: rows like ``before``, read where ``KNOWN``."""
     tensor = tl.program_id(0)
     element = tl.arange(0, WIDTH)
     values = _elements(table, tensor, tensors, WIDTH)
@@ -102,7 +102,8 @@ class ElementTable:
         return rows
 
     def compare(self, role: str, addresses: list[int], before: Any, gradients: Any) -> Any:
-        """float64 ``[6 * tensors]``: what became of rows that :meth:`read` gave, as in ``moved.ROWS``.
+        """float64 ``[6 * tensors]``: what became of rows that :meth:`read` gave, in the order of
+        :data:`healthcheck.probes.transfer.sampling.ROWS`.
 
         :param gradients: rows of gradients at the same elements, or None.
         """

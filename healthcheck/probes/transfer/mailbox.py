@@ -1,271 +1,362 @@
 """From the device to the host without waiting: implements :class:`healthcheck.protocols.Mailbox`.
 
-Values on the host are read at once. Values on a CUDA or ROCm device are packed into one vector per
-step and device, copied to pinned memory on the stream that made them, and read when the copy's
-event says that it is done: one or two steps late, and never with a wait on the step path.
+Numbers that the host knows are handed on as they come. Those of a CUDA or ROCm device are packed into one vector per
+step and device, copied to pinned memory on the stream that made them, and read when the copy's event says that it is
+done: one or two steps late, and never with a wait on the step path. On other devices every read is a wait; there one
+step in :data:`READ_EVERY` is read.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthcheck.probes.transfer.devices import READ_EVERY
-from healthcheck.probes.transfer.late import Element, Late, LateTable
-from healthcheck.probes.transfer.letters import DeviceCopy, Parcel, PinnedMemory
-from healthcheck.probes.values import is_tensor, on_host, scalar
+from healthcheck.probes.transfer import shortcuts, tensors
+from healthcheck.probes.transfer.deferred import SLOTS, Deferred, DeviceScalar, DeviceVector, Slots, number
 from healthcheck.samples import Sample
 
+READ_EVERY = 10
+"""Steps between two reads on devices where every read is a wait."""
 MAX_IN_FLIGHT = 128
 """Posts under way at most. A host that runs further ahead of its device than that (a loop that
 replays CUDA graphs) gives up the device values of a step rather than wait, and counts them:
 :attr:`StepMailbox.dropped`."""
 
+_FEW = 4
+"""Up to so many scalars are written one by one; more are stacked by type first."""
 
-class HostMailbox:
-    """Reads at once: for the CPU, and for backends that have no mailbox of their own.
 
-    There a value that is on a device is read in one step of :data:`READ_EVERY`. Those of the last step are
-    kept and read, too, when everything is asked for: before a checkpoint, at the end, or by a gate that waits.
+class StepMailbox:
+    """The samples of a run on their way from the probes to the engine, in the order in which they were posted.
+
+    :param memory: sends transfers; another one in tests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_in_flight: int = MAX_IN_FLIGHT, memory: PinnedMemory | None = None) -> None:
+        self.max_in_flight = max_in_flight
+        self.dropped = 0
+        """Samples given up because more than ``max_in_flight`` posts were under way."""
+        self.oldest: int | None = None
+        """Step of the oldest post that waits for a device, None without any."""
         self._arrived: list[Sample] = []
+        self._under_way: deque[_Post] = deque()
         self._unread: list[Sample] = []
-        self._step = 0
+        """Of the last step, on a device where reading waits. Read when everything is asked for."""
+        self._unread_step = 0
+        self._memory = memory or PinnedMemory()
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
-        if step != self._step:
-            self._step, self._unread = step, []
-        for sample in samples:
-            if type(sample.value) is float:
-                self._arrived.append(sample)
-            elif sample.step % READ_EVERY and waits(sample.value):
-                self._unread.append(sample)
-            elif read_now(sample):
-                self._arrived.append(sample)
+        if not self._under_way:
+            for sample in samples:
+                if type(sample.value) is not float:
+                    break
+            else:  # nearly always so on a CPU
+                self._arrived += samples
+                return
+        self._sort_out(step, samples)
 
     def ready(self) -> list[Sample]:
+        if self._under_way:
+            self._open_arrived()
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def drain(self) -> list[Sample]:
+        for post in self._under_way:
+            for transfer in post.transfers:
+                transfer.event.synchronize()
         unread, self._unread = self._unread, []
-        self._arrived += [sample for sample in unread if read_now(sample)]
+        if unread:
+            self._arrived += _calculated(unread)
         return self.ready()
 
-
-class _Letter:
-    """The samples of one ``post``, and where their device values will appear."""
-
-    __slots__ = ("copies", "late", "samples", "step")
-
-    def __init__(self, step: int, samples: list[Sample], late: list[Sample], copies: list[DeviceCopy]) -> None:
-        self.step = step
-        self.samples = samples
-        places = {key: (copy.page, index) for copy in copies for key, index in copy.order.items()}
-        self.late = [(sample, *_recipe(sample.value, places)) for sample in late]
-        """Those whose value is not a number yet: with what makes it, and of what."""
-        for sample in late:
-            sample.value = None  # lets go of device memory
-        self.copies = copies
-
-    def done(self) -> bool:
-        return all(copy.event.query() for copy in self.copies)
-
-
-class DeviceMailbox:
-    """Packed, asynchronous, bounded. Letters arrive in the order in which they were posted."""
-
-    def __init__(self, max_in_flight: int = MAX_IN_FLIGHT) -> None:
-        self.max_in_flight = max_in_flight
-        self.dropped = 0
-        """Samples given up because more than ``max_in_flight`` posts were under way."""
-        self._letters: deque[_Letter] = deque()
-        self._memory = PinnedMemory()
-
-    def post(self, step: int, samples: Sequence[Sample]) -> None:
+    def _sort_out(self, step: int, samples: Sequence[Sample]) -> None:
+        """What is known goes on, what is on a device is sent for."""
+        if step != self._unread_step:
+            self._unread_step, self._unread = step, []
         kept: list[Sample] = []
         late: list[Sample] = []
-        parcels: dict[int, Parcel] = {}
-        told: Any = None
+        transfers: dict[int, Transfer] = {}
         for sample in samples:
             value = sample.value
-            kind = type(value)
-            if kind is float:
-                kept.append(sample)
-            elif kind is Element and value.table.tensor is not None:
-                _add_table(parcels, value.table)
-                late.append(sample)
-                kept.append(sample)
-            elif kind is Late:
-                for part in value.parts:
-                    if isinstance(part, Element):
-                        _add_table(parcels, part.table)
-                    elif isinstance(part, LateTable):
-                        _add_table(parcels, part)
-                    elif is_tensor(part) and part.is_cuda:
-                        _parcel(parcels, part.get_device()).add_scalar(part)
-                late.append(sample)
-                kept.append(sample)
-            elif is_tensor(value) and value.is_cuda:
-                _parcel(parcels, value.get_device()).add_scalar(value)
-                late.append(sample)
-                kept.append(sample)
-            elif read_now(sample):
-                kept.append(sample)
-            if sample.detail is not told:
-                told = sample.detail
-                for table in getattr(told, "tables", ()):
-                    _add_table(parcels, table)
-        if parcels and self._under_way() >= self.max_in_flight:
+            if type(value) is not float:
+                value = sample.value = number(value)
+                if value is None:
+                    continue
+                if isinstance(value, Deferred):
+                    if not _add(transfers, value.leaves()) and sample.step % READ_EVERY:
+                        self._unread.append(sample)
+                        continue
+                    late.append(sample)
+            kept.append(sample)
+        if transfers and self._too_many():
             self.dropped += len(late)
             gone = set(map(id, late))
-            kept, late, parcels = [s for s in kept if id(s) not in gone], [], {}
-        copies = [self._memory.send(device, parcel) for device, parcel in parcels.items()]
-        if kept:
-            self._letters.append(_Letter(step, kept, late, copies))
+            kept, late, transfers = [s for s in kept if id(s) not in gone], [], {}
+        for transfer in transfers.values():
+            self._memory.send(transfer)
+        if not transfers and not self._under_way:
+            self._arrived += _calculated(kept)
+        elif kept:
+            self._under_way.append(_Post(step, kept, late, list(transfers.values())))
+            self.oldest = self._under_way[0].step
 
-    def ready(self) -> list[Sample]:
-        letters = self._letters
-        arrived: list[Sample] = []
-        while letters and letters[0].done():
-            arrived += self._open(letters.popleft())
-        return arrived
+    def _too_many(self) -> bool:
+        """Posts without a device value wait only for those before them, and do not count."""
+        if len(self._under_way) < self.max_in_flight:
+            return False
+        return sum(1 for post in self._under_way if post.transfers) >= self.max_in_flight
 
-    def drain(self) -> list[Sample]:
-        for letter in self._letters:
-            for copy in letter.copies:
-                copy.event.synchronize()
-        return self.ready()
-
-    @property
-    def oldest(self) -> int | None:
-        """Step of the oldest letter under way, None without any."""
-        return self._letters[0].step if self._letters else None
-
-    def _under_way(self) -> int:
-        if len(self._letters) < self.max_in_flight:
-            return 0
-        return sum(1 for letter in self._letters if letter.copies)
-
-    def _open(self, letter: _Letter) -> list[Sample]:
-        for copy in letter.copies:
-            self._memory.receive(copy)
-        for sample, compute, parts in letter.late:
-            sample.value = _number(parts[0]) if compute is None else float(compute(*map(_number, parts)))
-        return letter.samples
+    def _open_arrived(self) -> None:
+        under_way = self._under_way
+        while under_way and under_way[0].done():
+            post = under_way.popleft()
+            for transfer in post.transfers:
+                self._memory.receive(transfer)
+            self._arrived += _calculated(post.samples) if post.late else post.samples
+        self.oldest = under_way[0].step if under_way else None
 
 
-def _parcel(parcels: dict[int, Parcel], device: int) -> Parcel:
-    parcel = parcels.get(device)
-    if parcel is None:
-        parcel = parcels[device] = Parcel()
-    return parcel
+class _Post:
+    """The samples of one call of ``post``, and the transfers that they wait for."""
+
+    __slots__ = ("late", "samples", "step", "transfers")
+
+    def __init__(self, step: int, samples: list[Sample], late: list[Sample], transfers: list[Transfer]) -> None:
+        self.step = step
+        self.samples = samples
+        self.late = bool(late)
+        self.transfers = transfers
+
+    def done(self) -> bool:
+        return all(transfer.event.query() for transfer in self.transfers)
 
 
-def _add_table(parcels: dict[int, Parcel], table: LateTable) -> None:
-    if table.tensor is not None and table.tensor.is_cuda:
-        _parcel(parcels, table.tensor.get_device()).add_table(table)
+def _calculated(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples with their numbers, without those that turn out to have none."""
+    found = []
+    for sample in samples:
+        if type(sample.value) is not float:
+            sample.value = sample.value.value()
+            if sample.value is None:
+                continue
+        found.append(sample)
+    return found
 
 
-class StepMailbox:
-    """Starts as a host mailbox and takes on a device once the first device value is posted."""
-
-    def __init__(self, max_in_flight: int = MAX_IN_FLIGHT) -> None:
-        self._max_in_flight = max_in_flight
-        self._become(HostMailbox())
-
-    def _become(self, box: HostMailbox | DeviceMailbox) -> None:
-        self._box = box
-        self.ready: Callable[[], list[Sample]] = box.ready
-        self.drain: Callable[[], list[Sample]] = box.drain
-
-    @property
-    def dropped(self) -> int:
-        return getattr(self._box, "dropped", 0)
-
-    @property
-    def oldest(self) -> int | None:
-        """Step of the oldest letter that waits for a device, None without any."""
-        return getattr(self._box, "oldest", None)
-
-    def post(self, step: int, samples: Sequence[Sample]) -> None:
-        if type(self._box) is HostMailbox:
-            for sample in samples:
-                if type(sample.value) is not float and _on_cuda(sample.value):
-                    waiting = self._box.ready()
-                    self._become(DeviceMailbox(self._max_in_flight))
-                    self._box.post(step, waiting)
-                    break
-        self._box.post(step, samples)
-
-
-def read_now(sample: Sample) -> bool:
-    """Turn the value of a sample into a number; False if it is none."""
-    value = sample.value
-    if isinstance(value, float):
-        return True
-    if isinstance(value, Element):
-        sample.value = value.table.number(value.position)
-        return True
-    if isinstance(value, Late):
-        sample.value = value.read()
-        return True
-    if is_tensor(value) and not on_host(value):
-        sample.value = float(value)
-        return True
-    number = scalar(value)
-    if number is None:
-        return False
-    sample.value = number
+def _add(transfers: dict[int, Transfer], leaves: Iterable[DeviceScalar | DeviceVector]) -> bool:
+    """Note what has to be sent from each device; False if one of them would have to be read with a wait."""
+    for leaf in leaves:
+        tensor = leaf.tensor
+        if tensor is None:  # sent already
+            continue
+        if tensor.device.type not in tensors.PINNED:
+            return False
+        device = tensor.get_device()
+        transfer = transfers.get(device)
+        if transfer is None:
+            transfer = transfers[device] = Transfer(device)
+        transfer.add(leaf)
     return True
 
 
-def waits(value: Any) -> bool:
-    """Whether reading a value would wait for a device."""
-    if isinstance(value, Late):
-        return any(map(waits, value.parts))
-    if isinstance(value, Element):
-        value = value.table
-    if isinstance(value, LateTable):
-        value = value.tensor
-    return is_tensor(value) and not on_host(value)
+class Transfer:
+    """What one post sends from one device to the host: scalars, and vectors as a whole. Each only once.
 
-
-def _recipe(value: Any, places: Mapping[int, tuple[Any, int]]) -> tuple[Any, list[Any]]:
-    """``(compute, parts)`` of a late value. A part is an element of a table, a place on a page, or a float.
-
-    :param places: where each scalar will appear, by its id.
+    No device memory is kept: what was freed is used again in the order of its stream, after the copy.
     """
-    if isinstance(value, Late):
-        return value.compute, [_part(part, places) for part in value.parts]
-    return None, [_part(value, places)]
+
+    __slots__ = ("_places", "_scalars", "_vectors", "device", "event", "page", "tensors", "vectors", "written")
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.tensors: list[Any] = []
+        """Scalars, each in its place."""
+        self.vectors: list[DeviceVector] = []
+        self.written: list[DeviceVector] = []
+        """Vectors that the device writes to the host itself."""
+        self._places: dict[int, int] = {}
+        self._scalars: list[tuple[DeviceScalar, int]] = []
+        self._vectors: list[tuple[DeviceVector, Any, int]] = []
+        self.page: Any = None
+        self.event: Any = None
+
+    def add(self, leaf: DeviceScalar | DeviceVector) -> None:
+        if isinstance(leaf, DeviceScalar):
+            place = self._places.setdefault(id(leaf.tensor), len(self.tensors))
+            if place == len(self.tensors):
+                self.tensors.append(leaf.tensor)
+            self._scalars.append((leaf, place))
+        elif id(leaf) not in self._places:
+            self._places[id(leaf)] = -1
+            (self.vectors if leaf.own_page is None else self.written).append(leaf)
+
+    def sent(self, page: Any, begin: int, event: Any) -> None:
+        """The copy to ``page`` is under way, scalars first and vectors from ``begin`` on; ``event`` comes behind it."""
+        self.page, self.event = page, event
+        for leaf, place in self._scalars:
+            leaf.sent(page, place, self.wait)
+        for vector in self.vectors:
+            self._vectors.append((vector, page, begin))
+            begin += vector.size
+        self._vectors += [(vector, vector.own_page, 0) for vector in self.written]
+        for vector, _, _ in self._vectors:
+            vector.sent(self.wait)
+        self.tensors, self.vectors, self.written = [], [], []
+
+    def wait(self) -> None:
+        """Have the numbers, even if that takes a wait."""
+        self.event.synchronize()
+        self.arrived()
+
+    def arrived(self) -> None:
+        """The copy is done. Numbers stay on their page: only those that are asked for are read."""
+        scalars, self._scalars = self._scalars, []
+        for leaf, _ in scalars:
+            leaf.arrived()
+        vectors, self._vectors = self._vectors, []
+        for vector, page, begin in vectors:
+            vector.arrived(page, begin)
 
 
-def _part(part: Any, places: Mapping[int, tuple[Any, int]]) -> Any:
-    if isinstance(part, (Element, LateTable)):
-        return part
-    return places[id(part)] if is_tensor(part) and part.is_cuda else float(part)
+class Page:
+    """Pinned memory for ``count`` float64 numbers; used again once nobody can ask for its numbers any more."""
+
+    __slots__ = ("_spare", "address", "numbers", "tensor")
+
+    def __init__(self, spare: list[tuple[Any, Any, int]], count: int) -> None:
+        if spare:
+            self.tensor, self.numbers, self.address = spare.pop()
+        else:
+            import torch
+
+            with torch.inference_mode(False):  # it is used again in training
+                self.tensor = torch.empty(count, dtype=torch.float64, pin_memory=True)
+            self.address = self.tensor.data_ptr()
+            memory: Any = ctypes.c_double * count
+            self.numbers = memory.from_address(self.address)
+        self._spare = spare
+
+    def __del__(self) -> None:
+        self._spare.append((self.tensor, self.numbers, self.address))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numbers[key]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
-def _number(part: Any) -> Any:
-    """A part of a late value, once its copy is done; all numbers of a table."""
-    if isinstance(part, LateTable):
-        return part.numbers()
-    if isinstance(part, Element):
-        return part.table.number(part.position)
-    if isinstance(part, tuple):
-        return float(part[0][part[1]])
-    return float(part)
+class PinnedMemory:
+    """Sends transfers by one copy each, and uses pages and events again."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, list[tuple[Any, Any, int]]] = {}
+        self._events: dict[int, list[Any]] = {}
+        self._streams: dict[int, tuple[int, Any]] = {}
+        self._slots: dict[int, Slots] = {}
+
+    def send(self, transfer: Transfer) -> None:
+        """Start the copy, on the stream that is current on the transfer's device."""
+        import torch
+
+        device = transfer.device
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self._send(torch, transfer)
+        else:
+            self._send(torch, transfer)
+
+    def _send(self, torch: Any, transfer: Transfer) -> None:
+        device = transfer.device
+        raw = torch._C._cuda_getCurrentRawStream(device)
+        known = self._streams.get(device)
+        if known is None or known[0] != raw:
+            stream = torch.cuda.current_stream(device)
+            if known is not None:
+                stream.wait_stream(known[1])  # values of a step may have been made on the stream that was left
+            known = self._streams[device] = (raw, stream)
+        begin, page = self._copy(torch, raw, transfer)
+        events = self._events.setdefault(device, [])
+        event = events.pop() if events else torch.cuda.Event()
+        event.record(known[1])
+        transfer.sent(page, begin, event)
+
+    def _copy(self, torch: Any, stream: int, transfer: Transfer) -> tuple[int, Any]:
+        """Where vectors begin on the page that everything is copied to; no page where nothing is to be copied."""
+        if not transfer.vectors and not transfer.tensors:
+            return 0, None
+        slots = self._own_slots(torch, transfer.device)
+        if not transfer.vectors:
+            direct = shortcuts.driver_copies()
+            if direct is not None:
+                sent = direct.send(stream, transfer.tensors, slots)
+                if sent is not None:
+                    return len(transfer.tensors), sent
+        packed, begin = _packed(transfer, slots)
+        count = packed.numel()
+        page = Page(self._pages.setdefault(count, []), count)
+        page.tensor.copy_(packed, non_blocking=True)
+        return begin, page
+
+    def _own_slots(self, torch: Any, device: int) -> Slots:
+        """Where scalars without a vector are put side by side: of this mailbox alone, whose copies follow each other."""
+        slots = self._slots.get(device)
+        if slots is None:
+            with torch.inference_mode(False):
+                vector = torch.zeros(SLOTS, dtype=torch.float64, device=torch.device("cuda", device))
+            slots = self._slots[device] = Slots(vector, SLOTS)
+        return slots
+
+    def receive(self, transfer: Transfer) -> None:
+        """The copy is done; its event is free."""
+        transfer.arrived()
+        self._events[transfer.device].append(transfer.event)
 
 
-def _on_cuda(value: Any) -> bool:
-    if isinstance(value, Late):
-        return any(map(_on_cuda, value.parts))
-    if isinstance(value, Element):
-        value = value.table
-    if isinstance(value, LateTable):
-        value = value.tensor
-    return bool(is_tensor(value) and value.is_cuda)
+def _packed(transfer: Transfer, own: Slots) -> tuple[Any, int]:
+    """A float64 vector on the device, scalars first, and where the transfer's vectors begin in it.
+
+    :param own: slots for scalars without a vector.
+    """
+    scalars, vectors = transfer.tensors, transfer.vectors
+    if len(vectors) <= 1 and len(scalars) <= SLOTS:
+        slots = vectors[0].slots if vectors else own
+        if slots is not None:
+            _write(scalars, slots)
+            return slots.whole, slots.count
+    # Several vectors, or more scalars than there are slots: a vector made for the occasion.
+    import torch
+
+    parts = [vector.tensor.detach().reshape(-1) for vector in vectors if vector.tensor is not None]
+    if scalars:
+        first = torch.empty(len(scalars), dtype=torch.float64, device=scalars[0].device)
+        _write(scalars, Slots(first, len(scalars)))
+        parts.insert(0, first)
+    return torch.cat([part.to(torch.float64) for part in parts]) if len(parts) > 1 else parts[0], len(scalars)
+
+
+def _write(scalars: list[Any], slots: Slots) -> None:
+    """Scalars to the first slots.
+
+    Those of different types are stacked type by type: converting each on its own would be a kernel
+    each, and converting them together could round an int64.
+    """
+    if len(scalars) <= _FEW:
+        for slot, value in zip(slots.first(len(scalars)), scalars, strict=True):
+            slot.copy_(value.detach().reshape(()) if value.dim() else value.detach())
+        return
+    import torch
+
+    by_type: dict[Any, list[int]] = {}
+    for index, value in enumerate(scalars):
+        by_type.setdefault(value.dtype, []).append(index)
+    for members in by_type.values():
+        stacked = torch.stack([scalars[i].detach().reshape(()) for i in members])
+        if members[-1] - members[0] == len(members) - 1:
+            slots.whole[members[0] : members[-1] + 1].copy_(stacked)
+        else:
+            for i, value in zip(members, stacked.unbind(), strict=True):
+                slots.whole[i].copy_(value)

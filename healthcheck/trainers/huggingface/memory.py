@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from healthcheck.contained import looks_like_memory
-from healthcheck.probes.memory.device import TorchDevice
-from healthcheck.probes.memory.events import EPOCH_METRICS
+from healthcheck.probes.memory import EPOCH_METRICS
+from healthcheck.probes.memory_readings import TorchDevice
 from healthcheck.trainers.huggingface.callback import HealthCheckCallback
 
 logger = logging.getLogger(__name__)

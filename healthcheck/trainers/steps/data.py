@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from healthcheck.probes.values import host_bytes
+from healthcheck.probes.transfer.tensors import host_bytes
 from healthcheck.trainers.guarding import guarded
 
 # -- what is in a batch -------------------------------------------------------------------

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from healthcheck.probes.graph.walk import saved
-from healthcheck.probes.values import scalar
+from healthcheck.probes.graph import saved
+from healthcheck.probes.transfer.tensors import on_host
 
 _DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
 """Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
@@ -113,7 +113,8 @@ class PassLosses:
         """A backward pass from ``tensors`` is about to run; only those for the same ``update`` belong together."""
         if update != self._update:
             self._update, self._sum, self._parts = update, None, 0
-        self._now = scalar(self._math.of(tensors, update))
+        loss = self._math.of(tensors, update)
+        self._now = loss if loss is None or not on_host(loss) else float(loss)
         self._weight = self._math.weight
         self._marks = _marks(optimizers)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.nograd import no_grad
+from healthcheck.probes.transfer.tensors import no_grad
 from healthcheck.trainers.agreement import agreement_of
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.guarding import guarded

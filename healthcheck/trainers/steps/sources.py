@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from healthcheck.engine.gating import why_not_gateable
-from healthcheck.probes.values import optimizer_labels
+from healthcheck.probes.labels import optimizer_labels
 from healthcheck.samples import Sample
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.steps.losses import PassLosses

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.inner import InnerGradients, InnerPass
-from healthcheck.probes.gradients.statistics import HeldGradients
-from healthcheck.probes.nograd import no_grad
+from healthcheck.probes.gradient_statistics import HeldGradients, InnerGradients, InnerPass
+from healthcheck.probes.transfer.tensors import no_grad
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import FoundModel, parameters_of
 from healthcheck.trainers.steps.optimizers import UpdatePlan

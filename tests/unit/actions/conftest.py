@@ -12,7 +12,7 @@ import torch
 
 from healthcheck.errors import UsageError
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.memory.device import TorchDevice
+from healthcheck.probes.memory_readings import TorchDevice
 from healthcheck.protocols import ActionContext, Capabilities
 from healthcheck.verdicts import Alert, SeriesFact, Severity
 

@@ -7,8 +7,8 @@ from driver import Everything, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.model.activations import ActivationProbe
-from healthcheck.probes.model.evalmode import EvaluationModeProbe
+from healthcheck.probes.activations import ActivationProbe
+from healthcheck.probes.modes import EvaluationModeProbe
 
 
 def look(model: nn.Module, x: torch.Tensor, *, every: int = 1, steps: int = 3) -> Watched:

@@ -9,7 +9,7 @@ import torch
 from driver import Watched
 
 from healthcheck.events import EventKind
-from healthcheck.probes.data.batches import BatchProbe, named_tensors
+from healthcheck.probes.batches import BatchProbe, named_tensors
 
 
 def feed(*steps) -> Watched:

@@ -1,51 +1,31 @@
 """The path that values take on an accelerator, walked on the CPU: nobody may read a tensor.
 
-Probes ask :func:`on_host` whether a value may be read. Here it always says no, and every read that
-happens all the same (``.item()``, ``float()``, ``bool()``) is an error.
+Whether a tensor may be read is always answered no here, and every read that happens all the same (``.item()``,
+``float()``, ``bool()``) is an error.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
 from driver import Everything, View
+from standin import NoReads, elsewhere
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from healthcheck.events import Event, EventKind
 from healthcheck.probes import PROBES
-from healthcheck.probes.transfer.late import Element, Late
-from healthcheck.probes.transfer.mailbox import read_now
+from healthcheck.probes.transfer.deferred import Deferred, number, value_of
 from healthcheck.samples import Sample
 
 # Their numbers do not come from the device.
 HOST_ONLY = {"memory", "host-memory", "live-tensors", "memory-forecast", "compilation"}
 
 
-class NoReads(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(function)
-        if "_local_scalar_dense" in name or "is_nonzero" in name or "nonzero" in name:
-            raise AssertionError(f"a probe waits for the device: {name}")
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def as_if_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scalar(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().reshape(()) if value.numel() == 1 else None
-        return float(value) if isinstance(value, (int, float)) else None
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("healthcheck.probes."):
-            if hasattr(module, "on_host"):
-                monkeypatch.setattr(module, "on_host", lambda v: not isinstance(v, torch.Tensor))
-            if hasattr(module, "scalar"):
-                monkeypatch.setattr(module, "scalar", scalar)
+    elsewhere(monkeypatch)
 
 
 @pytest.mark.parametrize("read", [float, bool, torch.Tensor.item], ids=["float", "bool", "item"])
@@ -87,16 +67,14 @@ def test_no_probe_reads_a_device_value_on_the_step_path(as_if_on_a_device: None)
         emit(EventKind.STEP_END, step, skipped=False, **known)
 
     seen = {s.metric for s in samples}
-    late = {s.metric for s in samples if isinstance(s.value, (torch.Tensor, Late, Element))}
+    late = {s.metric for s in samples if isinstance(number(s.value), Deferred)}
     assert {
         "loss", "loss.best", "grad_norm", "grad_nonfinite", "grads.zero", "grad.layer_ratio", "clip.applied",
         "update_ratio", "updates.lost", "params.unmoved", "grads.leftover", "params.nonfinite", "units.dead",
         "batch.nonfinite", "amp.scale",
     } <= late  # fmt: skip
     assert {"lr", "modules.in_eval", "params.no_gradient", "micro_batches", "params.tied_lost"} <= seen - late
-    assert all(s.value.dim() == 0 for s in samples if isinstance(s.value, torch.Tensor))
-    with torch.no_grad():
-        numbers = {s.metric: s.value for s in samples if read_now(s)}
+    numbers = {s.metric: value_of(number(s.value)) for s in samples}
     assert numbers["loss.best"] <= numbers["loss"]
     assert numbers["grads.leftover"] == 0
     assert numbers["grad_nonfinite"] == 0

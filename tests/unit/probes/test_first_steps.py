@@ -11,10 +11,10 @@ from driver import Everything, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.discarded import DiscardedGradientProbe
-from healthcheck.probes.model.evalstart import EvalStartProbe
-from healthcheck.probes.optimizer.reach import ScheduleReachProbe
-from healthcheck.probes.optimizer.rebuilt import RebuiltOptimizerProbe
+from healthcheck.probes.learning_rate import ScheduleReachProbe
+from healthcheck.probes.modes import EvalStartProbe
+from healthcheck.probes.optimizers import RebuiltOptimizerProbe
+from healthcheck.probes.step_order import DiscardedGradientProbe
 
 
 def layers() -> nn.Sequential:

@@ -6,7 +6,7 @@ import torch
 from driver import Loop, Watched
 from torch import nn
 
-from healthcheck.probes.model.forgotten import ForgottenParameterProbe
+from healthcheck.probes.wiring import ForgottenParameterProbe
 
 
 class Listed(nn.Module):

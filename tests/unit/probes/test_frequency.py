@@ -10,7 +10,7 @@ from driver import View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.loss.frequency import SETTLED, FrequencyProbe
+from healthcheck.probes.predictions import SETTLED, FrequencyProbe
 
 OFTEN = torch.tensor([0.6, 0.3, 0.1])
 Answer = Callable[[torch.Tensor], torch.Tensor]

@@ -10,10 +10,9 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.optimizer.state import OptimizerStateProbe
-from healthcheck.probes.weights.growth import WeightGrowthProbe
-from healthcheck.probes.weights.initial import InitialWeightProbe
-from healthcheck.probes.weights.restored import RestoredWeightProbe
+from healthcheck.probes.restored import RestoredWeightProbe
+from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
+from healthcheck.probes.weights import OptimizerStateProbe
 
 
 def initial(model: nn.Module, step: int = 1) -> Watched:

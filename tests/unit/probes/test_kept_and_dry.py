@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.data.dry import LONG, SETTLED, DryLoaderProbe
-from healthcheck.probes.data.leaked import LOOKS, LabelLeakProbe
-from healthcheck.probes.memory.keptgraphs import EVERY, KeptGraphProbe
-from healthcheck.probes.optimizer.resumed import ResumedOptimizerProbe
-from healthcheck.probes.optimizer.warmups import WarmupProbe
+from healthcheck.probes.leaked import LOOKS, LabelLeakProbe
+from healthcheck.probes.learning_rate import LearningRateProbe
+from healthcheck.probes.loaders import LONG, SETTLED, DryLoaderProbe
+from healthcheck.probes.memory import EVERY, KeptGraphProbe
+from healthcheck.probes.optimizers import ResumedOptimizerProbe
 
 # --- graphs of past steps --------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ def test_prototypes_without_noise_toys_of_a_few_columns_and_small_batches_are_le
 
 
 def warmups(rates: list[float], *, rebuilt: int = 10**9) -> float:
-    watched, model = Watched([WarmupProbe()]), nn.Linear(2, 1)
+    watched, model = Watched([LearningRateProbe()]), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step, rate in enumerate(rates, 1):
         if step % rebuilt == 0:

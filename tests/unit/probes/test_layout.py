@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.model.layout import LOOKS, BatchLayoutProbe
+from healthcheck.probes.activations import LOOKS, BatchLayoutProbe
 
 B, T, D = 6, 5, 8
 

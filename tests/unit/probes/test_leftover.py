@@ -9,7 +9,7 @@ from torch import nn
 
 import healthcheck
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.leftover import LeftoverProbe
+from healthcheck.probes.leftover import LeftoverProbe
 
 
 def small() -> nn.Module:

@@ -8,7 +8,7 @@ from driver import View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.weights.loaded import LoadedStateProbe
+from healthcheck.probes.restored import LoadedStateProbe
 
 
 def test_only_loads_into_the_trained_model_count() -> None:

@@ -10,7 +10,7 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.loss.loss import LossProbe
+from healthcheck.probes.loss import LossProbe
 
 
 def scripted(*values: float):

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.loss.latent import LatentProbe
-from healthcheck.probes.loss.predictions import PredictionProbe
-from healthcheck.probes.loss.sign import LossSignProbe
+from healthcheck.probes.loss_construction import LossSignProbe
+from healthcheck.probes.predictions import LatentProbe, PredictionProbe
 from healthcheck.protocols import Probe
 
 N = 32

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.loss.shape import LossGraphProbe, why_not_finite
+from healthcheck.probes.loss_construction import LossGraphProbe, why_not_finite
 
 N = 16
 Build = Callable[[torch.Tensor], torch.Tensor]

@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.loss.kind import LossKindProbe
+from healthcheck.probes.loss_construction import LossKindProbe
 
 N = 16
 ACTIONS = torch.arange(N) % 6

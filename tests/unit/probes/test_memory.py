@@ -12,10 +12,15 @@ import torch
 from driver import Watched
 
 from healthcheck.events import EventKind
-from healthcheck.probes.memory import host
-from healthcheck.probes.memory.device import TorchDevice
-from healthcheck.probes.memory.forecast import NO_END, MemoryForecastProbe
-from healthcheck.probes.memory.memory import FLOOR_STEPS, HostMemoryProbe, LiveTensorProbe, MemoryProbe
+from healthcheck.probes.memory import (
+    FLOOR_STEPS,
+    NO_END,
+    HostMemoryProbe,
+    LiveTensorProbe,
+    MemoryForecastProbe,
+    MemoryProbe,
+)
+from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, open_files, physical_bytes
 
 MIB = 2**20
 
@@ -39,7 +44,7 @@ GROWTH = """
 import json, torch
 from driver import Watched
 from healthcheck.events import EventKind
-from healthcheck.probes.memory.memory import HostMemoryProbe, MemoryProbe
+from healthcheck.probes.memory import HostMemoryProbe, MemoryProbe
 watched = Watched([HostMemoryProbe(), MemoryProbe()])
 watched.emit(EventKind.STEP_END, 1)
 kept = torch.ones(64 * 2**20 // 4)
@@ -132,13 +137,13 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 def test_cgroup_limits(tmp_path: Path, own: str, files: dict[str, str], limit: int) -> None:
     proc = tmp_path / "cgroup"
     proc.write_text(own)
-    assert host.memory_limit_bytes(tree(tmp_path / "fs", files), proc) == limit
+    assert memory_limit_bytes(tree(tmp_path / "fs", files), proc) == limit
 
 
 @pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n"])
 def test_no_cgroup_limit_means_the_memory_of_the_machine(tmp_path: Path, text: str) -> None:
     root = tree(tmp_path, {"memory.max": text, "memory/memory.limit_in_bytes": text})
-    assert host.memory_limit_bytes(root, tmp_path / "nothing") == host.physical_bytes()
+    assert memory_limit_bytes(root, tmp_path / "nothing") == physical_bytes()
 
 
 def forecast(levels: list[int], capacity: int) -> Watched:
@@ -176,7 +181,7 @@ def test_what_does_not_grow_has_no_end(levels: list[int]) -> None:
     assert watched.last("memory.time_left") == NO_END
 
 
-@pytest.mark.skipif(host.open_files() is None, reason="the system does not list open files")
+@pytest.mark.skipif(open_files() is None, reason="the system does not list open files")
 def test_open_files_are_counted(tmp_path: Path) -> None:
     watched = Watched([HostMemoryProbe()])
     watched.emit(EventKind.STEP_END, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.engine.demand import RuleDemand
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.memory.events import EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
+from healthcheck.probes.memory import EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
 from healthcheck.runinfo import RunFacts
 
 

@@ -7,7 +7,7 @@ from driver import Loop, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.model.modes import ModeProbe
+from healthcheck.probes.modes import ModeProbe
 
 
 def model_of() -> nn.Sequential:

@@ -10,7 +10,7 @@ from driver import Everything, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.order import UPDATES, StepOrderProbe
+from healthcheck.probes.step_order import UPDATES, StepOrderProbe
 
 Step = Callable[["Run"], None]
 

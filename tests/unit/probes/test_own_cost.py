@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.assembly import open_session
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.speed.own_cost import WARMUP, WINDOW, OwnCostProbe
+from healthcheck.probes.timing import WARMUP, WINDOW, OwnCostProbe
 from healthcheck.runinfo import RunFacts
 from healthcheck.samples import Sample
 

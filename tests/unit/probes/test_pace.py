@@ -7,8 +7,8 @@ from driver import Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.memory.host import waited_for_cpu
-from healthcheck.probes.speed.pace import PaceProbe, terms
+from healthcheck.probes.memory_readings import waited_for_cpu
+from healthcheck.probes.timing import PaceProbe, terms
 
 
 class Machine:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.data.padding import PaddingProbe
+from healthcheck.probes.language import PaddingProbe
 
 WORDS, PAD, END = 12, 0, 1
 TEXTS = torch.tensor([[5, 6, 7, END] + [PAD] * 16, [8, 9, END] + [PAD] * 17] * 3)

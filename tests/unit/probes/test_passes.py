@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from healthcheck.events import EventKind
-from healthcheck.probes.data.passes import PassOrderProbe
+from healthcheck.probes.loaders import PassOrderProbe
 from healthcheck.trainers.steps.data import begins_pass
 
 ROWS = TensorDataset(torch.randn(64, 3), torch.arange(64) % 4)

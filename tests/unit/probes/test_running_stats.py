@@ -6,7 +6,7 @@ import torch
 from driver import Loop, Watched
 from torch import nn
 
-from healthcheck.probes.model.running_stats import RunningStatisticsProbe
+from healthcheck.probes.weights import RunningStatisticsProbe
 
 
 def test_a_bad_batch_that_the_loop_skips_stays_in_the_statistics() -> None:

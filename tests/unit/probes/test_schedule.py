@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from healthcheck.events import EventKind
-from healthcheck.probes.optimizer.schedule import ScheduleProbe
+from healthcheck.probes.learning_rate import LearningRateProbe
 
 
 def build(rate: float = 0.02, kind=torch.optim.Adam) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -37,7 +37,7 @@ def jumps(watched: Watched, index: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("index", [0, 1], ids=["same number", "counted as another optimizer"])
 def test_a_resume_that_rebuilds_optimizer_and_schedule_is_a_jump_and_a_loss_of_state(index: int) -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     model, optimizer = build()
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     step = train(watched, model, optimizer, 75, scheduler)
@@ -52,7 +52,7 @@ def test_a_resume_that_rebuilds_optimizer_and_schedule_is_a_jump_and_a_loss_of_s
 
 
 def test_a_resume_with_state_and_schedule_is_none() -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     model, optimizer = build()
     step = train(watched, model, optimizer, 40)
     again, fresh = build()
@@ -65,7 +65,7 @@ def test_a_resume_with_state_and_schedule_is_none() -> None:
 
 @pytest.mark.parametrize("same_seed", [False, True])
 def test_another_fold_or_seed_is_no_resume(same_seed: bool) -> None:
-    watched, step = Watched([ScheduleProbe()]), 0
+    watched, step = Watched([LearningRateProbe()]), 0
     for fold in range(3):
         torch.manual_seed(0 if same_seed else fold)
         model, optimizer = build()
@@ -88,14 +88,14 @@ def test_another_fold_or_seed_is_no_resume(same_seed: bool) -> None:
     ids=["warm restarts", "cyclic", "one cycle", "steps", "constant warm-up", "linear warm-up"],
 )
 def test_schedules_of_one_optimizer_are_no_jumps(make) -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     model, optimizer = build()
     train(watched, model, optimizer, 110, make(optimizer))
     assert set(jumps(watched)) == {1.0}
 
 
 def test_a_rate_that_leaps_without_a_scheduler_is_a_jump() -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     model, optimizer = build(0.001)
     step = train(watched, model, optimizer, 40)
     optimizer.param_groups[0]["lr"] = 0.05
@@ -105,7 +105,7 @@ def test_a_rate_that_leaps_without_a_scheduler_is_a_jump() -> None:
 
 
 def test_a_gan_has_two_optimizers_and_no_replacement() -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     (one, first), (two, second) = build(), build(0.001)
     view = View(nn.ModuleList([one, two]), [first, second])
     for step in range(1, 60):
@@ -121,7 +121,7 @@ def test_a_gan_has_two_optimizers_and_no_replacement() -> None:
 
 
 def test_after_a_restart_of_the_process_the_rate_is_compared_with_the_saved_one() -> None:
-    before, after = ScheduleProbe(), ScheduleProbe()
+    before, after = LearningRateProbe(), LearningRateProbe()
     model, optimizer = build(0.001)
     train(Watched([before]), model, optimizer, 5)
     after.load_state_dict(before.state_dict())
@@ -131,7 +131,7 @@ def test_after_a_restart_of_the_process_the_rate_is_compared_with_the_saved_one(
 
 
 def test_the_old_model_can_be_freed() -> None:
-    watched = Watched([ScheduleProbe()])
+    watched = Watched([LearningRateProbe()])
     model, optimizer = build()
     train(watched, model, optimizer, 30)
     gone = weakref.ref(model[0].weight)

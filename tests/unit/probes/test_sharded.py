@@ -16,7 +16,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from healthcheck.probes.gradients.statistics import gradient_stats
+from healthcheck.probes.gradient_statistics import gradient_stats
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))
@@ -28,7 +28,7 @@ for whole, placement in ((torch.arange(5.0), Shard(0)), (torch.full((4,), 2.0), 
     p.grad = distribute_tensor(whole, mesh, [placement])
     params.append(p)
 stats = gradient_stats(params)
-print("norms", [round(n, 6) for n in stats.norms.tolist()], round(float(stats.total), 6))
+print("norms", [round(n, 6) for n in stats.row("norm")], round(stats.norm, 6))
 dist.destroy_process_group()
 """
 

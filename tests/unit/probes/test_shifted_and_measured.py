@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.facts import ZeroFacts, silent_together
-from healthcheck.probes.gradients.norms import GradientProbe
-from healthcheck.probes.gradients.statistics import GradientStats
-from healthcheck.probes.loss.predictions import PredictionProbe
-from healthcheck.probes.transfer.late import LateTable
+from healthcheck.probes.gradient_facts import GradientFacts
+from healthcheck.probes.gradient_statistics import GradientStats
+from healthcheck.probes.gradients import GradientProbe
+from healthcheck.probes.predictions import PredictionProbe
+from healthcheck.probes.transfer.deferred import DeviceVector
 
 N = 32
 REAL, FAKE = torch.rand(N, 6) + 1.0, torch.rand(N, 6) + 2.0
@@ -56,12 +56,11 @@ def test_a_dead_layer_counts_with_its_bias() -> None:
 
 def test_statistics_of_a_device_count_alike() -> None:
     names = ["a.weight", "a.bias", "b.weight", "b.bias", "scale", "rnn.weight_hh_l0", "rnn.bias_hh_l0"]
-    zero = [1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
-    assert silent_together(names) == [0, 0, 2, 2, 4, 5, 5]
-
-    table = LateTable(torch.tensor([0.0, sum(zero), *([0.5] * 7), *zero]))
-    facts = ZeroFacts(GradientStats([*range(7)], norms=None, table=table, fields=("norm", "all_zero")), names)
-    assert facts.count([float(n) for n in table.tensor]) == 3
+    norms = [0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0]
+    numbers = torch.tensor([0.7, *norms])
+    facts = GradientFacts(GradientStats(range(7), DeviceVector(numbers)), names)
+    assert facts.zero_count(numbers.tolist()) == 3
+    assert facts.zero() == {"which": "a.weight, a.bias, scale", "tensors": "3 of 7 gradients exactly zero"}
 
 
 def embeddings(loss: torch.Tensor) -> dict[str, list]:

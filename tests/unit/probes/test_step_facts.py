@@ -10,11 +10,11 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradients.clipping import ClippingProbe
-from healthcheck.probes.optimizer.learning_rate import LearningRateProbe
-from healthcheck.probes.optimizer.progress import HeartbeatProbe, StepCountProbe
-from healthcheck.probes.optimizer.scaling import LossScaleProbe
+from healthcheck.probes.clipping import ClippingProbe
+from healthcheck.probes.learning_rate import LearningRateProbe
+from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
+from healthcheck.probes.skipped_updates import LossScaleProbe
 
 
 def squares(model: nn.Module) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 from driver import Watched
 
 from healthcheck.events import EventKind
-from healthcheck.probes.speed.timing import StepPartsProbe, StepTimeProbe
+from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
 
 
 class Clock:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from healthcheck.events import EventKind
-from healthcheck.probes.data.tokens import LOOKS, TokenProbe
+from healthcheck.probes.language import LOOKS, TokenProbe
 
 WORDS, LENGTH, ROWS = 50, 12, 8
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

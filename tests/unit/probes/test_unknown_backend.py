@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from healthcheck.probes.memory.device import TorchDevice
-from healthcheck.probes.memory.memory import MemoryProbe
-from healthcheck.probes.transfer.devices import availability
+from healthcheck.probes.catalog import availability
+from healthcheck.probes.memory import MemoryProbe
+from healthcheck.probes.memory_readings import TorchDevice
 
 
 class Elsewhere(TorchDevice):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, Linear
 from torch.optim.swa_utils import SWALR
 
 from healthcheck.events import EventKind
-from healthcheck.probes.optimizer.bystanders import LOOKS, BystanderProbe
+from healthcheck.probes.optimizers import LOOKS, IdleOptimizerProbe
 
 BATCHES = 80
 """Batches in a pass over the data."""
@@ -33,7 +33,7 @@ def watch(
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     kept = build(optimizer)
-    watched = Watched([BystanderProbe()])
+    watched = Watched([IdleOptimizerProbe()])
     view = View(model, [optimizer])
     for step in range(1, updates + 1):
         if batches:

@@ -17,7 +17,7 @@ import torch, torch.distributed as dist
 from driver import View, Watched
 from torch.nn.parallel import DistributedDataParallel
 from healthcheck.events import EventKind
-from healthcheck.probes.gradients.unsynced import UPDATES, UnsyncedGradientProbe
+from healthcheck.probes.step_order import COUNTED_UPDATES, UnsyncedGradientProbe
 
 def work(rank, place):
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
@@ -28,11 +28,11 @@ def work(rank, place):
 def train(how):
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer, watched = torch.optim.SGD(model.parameters(), lr=0.1), Watched([UnsyncedGradientProbe()])
-    for step in range(1, UPDATES + 2):
+    for step in range(1, COUNTED_UPDATES + 2):
         (model.module if how == "inside" else model)(torch.ones(2, 2)).sum().backward()
         watched.emit(EventKind.BEFORE_UPDATE, step, model=View(model), optimizer=optimizer)
         optimizer.step()
-    assert watched.of("grads.unsynced") == [(UPDATES + 1, 2.0 if how == "inside" else 0.0)], watched.samples
+    assert watched.of("grads.unsynced") == [(COUNTED_UPDATES + 1, 2.0 if how == "inside" else 0.0)], watched.samples
     assert not model._forward_pre_hooks
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.events import EventKind
-from healthcheck.probes.model.dead_units import BATCHES, DeadUnitProbe
-from healthcheck.probes.speed.compilation import CompilationProbe
-from healthcheck.probes.weights.weights import TIES_EVERY, TiedWeightProbe, WeightProbe
+from healthcheck.probes.activations import BATCHES, DeadUnitProbe
+from healthcheck.probes.timing import CompilationProbe
+from healthcheck.probes.weights import TIES_EVERY, TiedWeightProbe, WeightProbe
 
 
 def test_bad_weights_are_counted_when_due_and_at_every_checkpoint() -> None:

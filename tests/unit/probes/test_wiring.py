@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from healthcheck.events import EventKind
-from healthcheck.probes.model.wiring import OPTIMIZER_PATIENCE, PATIENCE, WiringProbe
-from healthcheck.probes.names import in_groups
+from healthcheck.probes.labels import in_groups
+from healthcheck.probes.wiring import OPTIMIZER_PATIENCE, PATIENCE, WiringProbe
 
 
 class Adapted(nn.Module):

@@ -1,0 +1,120 @@
+"""Gradient clipping: how often, how hard, and which gradients it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.labels import in_groups, optimizer_labels
+from healthcheck.probes.looks import ask_again
+from healthcheck.probes.transfer.deferred import minimum, number, where
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+
+class ClippingProbe:
+    """Compares the loop's own norm with its threshold. A loop that does not clip gives nothing."""
+
+    name = "clipping"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
+        Metric(
+            "clip.ratio",
+            "Factor that clipping applied: 1 is untouched, 0.1 is shrunk tenfold.",
+            cost=Cost.DEVICE,
+            needs=("clipping",),
+        ),
+        Metric(
+            "clip.scaled",
+            "1 if gradients were clipped while they carried the loss scale of a GradScaler, else 0.",
+            needs=("clipping", "amp"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._given: dict[int, int] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.max_norm is None:
+            if event.kind is EventKind.STEP_END:
+                self.rests_until = ask_again(event.step)
+            return ()
+        if event.kind is EventKind.BEFORE_UPDATE and event.clipped_scaled is not None and event.loss_scale is not None:
+            labels = optimizer_labels(event.optimizer_index)
+            return [
+                Sample("clip.scaled", event.step, float(event.clipped_scaled), labels),
+                *self._how_hard(event),
+            ]
+        return self._how_hard(event)
+
+    def _how_hard(self, event: Event) -> Iterable[Sample]:
+        if event.skipped or self._given.get(event.optimizer_index) == event.step:
+            return ()
+        norm, limit = number(event.grad_norm), event.max_norm
+        if norm is None or limit is None:
+            return ()
+        self._given[event.optimizer_index] = event.step
+        step, labels = event.step, optimizer_labels(event.optimizer_index)
+        return [
+            Sample("clip.applied", step, where(norm > limit, 1.0, 0.0), labels),
+            Sample("clip.ratio", step, minimum(1.0, limit / (norm + 1e-6)), labels),
+        ]
+
+
+AGAIN = 500
+"""Steps after which a loop that clips everything is looked at again."""
+
+
+class UnclippedGradientProbe:
+    """Counts elements with a gradient whose tensors were not among those that the loop clipped for the update.
+
+    All of them, where the loop clips before the backward pass, after the update, or a list without parameters, as a
+    generator is that was used up before. Looks at lists, never at values.
+    """
+
+    name = "unclipped-gradients"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "clip.missed",
+            "Part of the elements with a gradient, of those that an update applies, that the loop's clipping left out.",
+            "fraction",
+            Cost.HOST,
+            needs=("clipping",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.optimizer is None or not demand.due("clip.missed", event.step):
+            return ()
+        if event.clipped is None:
+            self.rests_until = ask_again(event.step)
+            return ()
+        clipped = set(map(id, event.clipped))
+        own = [p for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        left_out = [p for p in own if id(p) not in clipped]
+        count = sum(p.numel() for p in own)
+        if not count:
+            return ()
+        if not left_out:
+            self.rests_until = event.step + AGAIN
+        clips_nothing = not event.clipped
+        model = event.model
+
+        def facts() -> Mapping[str, Any]:
+            if clips_nothing:
+                return {"why": "it is called before the backward pass, after the update, or without parameters"}
+            names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+            every = [names.get(id(p), "?") for p in own]
+            return {"left out": in_groups([names.get(id(p), "?") for p in left_out], every)}
+
+        part = sum(p.numel() for p in left_out) / count
+        labels = optimizer_labels(event.optimizer_index)
+        return (Sample("clip.missed", event.step, part, labels, detail=facts),)

@@ -1,1 +1,0 @@
-"""What is trained on: batches and their order, targets, padding, answers among the questions."""

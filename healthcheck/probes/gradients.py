@@ -1,0 +1,270 @@
+"""Gradient norms before clipping, gradients that are not finite or exactly zero, and who carries them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.gradient_facts import GradientFacts, RecentGradients
+from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
+from healthcheck.probes.kernels.foreach import nonfinite_counts
+from healthcheck.probes.labels import optimizer_labels, with_label
+from healthcheck.probes.transfer.deferred import calculate, is_finite, number, quotient, where
+from healthcheck.protocols import Demand
+from healthcheck.references import weak
+from healthcheck.samples import Cost, Labels, Metric, Sample
+
+LOOK_EVERY = 50
+"""Steps between two full looks at a model whose one optimizer holds all that is trained."""
+
+
+_PARAMS = operator.itemgetter("params")
+
+
+class TrainedParameters:
+    """Named parameters of an event's model, in the model's order, without naming them anew at every step.
+
+    Where a model has one optimizer and that holds everything that is trained, its own lists say which
+    parameters there are; names and order are those of the last full look, unless a list has changed.
+    Keeps no parameter alive.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """Of the parameters that :meth:`of` returned last; another list object whenever they are others."""
+        self._ids: list[int] = []
+        self._optimizer: Any = lambda: None
+        self._lists: tuple[list[int], list[int]] = ([], [])
+        """Identities and lengths of the optimizer's lists at the last full look."""
+        self._ends: tuple[Any, Any] = (None, None)
+        self._order: list[int] | None = None
+        self._age = LOOK_EVERY
+
+    def of(self, event: Event) -> list[Any]:
+        """The parameters, alive while the caller holds them."""
+        if event.model is None:
+            return []
+        optimizers = event.model.optimizers()
+        if len(optimizers) == 1 and self._age < LOOK_EVERY:
+            self._age += 1
+            lists = list(map(_PARAMS, optimizers[0].param_groups))
+            flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
+            first, last = self._ends
+            if (
+                flat
+                and self._optimizer() is optimizers[0]
+                and first() is flat[0]
+                and last() is flat[-1]
+                and self._lists == (list(map(id, lists)), list(map(len, lists)))
+            ):
+                return flat if self._order is None else [flat[i] for i in self._order]
+        return self._look(event, optimizers)
+
+    def _look(self, event: Event, optimizers: Any) -> list[Any]:
+        assert event.model is not None
+        named = event.model.named_parameters()
+        if len(optimizers) > 1:
+            # With several optimizers the others' gradients are leftovers or by-products.
+            optimizer = event.optimizer
+            if optimizer is None and event.optimizer_index < len(optimizers):
+                optimizer = optimizers[event.optimizer_index]
+            if optimizer is not None:
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                named = [pair for pair in named if id(pair[1]) in own]
+        names, params = [name for name, _ in named], [p for _, p in named]
+        self._optimizer, self._age = lambda: None, LOOK_EVERY
+        if len(optimizers) == 1:
+            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
+            places = {id(p): place for place, p in enumerate(flat)}
+            trained = [(name, p) for name, p in named if id(p) in places]
+            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
+                names, params = [name for name, _ in trained], [p for _, p in trained]
+                order = [places[id(p)] for p in params]
+                self._order = None if order == list(range(len(flat))) else order
+                self._optimizer = weak(optimizers[0])
+                lists = list(map(_PARAMS, optimizers[0].param_groups))
+                self._lists = (list(map(id, lists)), list(map(len, lists)))
+                self._ends = (weak(flat[0]), weak(flat[-1]))
+                self._age = 0
+        ids = list(map(id, params))
+        if ids != self._ids or names != self.names:
+            self._ids, self.names = ids, names
+        return params
+
+
+_BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
+"""What rules may want besides the norm of all."""
+
+
+class GradientProbe:
+    """One pass over the gradients per step, as early as they can be read unscaled.
+
+    Without a loss scale that is the end of the backward pass: clipping multiplies every gradient
+    by the same number, so that afterwards one NaN has become all NaN. Under a ``GradScaler`` it is
+    the moment before the update, when gradients are unscaled. Where the loop clips, its own norm
+    is the norm before clipping.
+    """
+
+    name = "gradients"
+    stretchable = _BESIDES
+    """Metrics that the overhead budget may have measured less often."""
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.BACKWARD_END,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+    )
+    answers_once = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric("grad_norm", "Global L2 norm of the gradients before clipping.", cost=Cost.DEVICE),
+        Metric("grad_norm", "L2 norm of one parameter's gradient.", cost=Cost.DEVICE, labels=("parameter",)),
+        Metric("grad_nonfinite", "Gradient elements that are NaN or infinite.", cost=Cost.DEVICE),
+        Metric(
+            "grads.zero",
+            "Trainable tensors whose gradient is exactly zero; a bias where that of its weight is zero, too.",
+            cost=Cost.DEVICE,
+        ),
+        Metric(
+            "grad.layer_ratio",
+            "Gradient norm of the first weight matrix divided by that of the last.",
+            cost=Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self, recent: RecentGradients | None = None) -> None:
+        self._recent = recent or RecentGradients()
+        self._given: dict[int, int] = {}
+        """Step of the last answer, by optimizer."""
+        self._trained = TrainedParameters()
+        self._passes: dict[int, GradientPass] = {}
+        self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
+        self._besides: tuple[str, ...] = _BESIDES
+        """What is wanted besides the norm of all."""
+
+    def plan(self, demand: Demand) -> None:
+        self._besides = tuple(key for key in _BESIDES if demand.wants(key))
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        index = event.optimizer_index
+        if self._given.get(index) == event.step:
+            return ()
+        before_update = event.kind is EventKind.BEFORE_UPDATE
+        if not before_update:
+            if event.kind is not EventKind.BACKWARD_END:
+                return self._afterwards(event, demand)
+            if event.loss_scale is not None:
+                return ()
+        params = self._trained.of(event)
+        if not params:
+            return ()
+        names, kept = self._trained.names, event.kept_gradients
+        if params[0].is_cpu:
+            stats = gradient_stats(params, kept)
+        else:
+            known = self._passes.get(index)
+            if known is None:
+                known = self._passes[index] = GradientPass()
+            stats = known.measure(params, names, kept)
+        if stats is None:
+            return ()
+        self._given[index] = event.step
+        given = None if event.grad_norm is None else number(event.grad_norm)
+        factor = _to_undo(event, given) if before_update else None
+        return self._samples(event, demand, params, names, stats, given, factor)
+
+    def _afterwards(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        """After the update gradients may be gone or belong to a skipped step; only these are sure: statistics of those
+        that were used inside the backward pass, and the loop's own norm."""
+        inner: InnerPass | None = event.inner_gradients
+        if inner is not None and inner.step == event.step:
+            self._given[event.optimizer_index] = event.step
+            return self._samples(event, demand, inner.parameters, inner.names, inner.statistics, None, None)
+        norm = number(event.grad_norm) if not event.skipped else None
+        if norm is None:
+            return ()
+        self._given[event.optimizer_index] = event.step
+        return (Sample("grad_norm", event.step, norm, optimizer_labels(event.optimizer_index)),)
+
+    def _samples(
+        self,
+        event: Event,
+        demand: Demand,
+        params: Sequence[Any],
+        names: list[str],
+        stats: GradientStats,
+        given: Any,
+        factor: Any,
+    ) -> list[Sample]:
+        """Of the statistics of one optimizer's gradients.
+
+        :param given: the norm that the loop computed itself, or None.
+        :param factor: takes clipping or a loss scale out of a norm; None where there is nothing to take out.
+        """
+        step, labels = event.step, optimizer_labels(event.optimizer_index)
+        facts = GradientFacts(stats, names, factor)
+        norm = stats.norm if factor is None else stats.norm * factor
+        known = type(norm) is float
+        if not known or not math.isfinite(norm):
+            self._recent.remember(step, facts)
+        value = norm if given is None else _better_norm(given, norm)
+        samples = [Sample("grad_norm", step, value, labels, detail=facts)]
+        for key in self._besides:
+            if key not in demand.due_now:
+                continue
+            if key == "grads.zero":
+                zero = calculate(facts.zero_count, stats.numbers, on_device=facts.zero_count_on_device)
+                samples.append(Sample(key, step, zero, labels, detail=facts.zero))
+            elif key == "grad_nonfinite":
+                if stats.has("nonfinite"):
+                    count = stats.number("nonfinite")
+                elif known:
+                    count = 0.0  # a finite norm proves it
+                else:
+                    count = nonfinite_counts([params[i].grad for i in stats.indices]).sum()
+                samples.append(Sample(key, step, count, labels, detail=facts))
+            elif key == "grad_norm[]":
+                for label, own in zip(self._family_labels(labels, facts.names), stats.row("norm"), strict=True):
+                    value = own if factor is None else own * factor
+                    samples.append(Sample("grad_norm", step, value, label, detail=facts))
+            else:
+                matrices = [k for k, i in enumerate(stats.indices) if params[i].dim() > 1]
+                if len(matrices) > 1:
+                    ends = stats.number("norm", matrices[0]), stats.number("norm", matrices[-1])
+                    ratio = calculate(_layer_ratio, *ends)
+                    if ratio is not None:
+                        samples.append(Sample(key, step, ratio, labels))
+        return samples
+
+    def _family_labels(self, labels: Labels, names: list[str]) -> list[Labels]:
+        """Labels of the per-parameter series, made once per set of parameters."""
+        known = self._labels.get(labels)
+        if known is None or known[0] != names:
+            known = self._labels[labels] = (names, [with_label(labels, "parameter", name) for name in names])
+        return known[1]
+
+
+def _to_undo(event: Event, given: Any) -> Any:
+    """What gradients just before an update have to be multiplied with, or None.
+
+    They are divided by the loss scale that a fused optimizer will take out itself, or else multiplied with what
+    clipping took away; ``given`` is the loop's norm before clipping.
+    """
+    scale = getattr(event.optimizer, "grad_scale", None)
+    if scale is not None:
+        return quotient(1.0, number(scale))
+    if given is None or event.max_norm is None:
+        return None
+    ratio = quotient(given + 1e-6, event.max_norm)
+    return where(is_finite(ratio) * (ratio > 1.0), ratio, 1.0)
+
+
+def _better_norm(given: Any, own: Any) -> Any:
+    """The loop's norm, except where only its float32 overflowed."""
+    return where(is_finite(given), given, where(is_finite(own), own, given))
+
+
+def _layer_ratio(first: float, last: float) -> float | None:
+    return first / last if last > 0 else None

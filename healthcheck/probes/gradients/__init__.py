@@ -1,1 +1,0 @@
-"""Gradients: norms, counts, clipping, and whether they are used once, in order, and then cleared."""

@@ -1,0 +1,138 @@
+"""Torch's graph of a loss, read and never run: from the loss to what it was made of, and what each node kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+NODES = 64
+"""Nodes between the loss and its parts that are followed."""
+MOST = 20_000
+"""Nodes of a whole graph that are followed; some thousands are usual."""
+
+NEUTRAL = (
+    "View", "Reshape", "UnsafeView", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias",
+    "Slice", "Select", "Index",
+)  # fmt: skip
+REDUCING = ("Mean", "Sum", "Add", "Mul", "Div", "Neg", "Sub", "Pow", "Abs", "Sqrt")
+_NEAR = frozenset((*REDUCING, *NEUTRAL))
+CROSS_ENTROPIES = ("NllLoss", "NllLoss2D", "NllLossNd")
+DISTANCES = ("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
+
+
+# Some of this runs in every step: walks ask nodes for their kind in place, and give lists.
+
+
+def near(root: Any) -> list[Any]:
+    """The node of the loss, and what it is made of: through sums, means and other arithmetic. A node that is used
+    twice comes twice."""
+    waiting, found = [root], list[Any]()
+    while waiting and len(found) < NODES:
+        node = waiting.pop()
+        found.append(node)
+        if type(node).__name__.partition("Backward")[0] in _NEAR:
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    waiting.append(parent)
+    return found
+
+
+def made_of(root: Any, through: Collection[str], most: int = NODES) -> list[tuple[Any, str]]:
+    """The node of the loss and what it was made from, through nodes of these kinds: each once, nearest first, with its
+    kind.
+
+    The list keeps torch's wrappers alive: that of a node that nobody holds may come back under another ``id``.
+    """
+    nodes, known = [root], {id(root)}
+    found: list[tuple[Any, str]] = []
+    for node in nodes:
+        kind = type(node).__name__.partition("Backward")[0]
+        found.append((node, kind))
+        if len(found) >= most:
+            break
+        if kind in through:
+            for parent, _ in node.next_functions:
+                if parent is not None and id(parent) not in known:
+                    known.add(id(parent))
+                    nodes.append(parent)
+    return found
+
+
+def kind_of(node: Any) -> str:
+    """``NllLoss`` of ``NllLossBackward0``; empty for no node."""
+    return "" if node is None else type(node).__name__.partition("Backward")[0]
+
+
+def parents_of(node: Any) -> list[Any]:
+    """What a node was made from, as far as gradients go there."""
+    found = []
+    for parent, _ in node.next_functions:
+        if parent is not None:
+            found.append(parent)
+    return found
+
+
+def source_of(node: Any) -> Any:
+    """What made a node's first input."""
+    return node.next_functions[0][0] if node is not None and node.next_functions else None
+
+
+def past_neutral(node: Any) -> Any:
+    """The first node on the way back that does more than arrange its values anew."""
+    for _ in range(8):
+        if kind_of(node) not in NEUTRAL:
+            break
+        node = source_of(node)
+    return node
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """Shape of what a node made; empty where torch does not tell."""
+    metadata = getattr(node, "_input_metadata", None)
+    return tuple(map(int, metadata[0].shape)) if metadata else ()
+
+
+def signed(number: int) -> int:
+    """Torch hands out negative numbers of a node as unsigned ones."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def all_behind(root: Any) -> list[Any]:
+    """Every node behind ``root``, each after those that it was made from; empty if there are too many.
+
+    The list keeps torch's wrappers alive, so that the same node has the same ``id`` while it is looked at.
+    """
+    order: list[Any] = []
+    known: dict[int, Any] = {}
+    waiting: list[tuple[Any, bool]] = [(root, False)]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+            continue
+        if id(node) in known:
+            continue
+        if len(known) >= MOST:
+            return []
+        known[id(node)] = node
+        waiting.append((node, True))
+        waiting += [(parent, False) for parent in parents_of(node)]
+    return order
+
+
+def saved(node: Any, name: str) -> Any:
+    """A tensor that a node keeps for its backward pass (``_saved_NAME``); None if it keeps none.
+
+    None as well where reading it has a price: activation checkpointing would run a part of the model anew, and
+    offloading would fetch it back.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", None) is not None:
+        return None
+    return getattr(node, f"_saved_{name}", None)
+
+
+def keeps(node: Any, name: str) -> bool | None:
+    """Whether a node keeps a tensor of this name, without reading it; None where torch does not tell."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    return None if raw is None else getattr(raw, "data", None) is not None

@@ -1,0 +1,60 @@
+"""Labels of series, and many parameter names in few words."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+
+from healthcheck.samples import Labels
+
+
+@functools.cache
+def optimizer_labels(index: int) -> Labels:
+    """No label for the first optimizer, ``optimizer=1`` for the second."""
+    return (("optimizer", str(index)),) if index > 0 else ()
+
+
+def with_label(labels: Labels, name: str, value: str) -> Labels:
+    """``labels`` and one more, sorted as :data:`healthcheck.samples.Labels` asks."""
+    return tuple(sorted((*labels, (name, value))))
+
+
+def pattern_of(name: str) -> str:
+    """The family of a name: its last two parts behind a star, indices starred.
+
+    ``blocks.3.attn.lora_A.weight`` -> ``*.lora_A.weight``; ``0.weight`` -> ``*.weight``.
+    """
+    parts = ["*" if part.isdigit() else part for part in name.split(".")]
+    tail = parts[-2:]
+    if tail[0] == "*" or len(parts) > 2:
+        tail = ["*", *[part for part in tail if part != "*"]]
+    return ".".join(tail)
+
+
+def in_groups(hit: Iterable[str], everyone: Iterable[str], *, most: int = 4) -> str:
+    """Describe ``hit`` names against ``everyone`` of their kind, largest groups first.
+
+    A family with a single hit is given by its full name.
+    """
+    hits = list(hit)
+    total = Counter(pattern_of(name) for name in everyone)
+    found = Counter(pattern_of(name) for name in hits)
+    words = []
+    for pattern, count in found.most_common():
+        if count == 1:
+            words.append(next(name for name in hits if pattern_of(name) == pattern))
+        else:
+            words.append(f"{count} of {max(total[pattern], count)} tensors like {pattern}")
+    if len(words) > most:
+        rest = sum(count for _, count in found.most_common()[most:])
+        words = [*words[:most], f"{rest} more"]
+    return ", ".join(words)
+
+
+def first_few(names: Iterable[str], most: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    given = list(names)
+    if len(given) <= most:
+        return ", ".join(given)
+    return f"{', '.join(given[:most])} and {len(given) - most} more"

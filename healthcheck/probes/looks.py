@@ -1,0 +1,86 @@
+"""When a probe looks again, and whether it is still the same model that it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from healthcheck.events import Event
+from healthcheck.references import weak
+
+SETTLED = 20
+"""Steps in which a run may still show what it has: a scaler, batches, updates that are decided upon."""
+LOOK_EVERY = 10
+"""Steps between two looks afterwards."""
+
+
+def ask_again(step: int) -> int:
+    """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young."""
+    return step + LOOK_EVERY if step > SETTLED else step
+
+
+PAUSE = 1000
+"""Steps of a rest: of a probe that has looked, or of one in a run that shows no graph."""
+
+
+class GraphLooks:
+    """At which backward passes a probe looks at the graph of the loss: at a few, and in between it rests.
+
+    Passes of steps in which the probe rested are counted as many as those of the step before.
+
+    :param at: numbers of the passes that are looked at, from 1.
+    """
+
+    def __init__(self, at: Sequence[int]) -> None:
+        self._ahead = sorted(at, reverse=True)
+        self._passes = 0
+        self._step = 0
+        self._in_step = 0
+        """Passes of the step ``_step`` so far."""
+        self.rests_until = 0
+        """For the probe: it need not be asked before this step."""
+
+    def due(self, event: Event) -> bool:
+        """Count one more backward pass; whether it is one of those that are looked at."""
+        step = event.step
+        if event.loss_graph is None or not self._ahead:
+            self.rests_until = step + PAUSE
+            return False
+        if step != self._step:
+            self._passes += max(0, step - self._step - 1) * self._in_step
+            self._step, self._in_step = step, 0
+        self._passes += 1
+        self._in_step += 1
+        looks = self._passes >= self._ahead[-1]
+        while self._ahead and self._passes >= self._ahead[-1]:
+            self._ahead.pop()
+        if self._ahead:
+            self.rests_until = step + 1 + (self._ahead[-1] - self._passes - 1) // self._in_step
+        return looks
+
+
+class SeenModules:
+    """Recognises a list of named modules by its length, its first and its last module.
+
+    A view may build a new list at every call, so the list itself says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._count = -1
+        self._ends: tuple[Callable[[], Any], Callable[[], Any]] | None = None
+
+    def changed(self, modules: Sequence[tuple[str, Any]]) -> bool:
+        """True at the first look and after the model was replaced; notes the new one."""
+        if len(modules) == self._count:
+            if self._ends is None:
+                return False
+            first, last = self._ends
+            if first() is modules[0][1] and last() is modules[-1][1]:
+                return False
+        self._count = len(modules)
+        self._ends = (weak(modules[0][1]), weak(modules[-1][1])) if modules else None
+        return True
+
+    def forget(self) -> None:
+        """The next look finds everything new."""
+        self._count, self._ends = -1, None

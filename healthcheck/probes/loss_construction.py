@@ -1,0 +1,436 @@
+"""How the loss was put together: mistakes (squashed twice, over the wrong dimension, broadcast against its targets), its
+kind where that changes what its curve means, and its sign.
+
+A mistaken loss raises no error, falls a little, and stays far above what the model could reach. Torch's own record of
+the operations behind it shows the mistake at the second step. The loss of reinforcement learning is no measure of
+success: it is taken over what the policy does by then, against returns or targets that grow while the agent gets
+better. And a loss with a hinge is rightly nothing once it is solved.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph import (
+    CROSS_ENTROPIES,
+    DISTANCES,
+    NEUTRAL,
+    NODES,
+    REDUCING,
+    kind_of,
+    made_of,
+    near,
+    parents_of,
+    past_neutral,
+    saved,
+    shape_of,
+    signed,
+    source_of,
+)
+from healthcheck.probes.looks import PAUSE, GraphLooks
+from healthcheck.probes.transfer.tensors import is_tensor, on_host
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+LOOKS = (2, 50, 200, 1000)
+"""Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a
+second training may have a loss of its own."""
+
+_SQUASHING = ("Relu", "Sigmoid", "Tanh")
+"""Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
+
+_NO_CLASSES = (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "Softplus", "LogSigmoid")
+_OF_PROBABILITIES = frozenset((*CROSS_ENTROPIES, "LogSoftmax", "Softmax", "Logsumexp", "Log", "Exp"))
+_LAST = 32
+"""Last operations of a loss among which a cross entropy by hand has one of these."""
+
+
+class LossGraphProbe:
+    """Counts constructions in the graph of the loss that are mistakes wherever they stand.
+
+    Only what needs no guess: a softmax under a cross entropy that takes one itself, a sigmoid under one that takes one
+    itself, an activation on the logits of either, the negative log likelihood or the divergence of values that are no log
+    probabilities, a softmax over the batch, a prediction of shape (N, 1) against N targets.
+    """
+
+    name = "loss-graph"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "loss.misbuilt",
+            "Mistakes found in how the loss was computed, at the second backward pass, the fiftieth, and two later ones.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._looks = GraphLooks(LOOKS)
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
+            return ()
+        found = list(dict.fromkeys(_mistakes(event.loss_graph)))
+        facts = {"which": "; ".join(found)}
+        return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
+
+
+def classes_of(root: Any) -> int | None:
+    """Classes of the cross entropy in a loss; 0 for a loss that is none; None where that is unknown."""
+    other = False
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in CROSS_ENTROPIES:
+            shape = shape_of(source_of(node))
+            return shape[min(1, len(shape) - 1)] if shape else None
+        other = other or kind in _NO_CLASSES
+    return 0 if other or not _may_hold_a_cross_entropy(root) else None
+
+
+def _may_hold_a_cross_entropy(root: Any) -> bool:
+    """Whether the last operations include one that cross entropies by hand are made of, or one that is not torch's own."""
+    waiting = deque([root])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < _LAST:
+        node = waiting.popleft()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node  # kept: torch's wrapper of a node that nobody holds may come back under another id
+        kind, backward, _ = type(node).__name__.partition("Backward")
+        own = type(node).__module__ == "builtins" and (backward or kind == "AccumulateGrad")
+        if not own or kind in _OF_PROBABILITIES:
+            return True
+        waiting += parents_of(node)
+    return False
+
+
+def why_not_finite(root: Any) -> str:
+    """What made a loss NaN or infinite, where its last operations show that; else empty.
+
+    Reads values: only after a hit, and only on the host.
+    """
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in CROSS_ENTROPIES:
+            weight: Any = saved(node, "total_weight")
+            if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
+                return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
+        elif kind in ("Log", "Div"):
+            read: Any = saved(node, "self" if kind == "Log" else "other")
+            if not is_tensor(read) or not on_host(read):
+                continue
+            bad = int(((read <= 0) if kind == "Log" else (read == 0)).sum())
+            if bad:
+                what, how = ("log of", "zero or below") if kind == "Log" else ("a division by", "zero")
+                return f"{what} {bad:,} of {read.numel():,} values that are {how}"
+    return ""
+
+
+def _mistakes(root: Any) -> Iterator[str]:
+    for node in near(root):
+        kind = kind_of(node)
+        given = source_of(node)
+        if kind in CROSS_ENTROPIES:
+            yield from _of_cross_entropy(node, given)
+        elif kind == "BinaryCrossEntropyWithLogits":
+            squashed = kind_of(past_neutral(given))
+            if squashed == "Sigmoid":
+                yield "binary_cross_entropy_with_logits of a sigmoid: it takes the sigmoid itself"
+            elif squashed in _SQUASHING:
+                yield f"binary_cross_entropy_with_logits of a {squashed.lower()}: logits are any number, above and below 0"
+        elif kind in (*DISTANCES, "Sub") and (n := _broadcast(node)):
+            yield f"a prediction of shape ({n}, 1) against {n} targets: compared each with each, {n} x {n}"
+        elif kind == "Sub" and (what := _without_logarithm(node)):
+            yield f"kl_div of {what}: its first argument wants log probabilities (log_softmax)"
+
+
+def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
+    kind = kind_of(past_neutral(given))
+    if kind == "LogSoftmax":
+        log_softmax = past_neutral(given)
+        squashed = kind_of(past_neutral(source_of(log_softmax)))
+        if squashed == "Softmax":
+            yield "cross entropy of a softmax: it takes the softmax itself"
+        elif squashed in _SQUASHING:
+            yield f"cross entropy of a {squashed.lower()}: logits are any number, above and below 0"
+        elif given is log_softmax and getattr(given, "_saved_dim", None) == 0 and len(shape_of(given)) == 2:
+            yield "log_softmax over dimension 0, which is the batch; the classes are dimension 1"
+    elif kind == "Softmax":
+        yield "nll_loss of a softmax: it wants log probabilities (log_softmax), or use cross_entropy on the logits"
+    elif kind == "Addmm":
+        yield "nll_loss of the output of a linear layer: it wants log probabilities, or use cross_entropy"
+
+
+def _without_logarithm(node: Any) -> str:
+    """What stands for the logarithms in ``t * log t - t * log p``, torch's ``kl_div`` of a distribution t; else empty.
+
+    Reads a few values of ``t``, on the host: the same difference may be made of other things.
+    """
+    parents = [parent for parent, _ in node.next_functions]
+    if len(parents) != 2 or parents[0] is not None or kind_of(parents[1]) != "Mul":
+        return ""
+    factors = [parent for parent, _ in parents[1].next_functions]
+    given = past_neutral(factors[1] if factors[0] is None else factors[0])
+    known: Any = saved(parents[1], "self" if factors[0] is None else "other")
+    if None not in factors or not _are_probabilities(known):
+        return ""
+    return {"Softmax": "a softmax", "Sigmoid": "a sigmoid", "Addmm": "the output of a linear layer"}.get(
+        kind_of(given), ""
+    )
+
+
+def _are_probabilities(values: Any) -> bool:
+    """Rows that are no number below 0, add up to 1, and are not all of one class only."""
+    if not is_tensor(values) or not on_host(values) or values.dim() < 2 or not values.numel():
+        return False
+    rows = values.detach().reshape(-1, values.shape[-1])[:16].float()
+    return bool((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 0.01).all() & (rows.amax(1) < 0.999).any())
+
+
+def _broadcast(node: Any) -> int:
+    """N of a prediction (N, 1) against targets (N), which have no gradient: N x N differences. Else 0."""
+    shape = shape_of(node) if kind_of(node) == "Sub" else _saved_shape(node)
+    parents = parents_of(node)
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(parents) != 1:
+        return 0
+    given = source_of(parents[0]) if kind_of(parents[0]) == "Expand" else parents[0]
+    return shape[0] if shape_of(given) == (shape[0], 1) else 0
+
+
+def _saved_shape(node: Any) -> tuple[int, ...]:
+    kept = saved(node, "self")
+    return tuple(kept.shape) if kept is not None else ()
+
+
+KIND_LOOKS = (1, 2, 5, 20)
+"""Backward passes whose graph is looked at until something is found: a few dozen nodes each time."""
+KIND_NODES = 128
+"""Nodes between the loss and its parts that are followed."""
+LARGE_WEIGHT = 2.0
+"""No mask and no usual weight of a token or class is larger."""
+
+_BETWEEN = (
+    *REDUCING,
+    *NEUTRAL,
+    "Minimum",
+    "Maximum",
+    "Min",
+    "Max",
+    "Clamp",
+    "Where",
+    "MaskedFill",
+    "Exp",
+    "Stack",
+    "Cat",
+)
+_AVERAGING = ("Mean", "Sum", "Div", "Add", "Pow", "Stack", "Cat", *NEUTRAL)
+_HINGES = ("Clamp", "ClampMin", "Relu", "MultiMarginLoss", "MultilabelMarginLoss")
+
+
+class LossKindProbe:
+    """Tells two kinds of loss by what they are made of. A run whose loss is of neither kind has no sample.
+
+    Of chosen actions is a loss in which one output per row was picked and compared with a number (Q-learning), or
+    in which log probabilities are each multiplied with a number that may be negative or large (policy gradients;
+    Williams 1992), or in which a ratio of probabilities is (PPO; Schulman et al. 2017). Weights are read on the host
+    only.
+    """
+
+    name = "loss-kind"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "loss.of_actions",
+            "In runs whose loss is one of reinforcement learning: 1 where log probabilities of chosen actions are weighted"
+            " by returns, 2 where values of chosen actions are compared with targets. Other runs have no such value.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss", "a loss of reinforcement learning"),
+        ),
+        Metric(
+            "loss.hinged",
+            "1 in runs whose loss is cut off at a margin, and so rightly 0 once it is solved. Other runs have no such value.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss", "a loss with a margin"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._looks = GraphLooks(KIND_LOOKS)
+        self._said: set[str] = set()
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if len(self._said) == 2:
+            self.rests_until = event.step + PAUSE
+            return ()
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
+            return ()
+        found = {metric: value for metric, value in _kinds(event.loss_graph) if metric not in self._said}
+        self._said.update(found)
+        return [Sample(metric, event.step, value) for metric, value in found.items()]
+
+
+def _kinds(root: Any) -> Iterator[tuple[str, float]]:
+    for node, kind in made_of(root, _BETWEEN, KIND_NODES):
+        if kind in DISTANCES or (kind == "Sub" and not _is_log_probability(node)):
+            if any(_one_per_row(parent) for parent, _ in node.next_functions):
+                yield "loss.of_actions", 2.0
+        elif kind == "Mul" and _weighs_log_probabilities(node):
+            yield "loss.of_actions", 1.0
+    if any(kind in _HINGES for _, kind in made_of(root, _AVERAGING, KIND_NODES)):
+        yield "loss.hinged", 1.0
+
+
+def _one_per_row(node: Any) -> bool:
+    """Whether a node picks one of the outputs of each row: ``q.gather(1, actions)``, ``q[rows, actions]``."""
+    for _ in range(8):
+        kind, shape = kind_of(node), shape_of(node)
+        if kind == "Gather":
+            return bool(shape) and shape[-1] == 1
+        if kind == "Index":
+            given = tuple(int(n) for n in getattr(node, "_saved_self_sym_sizes", ()))
+            return len(given) == 2 and shape == given[:1] and given[1] > 1
+        if kind not in NEUTRAL:
+            return False
+        node = source_of(node)
+    return False
+
+
+def _is_log_probability(node: Any) -> bool:
+    """Of one class per row (a gather of logits less their logarithmic sum), or of a Gaussian."""
+    for _ in range(12):
+        kind = kind_of(node)
+        if kind == "Gather" or (kind == "Index" and _one_per_row(node)):
+            before = past_neutral(source_of(node))
+            if kind_of(before) in ("LogSoftmax", "Log"):
+                return True
+            return kind_of(before) == "Sub" and any(
+                kind_of(past_neutral(parent)) == "Logsumexp" for parent, _ in before.next_functions
+            )
+        if kind == "Div" and kind_of(source_of(node)) == "Neg" and kind_of(source_of(source_of(node))) == "Pow":
+            return True
+        if kind not in (*NEUTRAL, "Sub", "Neg", "Sum", "Exp", "Clamp", "Add", "Stack", "Cat"):
+            return False
+        node = source_of(node)
+    return False
+
+
+def _weighs_log_probabilities(node: Any) -> bool:
+    """``log_prob * advantage``, or ``exp(log_prob - old) * advantage``."""
+    parents = [parent for parent, _ in node.next_functions]
+    graphs = [parent for parent in parents if parent is not None]
+    if len(graphs) != 1 or not _is_log_probability(graphs[0]):
+        return False
+    if kind_of(past_neutral(graphs[0])) in ("Exp", "Clamp"):
+        return True
+    weights: Any = saved(node, "other" if parents[0] is not None else "self")
+    if not is_tensor(weights) or not on_host(weights):
+        return False
+    return bool(((weights < 0) | (weights > LARGE_WEIGHT)).any())
+
+
+SIGN_LOOKS = 6
+"""Looks in a run: what a loss is made of does not change from step to step."""
+
+_NEVER_NEGATIVE = (*DISTANCES, "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_KEEPING = (*NEUTRAL, "Mean", "Sum", "Add")
+
+
+class LossSignProbe:
+    """Follows the graph of the loss to the distances that it is made of, and their signs on the way.
+
+    Reported is a loss that consists of such distances alone (cross entropy, squared and absolute errors) and makes each of
+    them *larger*: it was negated, or the optimizer maximises. A sum with a term of another kind, or with one that is made
+    smaller, is left alone, as is what torch's graph does not show.
+    """
+
+    name = "loss-sign"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "loss.maximised",
+            "1 if the loss is made of errors alone and training makes them larger, else 0.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._looks = 0
+        self._sign: tuple[int, float] = (0, 0.0)
+        """Of which step, and which: 1 and -1 for errors that are all made smaller or larger, 0 for others."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.LOSS:
+            if event.loss_graph is not None and event.phase == "train" and demand.due("loss.maximised", event.step):
+                signs = set(_signs(event.loss_graph))
+                self._sign = (event.step, signs.pop() if len(signs) == 1 else 0.0)
+            return ()
+        step, sign = self._sign
+        if step != event.step or event.optimizer is None:
+            return ()
+        self._sign = (0, 0.0)
+        self._looks += 1
+        if self._looks >= SIGN_LOOKS:
+            self.rests_until = sys.maxsize
+        up = bool(event.optimizer.param_groups[0].get("maximize", False))
+        facts = {"optimizer": "maximize=True"} if up else {"loss": "with a minus in front of it"}
+        value = float(sign == (1.0 if up else -1.0))
+        return (Sample("loss.maximised", step, value, detail=(lambda: facts) if value else None),)
+
+
+def _signs(root: Any) -> Iterator[float]:
+    """The sign of each part of the loss; 0 for one that is no error."""
+    waiting, seen = [(root, 1.0)], 0
+    while waiting:
+        node, sign = waiting.pop()
+        seen += 1
+        kind = kind_of(node)
+        if seen > NODES:
+            yield 0.0
+        elif _is_error(node, kind):
+            yield sign
+        elif kind in _KEEPING:
+            waiting += [(parent, sign) for parent in parents_of(node)]
+        elif kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
+            waiting += [(parent, -sign) for parent in parents_of(node)]
+        elif kind == "Sub":
+            (first, _), *rest = node.next_functions
+            waiting += [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
+        elif kind in ("Mul", "Div") and (factor := _factor(node)):
+            waiting += [(parent, sign * factor) for parent in parents_of(node)]
+        else:
+            yield 0.0
+        if seen > NODES:
+            return
+
+
+def _is_error(node: Any, kind: str) -> bool:
+    if kind in CROSS_ENTROPIES:  # of log probabilities; of anything else it may well be below zero
+        return kind_of(past_neutral(source_of(node))) == "LogSoftmax"
+    return kind in _NEVER_NEGATIVE
+
+
+def _factor(node: Any) -> float:
+    """1 or -1: the sign of the number that a part is multiplied with or divided by; 0 where both sides are trained.
+
+    A number on a device is taken for positive: it is the scale of a GradScaler, and asking would be a wait.
+    """
+    inputs = [parent for parent, _ in node.next_functions]
+    if len(inputs) != 2 or inputs.count(None) != 1 or (kind_of(node) == "Div" and inputs[0] is None):
+        return 0.0
+    number: Any = saved(node, "self" if inputs[0] is None else "other")
+    if not is_tensor(number) or number.numel() != 1:
+        return 0.0
+    return -1.0 if on_host(number) and float(number) < 0 else 1.0

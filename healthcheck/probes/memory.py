@@ -1,0 +1,444 @@
+"""Memory of device and process: after each step, at the points of the loop, per epoch, how long it lasts, and graphs of
+past steps that something still holds."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph import kind_of, parents_of
+from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, open_files, resident_bytes
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+FLOOR_STEPS = 100
+"""Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""
+
+_READ = tuple(f"memory.{name}" for name in ("allocated", "reserved", "peak", "fraction", "fragmentation", "retries"))
+
+
+class MemoryProbe:
+    """Reads the allocator's counters once per step, after the update, when activations are gone.
+
+    Without an accelerator the process itself is the device: ``memory.allocated``, ``peak`` and
+    ``fraction`` are its resident memory, against the cgroup limit or the memory of the machine.
+    """
+
+    name = "memory"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.EPOCH_START, EventKind.EPOCH_END)
+    provides: tuple[Metric, ...] = (
+        Metric("memory.allocated", "Memory held by live tensors after the step.", "bytes", Cost.HOST),
+        Metric("memory.reserved", "Memory taken from the driver, cache included.", "bytes", Cost.HOST, needs=("cuda",)),
+        Metric("memory.peak", "Highest allocation so far.", "bytes", Cost.HOST),
+        Metric("memory.fraction", "Reserved (on CPU: resident) memory against capacity.", "fraction", Cost.HOST),
+        Metric("memory.fragmentation", "(reserved - allocated) / reserved.", "fraction", Cost.HOST, needs=("cuda",)),
+        Metric("memory.retries", "Allocations that needed the cache emptied first.", cost=Cost.HOST, needs=("cuda",)),
+        Metric(
+            "memory.epoch_floor",
+            f"Lowest allocation of an epoch (of {FLOOR_STEPS} steps where there are no epochs).",
+            "bytes",
+            Cost.HOST,
+        ),
+    )
+
+    def __init__(self, device: TorchDevice | None = None) -> None:
+        self.device = device or TorchDevice()
+        self._floor: int | None = None
+        self._steps = 0
+        self._knows_epochs = False
+        self.only_when_due: tuple[EventKind, ...] = ()
+
+    def plan(self, demand: Demand) -> None:
+        # The floor of an epoch is the lowest of all its steps.
+        self.only_when_due = () if demand.wants("memory.epoch_floor") else (EventKind.STEP_END,)
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.EPOCH_START:
+            self._knows_epochs = True
+            self._floor, self._steps = None, 0
+            return ()
+        if event.kind is EventKind.EPOCH_END:
+            self._knows_epochs = True
+            return self._take_floor(event)
+        if not demand.wants("memory.epoch_floor") and not any(demand.due(key, event.step) for key in _READ):
+            return ()
+        stats = self.device.statistics()
+        samples = [
+            Sample(f"memory.{name}", event.step, float(stats[name]))
+            for name in ("allocated", "reserved", "peak", "retries")
+            if name in stats
+        ]
+        allocated, reserved = stats.get("allocated"), stats.get("reserved")
+        held = reserved if reserved is not None else allocated
+        capacity = self.device.capacity_bytes()
+        if held is not None and capacity:
+            samples.append(Sample("memory.fraction", event.step, held / capacity))
+        if reserved and allocated is not None:
+            samples.append(Sample("memory.fragmentation", event.step, (reserved - allocated) / reserved))
+        if allocated is not None:
+            self._floor = allocated if self._floor is None else min(self._floor, allocated)
+            self._steps += 1
+            if not self._knows_epochs and self._steps >= FLOOR_STEPS:
+                samples += self._take_floor(event)
+        return samples
+
+    def _take_floor(self, event: Event) -> list[Sample]:
+        floor, self._floor, self._steps = self._floor, None, 0
+        return [] if floor is None else [Sample("memory.epoch_floor", event.step, float(floor))]
+
+
+class HostMemoryProbe:
+    """Resident memory of this process. Loader workers and other children are not counted."""
+
+    name = "host-memory"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("memory.host", "Resident memory of this process, without its children.", "bytes", Cost.HOST),
+        Metric("host.open_files", "File descriptors that this process holds open.", cost=Cost.HOST, needs=("linux",)),
+        Metric("memory.host_fraction", "The same as a part of the cgroup limit or the machine.", "fraction", Cost.HOST),
+    )
+
+    def __init__(
+        self, resident: Callable[[], int | None] | None = None, limit: Callable[[], int | None] | None = None
+    ) -> None:
+        self._resident = resident or resident_bytes
+        self._ask_limit = limit or memory_limit_bytes
+        self._limit: int | None = None
+        self._asked = False
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not any(demand.due(metric.key, event.step) for metric in self.provides):
+            return ()
+        used = self._resident()
+        if used is None:
+            return ()
+        samples = [Sample("memory.host", event.step, float(used))]
+        if demand.wants("memory.host_fraction"):
+            if not self._asked:
+                self._limit, self._asked = self._ask_limit(), True
+            if self._limit:
+                samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
+        if demand.due("host.open_files", event.step):
+            count = open_files()
+            if count is not None:
+                samples.append(Sample("host.open_files", event.step, float(count)))
+        return samples
+
+
+class LiveTensorProbe:
+    """Counts tensors that Python still holds. Walks the whole heap: tens of milliseconds.
+
+    Only where a rule asks for it; give that rule an ``every`` of hundreds of steps.
+    """
+
+    name = "live-tensors"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("memory.live_tensors", "Tensors that Python objects still hold.", cost=Cost.HOST),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        torch = sys.modules.get("torch")
+        if torch is None or not demand.due("memory.live_tensors", event.step):
+            return ()
+        kinds: dict[type[Any], bool] = {}
+        count = 0
+        for thing in gc.get_objects():
+            kind = type(thing)  # isinstance() would ask lazy proxies for their __class__
+            known = kinds.get(kind)
+            if known is None:
+                known = kinds[kind] = issubclass(kind, torch.Tensor)
+            count += known
+        return (Sample("memory.live_tensors", event.step, float(count)),)
+
+
+EPOCH_METRICS = (
+    "memory.epoch",
+    "memory.epoch_start",
+    "memory.epoch_end",
+    "memory.epoch_peak",
+    "memory.epoch_delta",
+    "memory.epoch_cleanups",
+    "memory.epoch_began",
+    "memory.epoch_ended",
+)
+
+
+class MemoryEpochProbe:
+    """One line of memory per epoch, at its end. Needs a trainer that announces epochs.
+
+    The peak is that of the allocator where it rose during the epoch, else the highest value at a
+    step's end; the allocator's counters are not reset, they belong to the script.
+    """
+
+    name = "memory-epochs"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.EPOCH_START,
+        EventKind.STEP_END,
+        EventKind.EVAL_END,
+        EventKind.EPOCH_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("memory.epoch", "Number of the epoch that has ended, from 0.", cost=Cost.HOST, needs=("epochs",)),
+        Metric("memory.epoch_start", "Memory at the start of the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
+        Metric("memory.epoch_end", "Memory at the end of the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
+        Metric("memory.epoch_peak", "Highest memory within the epoch.", "bytes", Cost.HOST, needs=("epochs",)),
+        Metric(
+            "memory.epoch_delta",
+            "Memory at the end of the epoch less that at its start.",
+            "bytes",
+            Cost.HOST,
+            needs=("epochs",),
+        ),
+        Metric("memory.epoch_cleanups", "Cleanups that ran within the epoch.", cost=Cost.HOST, needs=("epochs",)),
+        Metric("memory.epoch_began", "When the epoch began, in seconds since 1970.", "s", Cost.HOST, needs=("epochs",)),
+        Metric("memory.epoch_ended", "When the epoch ended, in seconds since 1970.", "s", Cost.HOST, needs=("epochs",)),
+    )
+
+    def __init__(self, device: TorchDevice | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.device = device or TorchDevice()
+        self._clock = clock
+        self._start: int | None = None
+        self._began = 0.0
+        self._epoch: float | None = None
+        self._highest = 0
+        self._peak_before = 0
+        self._cleanups_before = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        stats = self.device.statistics()
+        used = stats.get("allocated")
+        if used is None:
+            return ()
+        peak = stats.get("peak", used)
+        cleanups = event.run.actions_done.get("cleanup", 0) if event.run is not None else 0
+        if event.kind is EventKind.EPOCH_START:
+            self._start, self._began, self._highest = used, self._clock(), used
+            self._peak_before, self._cleanups_before, self._epoch = peak, cleanups, event.epoch
+            return ()
+        if self._start is None:
+            return ()
+        self._highest = max(self._highest, used)
+        if event.kind is not EventKind.EPOCH_END:
+            return ()
+        start, self._start = self._start, None
+        values: dict[str, float] = {
+            "memory.epoch_start": start,
+            "memory.epoch_end": used,
+            "memory.epoch_peak": peak if peak > self._peak_before else self._highest,
+            "memory.epoch_delta": used - start,
+            "memory.epoch_cleanups": cleanups - self._cleanups_before,
+            "memory.epoch_began": self._began,
+            "memory.epoch_ended": self._clock(),
+        }
+        if self._epoch is not None:
+            values["memory.epoch"] = self._epoch
+        return [Sample(name, event.step, float(value)) for name, value in values.items()]
+
+
+class MemoryEventProbe:
+    """Memory at every event of the loop. One call to the allocator each; only where a rule asks for it."""
+
+    name = "memory-events"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.TRAIN_START,
+        EventKind.EPOCH_START,
+        EventKind.STEP_START,
+        EventKind.STEP_END,
+        EventKind.EVAL_START,
+        EventKind.EVAL_STEP,
+        EventKind.EVAL_END,
+        EventKind.CHECKPOINT_SAVED,
+        EventKind.EPOCH_END,
+        EventKind.TRAIN_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("memory.at", "Memory held at one kind of event.", "bytes", Cost.HOST, labels=("event",)),
+        Metric("memory.step_growth", "Memory at the end of a step less that at its start.", "bytes", Cost.HOST),
+    )
+
+    def __init__(self, device: TorchDevice | None = None) -> None:
+        self.device = device or TorchDevice()
+        self._at_start: int | None = None
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        used = self.device.statistics().get("allocated")
+        if used is None:
+            return ()
+        samples = []
+        if demand.wants("memory.at[]"):
+            phase = event.phase
+            samples.append(Sample("memory.at", event.step, float(used), (("event", event.kind.value),), phase))
+        if event.kind is EventKind.STEP_START:
+            self._at_start = used
+        elif event.kind is EventKind.STEP_END and self._at_start is not None:
+            samples.append(Sample("memory.step_growth", event.step, float(used - self._at_start)))
+            self._at_start = None
+        return samples
+
+
+WARMUP_STEPS = 20
+"""Allocators, caches and optimizers fill up during the first steps; that is no trend."""
+POINTS = 64
+"""Points kept. When they are full every second one goes, so that the trend spans the whole run."""
+PARTS = 8
+"""Stretches that must all lie above the one before them: a staircase of evaluations does not."""
+MIN_GROWTH = 0.05
+"""Growth from the first stretch to the last, as a part of the first, below which it is no trend:
+caches and records of the process itself creep too."""
+MIN_ROOM = 0.05
+"""Part of the room that was free at first which must be used up by then: a forecast twenty times as far as what was seen
+is a guess, and a memory of past batches that is filled, or a cache, ends long before."""
+NO_END = 3.15e8
+"""Ten years: what is said while memory does not grow. Finite, so that a rule can recover."""
+
+
+class MemoryForecastProbe:
+    """Seconds until memory is full, if it goes on growing as it does.
+
+    The trend is the median slope between the stretches of the run (Theil-Sen over their medians),
+    and counts only if every stretch lies above the one before it and the whole rise is worth
+    mentioning. Otherwise the answer is :data:`NO_END`.
+    """
+
+    name = "memory-forecast"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "memory.time_left",
+            f"Seconds until memory is full at its present growth; {NO_END:.3g} while it does not grow.",
+            "s",
+            Cost.HOST,
+        ),
+    )
+
+    def __init__(self, device: TorchDevice | None = None, clock: Callable[[], float] = monotonic) -> None:
+        self.device = device or TorchDevice()
+        self._clock = clock
+        self._points: list[tuple[float, int, int]] = []
+        self._stride = 1
+        self._first = 0
+        self._stretch = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        self._first = self._first or event.step
+        steps = event.step - self._first
+        if steps < WARMUP_STEPS or steps // self._stride == self._stretch:
+            return ()
+        self._stretch = steps // self._stride
+        used = self.device.allocated_bytes()
+        capacity = self.device.capacity_bytes()
+        if not used or not capacity:
+            return ()
+        self._points.append((self._clock(), event.step, used))
+        if len(self._points) > POINTS:
+            del self._points[1::2]
+            self._stride *= 2
+        if len(self._points) < 2 * PARTS:
+            return ()
+        first = self._points[0][2]
+        rates = self._rates() if used - first >= MIN_ROOM * (capacity - first) else None
+        if rates is None:
+            return (Sample("memory.time_left", event.step, NO_END),)
+        per_second, per_step = rates
+        left = min(NO_END, max(0.0, (capacity - used) / per_second))
+        facts = {
+            "growth": f"{per_step / 2**20:.2f} MiB a step since step {self._points[0][1]:,}",
+            "now": f"{used / 2**30:.2f} of {capacity / 2**30:.2f} GiB",
+            "full": f"in about {max(0.0, capacity - used) / per_step:,.0f} steps",
+        }
+        return (Sample("memory.time_left", event.step, left, detail=lambda: facts),)
+
+    def _rates(self) -> tuple[float, float] | None:
+        """Growth in bytes per second and per step, or None if memory does not grow throughout."""
+        size = len(self._points) / PARTS
+        parts = [self._points[int(i * size) : int((i + 1) * size)] for i in range(PARTS)]
+        levels = [statistics.median(p[2] for p in part) for part in parts]
+        if any(after <= before for before, after in itertools.pairwise(levels)):
+            return None
+        if levels[-1] - levels[0] < MIN_GROWTH * levels[0]:
+            return None
+        per_second = _median_slope([statistics.median(p[0] for p in part) for part in parts], levels)
+        per_step = _median_slope([statistics.median(p[1] for p in part) for part in parts], levels)
+        return (per_second, per_step) if per_second > 0 and per_step > 0 else None
+
+
+def _median_slope(xs: list[float], ys: list[float]) -> float:
+    slopes = [(ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(len(xs)) for j in range(i + 1, len(xs)) if xs[j] > xs[i]]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+EVERY = 10
+"""Steps between two graphs that are marked."""
+KEPT_IN_MIND = 100
+"""Marks that are followed."""
+NODES = 16
+"""Nodes behind a loss that carry its mark: outputs that are kept hold those near them."""
+
+_MARK = "healthcheck.kept"
+
+
+class _Mark:
+    """Lives as long as a node that carries it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptGraphProbe:
+    """Marks the graph of one loss in ten, and counts the marks that are still there.
+
+    Each node of torch's graph has a dictionary that lives and dies with it; the mark lies there. So nothing is kept
+    alive, no heap is walked, and what holds a graph without a Python object of its own (the sum of a running
+    ``total += loss``) is seen like a list of losses. A part that each step uses anew carries only its last mark.
+    """
+
+    name = "kept-graphs"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "memory.kept_graphs",
+            f"Steps whose graph is still held by something, of the last {EVERY * KEPT_IN_MIND:,}; estimated from one in {EVERY}.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._marks: deque[weakref.ref[_Mark]] = deque(maxlen=KEPT_IN_MIND)
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        self.rests_until = event.step + EVERY
+        if event.loss_graph is None or event.phase != "train":
+            return ()
+        kept = sum(mark() is not None for mark in self._marks)
+        self._marks.append(_marked(event.loss_graph))
+        return (Sample("memory.kept_graphs", event.step, float(EVERY * kept)),)
+
+
+def _marked(root: Any) -> weakref.ref[_Mark]:
+    mark = _Mark()
+    waiting: deque[Any] = deque([root])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < NODES:
+        node = waiting.popleft()
+        if id(node) in seen or kind_of(node).startswith("torch::autograd::"):
+            continue
+        seen[id(node)] = node
+        if kind_of(node) != "AccumulateGrad":  # as long-lived as its parameter
+            node.metadata[_MARK] = mark
+            waiting += parents_of(node)
+    return weakref.ref(mark)

@@ -1,0 +1,254 @@
+"""Train and eval mode: layers left in eval mode while they are trained, from the start or since an evaluation, and
+evaluations that run in train mode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.labels import first_few
+from healthcheck.probes.looks import SeenModules
+from healthcheck.probes.transfer.tensors import on_host
+from healthcheck.protocols import Demand
+from healthcheck.references import weak
+from healthcheck.samples import Cost, Metric, Sample
+
+
+@dataclass(slots=True)
+class _Part:
+    name: str
+    module: Any
+    parent: Any
+    """The module that holds it, or None for a root."""
+    trained: bool = False
+    """Whether a training pass met it in train mode before."""
+
+
+class ModeProbe:
+    """Looks at the modules that behave differently in eval mode: dropout, normalisation, RNN dropout.
+
+    Counted are those in eval mode during a training pass that were in train mode in an earlier
+    one, whose parent is in eval mode with them and trains something. A forgotten ``model.train()``
+    after an evaluation looks like this. Not counted: backbones that were never in train mode or
+    have nothing to train, and layers switched one by one on purpose (their parent still trains).
+    """
+
+    name = "modes"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.in_eval",
+            "Dropout and normalisation layers left in eval mode in a training pass.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._modules = SeenModules()
+        self._parts: list[_Part] = []
+        self._hit: list[_Part] | None = None
+        self._given = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.LOSS:
+            if event.phase == "train" and event.model is not None and demand.due("modules.in_eval", event.step):
+                self._look(event)
+            return ()
+        if self._hit is None or self._given == event.step:
+            return ()
+        if event.model is not None and self._modules.changed(event.model.named_modules()):
+            # Another model trains by now; what was seen at the loss was its predecessor.
+            self._rebuild(event.model.named_modules())
+            self._hit = None
+            return ()
+        hit, self._hit, self._given = self._hit, None, event.step
+        total = len(self._parts)
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(p.name for p in hit), "modules": f"{len(hit):,} of {total:,} such layers"}
+
+        return (Sample("modules.in_eval", event.step, float(len(hit)), detail=facts),)
+
+    def _look(self, event: Event) -> None:
+        assert event.model is not None
+        modules = event.model.named_modules()
+        if self._modules.changed(modules):
+            self._rebuild(modules)
+        hit = []
+        for part in self._parts:
+            if part.module.training:
+                part.trained = True
+            elif part.trained and (part.parent is None or not part.parent.training) and _trains(part):
+                hit.append(part)
+        self._hit = hit
+
+    def _rebuild(self, modules: Sequence[tuple[str, Any]]) -> None:
+        before = [p.module for p in self._parts if p.trained]
+        self._parts = list(sensitive_parts(modules))
+        for part in self._parts:
+            part.trained = any(part.module is module for module in before)
+
+
+def sensitive_parts(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
+    """Modules whose forward depends on the mode, each with the module that holds it."""
+    from torch import nn
+    from torch.nn.modules.batchnorm import _NormBase
+    from torch.nn.modules.dropout import _DropoutNd
+
+    modules = list(modules)
+    parents = {id(child): parent for _, parent in modules for child in parent.children()}
+    for name, module in modules:
+        if isinstance(module, _NormBase):
+            sensitive = bool(module.track_running_stats)
+        elif isinstance(module, _DropoutNd):
+            sensitive = module.p > 0
+        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+            sensitive = module.dropout > 0
+        else:
+            sensitive = False
+        if sensitive:
+            yield _Part(name, module, parents.get(id(module)))
+
+
+def _trains(part: _Part) -> bool:
+    """Whether the part, or what surrounds it, has anything to train."""
+    own = list(part.module.parameters(recurse=True))
+    if own:
+        return any(p.requires_grad for p in own)
+    return part.parent is None or any(p.requires_grad for p in part.parent.parameters())
+
+
+class EvaluationModeProbe:
+    """Counts normalisation layers that updated their running statistics during an evaluation.
+
+    Proof that the very model that is trained ran in train mode: its counters moved, which their version numbers tell
+    without a look at their values. Dropout leaves no trace, and a copy that is evaluated instead (an average of the
+    weights) none on the original. Layers without momentum are left out: that is how averaged models are given new
+    statistics on purpose.
+    """
+
+    name = "evaluation-mode"
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_START, EventKind.EVAL_STEP)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.train_in_eval",
+            "Normalisation layers whose running statistics moved between two batches of an evaluation.",
+            cost=Cost.HOST,
+            needs=("evaluation",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._before: list[tuple[str, Any, int]] | None = None
+        self._batches = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None:
+            return ()
+        if event.kind is EventKind.EVAL_START:
+            self._batches = 0
+            return ()
+        # From the first batch to the second: the end of an evaluation may be noticed only at the next backward pass.
+        self._batches += 1
+        if self._batches == 1:
+            self._before = [(name, weak(module), _version(module)) for name, module in _counting(event.model)]
+        if self._batches != 2 or not self._before:
+            return ()
+        before, self._before = self._before, None
+        looked = [(name, module(), version) for name, module, version in before]
+        hit = [name for name, module, version in looked if module is not None and _version(module) != version]
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(hit), "modules": f"{len(hit):,} of {len(looked):,} such layers"}
+
+        return (Sample("modules.train_in_eval", event.step, float(len(hit)), phase="eval", detail=facts),)
+
+
+def _counting(model: Any) -> Iterable[tuple[str, Any]]:
+    from torch.nn.modules.batchnorm import _NormBase
+
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.num_batches_tracked is not None and module.momentum is not None:
+            yield name, module
+
+
+def _version(module: Any) -> int:
+    counter = module.num_batches_tracked
+    return int(counter._version) if counter is not None else -1
+
+
+LOOKS = 10
+"""Looks in a run; a model that is put into eval mode later is the business of ``modules.in_eval``."""
+
+
+class EvalStartProbe:
+    """Looks in its first steps for a model that nobody ever put into train mode.
+
+    ``from_pretrained`` and many loaders hand out a model in eval mode. Counted are dropout layers in a model that is in
+    eval mode as a whole, has nothing frozen and is trained by this optimizer, and batch norm layers in eval mode that
+    are trained while their running statistics are still the zeros and ones of their beginning: they normalise nothing.
+    A backbone that is frozen or has statistics of its own, and a layer that was switched by itself (what holds it is in
+    train mode), are left alone.
+    """
+
+    name = "eval-start"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.never_in_train",
+            "Dropout and batch norm layers of a trained model that were in eval mode from the start.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._looks = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.optimizer is None or not demand.due("modules.never_in_train", event.step):
+            return ()
+        self._looks += 1
+        if self._looks >= LOOKS:
+            self.rests_until = sys.maxsize
+        trained = {id(p) for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None}
+        hit = _never_in_train(event.model.named_modules(), trained)
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(hit)}
+
+        return (Sample("modules.never_in_train", event.step, float(len(hit)), detail=facts if hit else None),)
+
+
+def _never_in_train(modules: Sequence[tuple[str, Any]], trained: set[int]) -> list[str]:
+    from torch.nn.modules.batchnorm import _NormBase
+
+    parents = {id(child): parent for _, parent in modules for child in parent.children()}
+    found = []
+    for part in sensitive_parts(modules):
+        if part.module.training or (part.parent is not None and part.parent.training):
+            continue
+        if isinstance(part.module, _NormBase):
+            if part.module.weight is not None and id(part.module.weight) in trained and _is_untouched(part.module):
+                found.append(part.name)
+            continue
+        root = part.module
+        while id(root) in parents:
+            root = parents[id(root)]
+        own = list(root.parameters())
+        if not root.training and own and all(id(p) in trained for p in own):
+            found.append(part.name)
+    return found
+
+
+def _is_untouched(norm: Any) -> bool:
+    """Whether its running statistics are those of a new layer. Unknown on a device, where asking would be a wait."""
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None or not on_host(mean):
+        return False
+    return not bool(mean.any()) and bool((variance == 1).all())

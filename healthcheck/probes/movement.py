@@ -1,0 +1,280 @@
+"""Do the weights move, how far, and do updates survive rounding? From sampled elements.
+
+A device sums up each tensor's elements in one launch; everything after that is arithmetic on some hundred numbers, for
+which kernels would cost the host more than Python does.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.labels import in_groups, optimizer_labels, with_label
+from healthcheck.probes.learning_rate import rates_of
+from healthcheck.probes.transfer.deferred import calculate
+from healthcheck.probes.transfer.sampling import ElementSampler, SampledRows
+from healthcheck.probes.transfer.tensors import GRADIENT
+from healthcheck.protocols import Demand
+from healthcheck.references import weak
+from healthcheck.samples import Cost, Metric, Sample
+
+
+def ratio_of(change: float, size: float) -> float:
+    """sqrt(change / size); a tensor that was all zero and moved counts as 1, one that stayed as 0."""
+    base = size if size > 0 else (change if change > 0 else 1.0)
+    return math.sqrt(change / base)
+
+
+class Moved:
+    """What one update did to the sampled elements of some tensors.
+
+    :param compared: for each group of tensors a vector with the rows of :data:`healthcheck.probes.transfer.sampling.ROWS`.
+    :param groups: positions of each group's tensors in the list of all.
+    """
+
+    def __init__(self, compared: Sequence[Any], groups: Sequence[Sequence[int]]) -> None:
+        self.compared = tuple(compared)
+        self.groups = groups
+
+    def ratio(self, sizes: Sequence[Sequence[float]]) -> Any:
+        """|dW| / |W| over all tensors; ``sizes``: per group, how many elements a sampled one stands for."""
+
+        def compute(*vectors: Sequence[float]) -> float:
+            change = size = 0.0
+            for numbers, weights in zip(vectors, sizes, strict=True):
+                n = len(weights)
+                change += sum(map(mul, numbers[:n], weights))
+                size += sum(map(mul, numbers[n : 2 * n], weights))
+            return ratio_of(change, size)
+
+        return calculate(compute, *self.compared)
+
+    def each_ratio(self) -> list[tuple[int, Any]]:
+        """The same of every tensor, with its position."""
+        return [
+            (index, calculate(ratio_of, vector[k], vector[len(group) + k]))
+            for vector, group in zip(self.compared, self.groups, strict=True)
+            for k, index in enumerate(group)
+        ]
+
+    def lost(self, counts: Sequence[bool]) -> Any:
+        """Part of the elements with something to apply that stayed as they were; None if there was nothing to apply.
+
+        :param counts: which tensors count.
+        """
+        groups = self.groups
+
+        def compute(*vectors: Sequence[float]) -> float | None:
+            asked = gone = 0.0
+            for numbers, group in zip(vectors, groups, strict=True):
+                n = len(group)
+                for k, index in enumerate(group):
+                    if counts[index]:
+                        asked += numbers[3 * n + k]
+                        gone += numbers[4 * n + k]
+            return gone / asked if asked else None
+
+        return calculate(compute, *self.compared)
+
+
+class Streaks:
+    """For how many updates in a row each tensor has stood still. Updates may wait here before they are counted."""
+
+    def __init__(self, count: int, negligible: float) -> None:
+        """``negligible``: part of the largest gradient up to which one counts as none."""
+        self.negligible = negligible
+        self.values = [0] * count
+        self._waiting: list[tuple[Moved, list[bool], list[bool]]] = []
+
+    def add(self, moved: Moved, without: list[bool], moves: list[bool]) -> None:
+        """One update. ``without``: which tensors had no gradient; ``moves``: which have a rate that moves them."""
+        self._waiting.append((moved, without, moves))
+
+    def standing(self, patience: int) -> tuple[Any, Callable[[], list[int]]]:
+        """How many tensors have stood still so long, and afterwards which."""
+        waiting, self._waiting = self._waiting, []
+        hit: list[int] = []
+
+        def compute(*vectors: Sequence[float]) -> float:
+            given = iter(vectors)
+            for moved, without, moves in waiting:
+                pairs = [(next(given), group) for group in moved.groups]
+                largest = max((max(numbers[5 * len(group) :]) for numbers, group in pairs), default=0.0)
+                for numbers, group in pairs:
+                    self._count(numbers, group, without, moves, self.negligible * largest)
+            hit.extend(index for index, streak in enumerate(self.values) if streak >= patience)
+            return float(len(hit))
+
+        return calculate(compute, *(vector for moved, *_ in waiting for vector in moved.compared)), lambda: hit
+
+    def _count(
+        self, numbers: Sequence[float], group: Sequence[int], without: list[bool], moves: list[bool], noise: float
+    ) -> None:
+        n = len(group)
+        changed, gradient = numbers[2 * n : 3 * n], numbers[5 * n :]
+        for k, index in enumerate(group):
+            if changed[k]:
+                self.values[index] = 0
+            elif moves[index] and (gradient[k] > noise or without[index]):
+                self.values[index] += 1
+
+
+PATIENCE = 5
+"""Updates that a tensor may stand still before it counts as unmoved."""
+
+FADED = 1e-3
+"""Part of its highest value under which a learning rate has faded out."""
+
+NEGLIGIBLE = 1e-6
+"""Part of the largest gradient under which an element's own is noise."""
+
+_KEYS = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is remembered of one optimizer."""
+
+    optimizer: Callable[[], Any]
+    """A weak reference: a replaced optimizer must not live on because we looked at it."""
+    names: list[str]
+    rates: list[float]
+    peaks: list[float]
+    """Highest learning rate that each parameter had so far."""
+    low: list[bool]
+    sampler: ElementSampler
+    streaks: Streaks
+    """For how many checks in a row each tensor has stood still."""
+    before: list[SampledRows] | None = None
+    gradients: list[SampledRows] | None = None
+    without: list[bool] = field(default_factory=list)
+    """Which tensors have no gradient; none of them while tensors take turns."""
+    absent: list[int] | None = None
+    """What identifies the state of those without a gradient at the look before: torch's version number, else -1."""
+    turns: bool = False
+    """Tensors take turns in getting gradients, as heads and experts do: that one has none says nothing."""
+    checks: int = 0
+
+
+class MovementProbe:
+    """Compares a few elements of each parameter just before and just after the update.
+
+    A tensor is *unmoved* if none of its elements changed in five checked updates although its
+    learning rate was above zero (and above a thousandth of its highest: a schedule that fades out may
+    round to nothing) and there was something to apply: a finite gradient that is neither zero at these elements nor
+    noise against the others, or no gradient at any look. Tensors frozen with ``requires_grad=False``, rows of an
+    embedding that no batch used, and updates that a ``GradScaler`` skipped do not count.
+    """
+
+    name = "movement"
+    stretchable = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
+    """Metrics that the overhead budget may have measured less often."""
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric("update_ratio", "|dW| / |W| of the update over all trainable parameters.", cost=Cost.DEVICE),
+        Metric("update_ratio", "|dW| / |W| of one parameter.", cost=Cost.DEVICE, labels=("parameter",)),
+        Metric(
+            "updates.lost",
+            "Part of the elements of bf16 and fp16 weights whose update rounded to nothing.",
+            "fraction",
+            Cost.DEVICE,
+            needs=("half precision weights",),
+        ),
+        Metric(
+            "params.unmoved",
+            f"Trainable tensors that did not change in {PATIENCE} updates although lr > 0.",
+            cost=Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Watched] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.optimizer is None or event.model is None:
+            return ()
+        if event.kind is EventKind.BEFORE_UPDATE:
+            if any(demand.due(key, event.step) for key in _KEYS):
+                self._look_before(event, demand)
+            return ()
+        seen = self._known.get(event.optimizer_index)
+        if seen is None or seen.before is None or seen.optimizer() is not event.optimizer:
+            return ()
+        before, seen.before = seen.before, None
+        if event.skipped:
+            return ()
+        return list(self._compare(event, demand, seen, before))
+
+    def _look_before(self, event: Event, demand: Demand) -> None:
+        seen = self._watch(event)
+        seen.rates = rates_of(event.optimizer, seen.sampler.params)
+        seen.peaks = list(map(max, seen.rates, seen.peaks))
+        seen.before = seen.sampler.weights("before")
+        seen.gradients = None
+        if demand.wants("params.unmoved") or (demand.wants("updates.lost") and any(seen.low)):
+            params = seen.sampler.params
+            gradients = list(map(GRADIENT, params))
+            seen.gradients = seen.sampler.gradients(of=gradients)
+            # A tensor without a gradient now that had one at the look before, or was changed since, has its turns.
+            absent = [-1 if gradient is not None else p._version for p, gradient in zip(params, gradients, strict=True)]
+            seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
+            seen.absent = absent
+            seen.without = [version >= 0 and not seen.turns for version in absent]
+
+    def _watch(self, event: Event) -> _Watched:
+        assert event.model is not None
+        params = [p for group in event.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        seen = self._known.get(event.optimizer_index)
+        if seen is not None and seen.optimizer() is event.optimizer and _same(params, seen.sampler.params):
+            return seen
+        self._known = {k: w for k, w in self._known.items() if w.optimizer() is not None}
+        by_id = {id(p): name for name, p in event.model.named_parameters()}
+        names = [by_id.get(id(p), f"param{i}") for i, p in enumerate(params)]
+        low = [p.is_floating_point() and p.element_size() == 2 for p in params]
+        streaks = Streaks(len(params), NEGLIGIBLE)
+        seen = _Watched(weak(event.optimizer), names, [], [0.0] * len(params), low, ElementSampler(params), streaks)
+        self._known[event.optimizer_index] = seen
+        return seen
+
+    def _compare(self, event: Event, demand: Demand, seen: _Watched, before: list[SampledRows]) -> Iterable[Sample]:
+        labels, step = optimizer_labels(event.optimizer_index), event.step
+        groups, names = seen.sampler.groups, seen.names
+        moved = Moved(seen.sampler.compare(before, seen.gradients), groups)
+        found: list[tuple[str, Any]] = []
+        if demand.due("update_ratio[]", step):
+            for index, ratio in moved.each_ratio():
+                if seen.rates[index] != 0.0:
+                    yield Sample("update_ratio", step, ratio, with_label(labels, "parameter", names[index]))
+        if demand.due("update_ratio", step):
+            found.append(("update_ratio", moved.ratio(list(map(seen.sampler.sizes, groups)))))
+        if seen.gradients is not None and demand.due("updates.lost", step) and any(seen.low):
+            counts = [low and rate != 0.0 for low, rate in zip(seen.low, seen.rates, strict=True)]
+            found.append(("updates.lost", moved.lost(counts)))
+        yield from (Sample(name, step, value, labels) for name, value in found if value is not None)
+        if seen.gradients is not None and demand.due("params.unmoved", step):
+            seen.checks += 1
+            seen.streaks.add(moved, seen.without, _moving(seen))
+            if seen.checks >= PATIENCE:
+                count, which = seen.streaks.standing(PATIENCE)
+
+                def facts() -> Mapping[str, Any]:
+                    hit = [names[index] for index in which()]
+                    tensors = f"{len(hit):,} of {len(names):,} trainable tensors"
+                    return {"which": in_groups(hit, names), "tensors": tensors}
+
+                yield Sample("params.unmoved", step, count, labels, detail=facts)
+
+
+def _moving(seen: _Watched) -> list[bool]:
+    """Which tensors have a learning rate that should move them."""
+    return [rate > FADED * peak for rate, peak in zip(seen.rates, seen.peaks, strict=True)]
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))

@@ -1,1 +1,0 @@
-"""Optimizers: learning rates and schedules, their state, updates that are skipped or never come."""

@@ -1,0 +1,385 @@
+"""What the model predicts, read from what torch keeps for the backward pass of the loss: one answer for every input, no
+more than label frequencies, or a latent code that says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph import (
+    CROSS_ENTROPIES,
+    DISTANCES,
+    NEUTRAL,
+    REDUCING,
+    kind_of,
+    made_of,
+    near,
+    past_neutral,
+    saved,
+    signed,
+    source_of,
+)
+from healthcheck.probes.looks import ask_again
+from healthcheck.probes.transfer.deferred import largest, number, smallest
+from healthcheck.probes.transfer.tensors import is_tensor, on_host
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+ROWS, COLUMNS = 64, 32
+"""Rows and columns of a batch of answers that are looked at, at even distances."""
+FEW = 8
+"""Rows below which a batch says nothing of how answers differ."""
+LARGE = 100
+"""Size of targets from which on they are compared with the answers, and times of these that are out of reach."""
+RARE = 0.1
+"""What a label counts for where there are two classes."""
+
+_PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
+    "predictions.spread",
+    "embeddings.spread",
+    "targets.one_class",
+    "targets.reach",
+)
+_EMBEDDED = {
+    "Cdist": "x1",
+    "EuclideanDist": "x1",
+    "LinalgVectorNorm": "self",
+    "Norm": "self",
+    "Div": "self",
+}
+"""Operations of losses on distances and angles, and where each keeps the vectors that it compares."""
+_THROUGH = frozenset((
+    *_EMBEDDED,
+    *REDUCING, *NEUTRAL, "Max", "Min", "Amax", "Amin", "Relu", "ClampMin", "Clamp", "Softplus", "MaskedFill", "Where",
+    "Exp", "Log", "Rsub",
+))  # fmt: skip
+
+
+class PredictionProbe:
+    """Looks at the answers and targets that the loss was computed from, in the steps that a rule asks for.
+
+    *Spread of predictions*: how far answers of one batch lie apart, in nats for classifiers and as a part of the
+    targets' own spread for regressions; 0 is one answer for every input. Left out are losses whose targets do not
+    differ. *Spread of embeddings*: of vectors whose distances or angles make up the loss, as a part of their length.
+    *One class*: labels in a row that were of one and the same class, under a linear layer (those of contrastive losses
+    are alike by design). *Reach*: size of the targets of a regression divided by that of the answers, where the
+    targets are in their hundreds or more; else 0.
+
+    No hook and no copy: torch has these tensors for its backward pass, and they are let go at once.
+    """
+
+    name = "predictions"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            _PREDICTIONS,
+            "How far the model's answers to one batch lie apart; 0 is one answer for every input.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss",),
+        ),
+        Metric(
+            _EMBEDDINGS,
+            "How far vectors that the loss compares lie apart, as a part of their length; 0 is one vector.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a loss that compares vectors"),
+        ),
+        Metric(
+            _CLASS,
+            f"Labels of a classifier in a row, of the batches looked at, that were all of one class; of two classes {RARE} each.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss",),
+        ),
+        Metric(
+            _REACH,
+            f"Size of a regression's targets, where it is above {LARGE}, divided by that of the predictions; else 0.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a regression"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._step = 0
+        self._look_at = dict.fromkeys(_KEYS, 0)
+        """Step at which each metric is looked for again: a loss that has never shown it will hardly do so at the next step."""
+        self._shown: set[str] = set()
+        self._class: int | None = None
+        self._alike = 0.0
+        """Labels in a row of the class ``_class``."""
+
+    def plan(self, demand: Demand) -> None:
+        self._look_at = {key: self._look_at.get(key, 0) for key in _KEYS if demand.wants(key)}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.loss_graph is None or event.phase != "train" or step == self._step:
+            return ()
+        due = {key for key, at in self._look_at.items() if step >= at and key in demand.due_now}
+        if not due:
+            return ()
+        self._step = step
+        found: dict[str, list[Any]] = {}
+        for key, value in self._looked_at(event.loss_graph, due):
+            found.setdefault(key, []).append(value)
+        self._shown.update(found)
+        if not due <= self._shown:
+            self._look_at.update((key, ask_again(step)) for key in due - self._shown)
+            self.rests_until = min(max(at, demand.next_due((key,), step)) for key, at in self._look_at.items())
+        return [Sample(key, step, _combined(key, values)) for key, values in found.items()]
+
+    def _looked_at(self, root: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+        for node, kind in made_of(root, _THROUGH):
+            if kind in CROSS_ENTROPIES:
+                yield from self._of_classes(node, due)
+            elif kind in (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
+                yield from _of_numbers(node, kind, due)
+            elif kind in _EMBEDDED and _EMBEDDINGS in due:
+                vectors = saved(node, _EMBEDDED[kind])
+                if is_tensor(vectors) and _are_vectors(node, vectors):
+                    yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
+
+    def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+        softmax = past_neutral(source_of(node))
+        labels: Any = saved(node, "target")
+        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+            return
+        differ = _differ(labels)
+        if _PREDICTIONS in due:
+            # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
+            rows = _rows(answers, int(softmax._saved_dim)).nan_to_num(0.0, 0.0, 0.0)
+            if rows.shape[0] >= FEW:
+                yield _PREDICTIONS, _where(differ, rows.std(0).max())
+        if _CLASS in due and on_host(labels):
+            known = None if bool(differ) else int(labels.reshape(-1)[0])
+            linear = kind_of(past_neutral(source_of(softmax))) == "Addmm"
+            # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
+            weight = 1.0 if answers.shape[int(softmax._saved_dim)] > 2 else RARE
+            more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
+            self._alike = self._alike + more if more and known == self._class else more
+            self._class = known
+            yield _CLASS, self._alike
+
+
+def _are_vectors(node: Any, values: Any) -> bool:
+    """Whether these are the rows of a batch; of a division, whether by their lengths; of a length, whether of differences.
+
+    A length by itself compares nothing: that of a gradient in a penalty, of a capsule, of weights.
+    """
+    if values.dim() != 2 or values.shape[0] < FEW or values.shape[1] < 2:
+        return False
+    if kind_of(node) in ("LinalgVectorNorm", "Norm"):
+        source = past_neutral(source_of(node))
+        if kind_of(source) == "Add":  # a small number against a root of zero
+            source = past_neutral(source_of(source))
+        return kind_of(source) in ("Sub", "Rsub")
+    lengths = saved(node, "other") if kind_of(node) == "Div" else None
+    return lengths is None or tuple(lengths.shape) in ((values.shape[0], 1), tuple(values.shape))
+
+
+def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:
+    answers: Any = saved(node, "self")
+    targets: Any = saved(node, "target")
+    if not is_tensor(answers) or not is_tensor(targets) or answers.shape != targets.shape or not answers.dim():
+        return
+    if answers.shape[0] < FEW:
+        return
+    rows, wanted = _rows(answers, None), _rows(targets, None)
+    apart, differ = rows.std(0).max(), wanted.std(0).max()
+    size = wanted.square().mean().sqrt()
+    reach = _where(size > LARGE, size / rows.square().mean().sqrt().clamp(min=1e-6), 0.0)
+    if _PREDICTIONS in due:
+        # Answers that have yet to get where the targets are lie close together on the way; the reach says it.
+        counts = (differ > 0) & (reach < LARGE)
+        yield _PREDICTIONS, _where(counts, _ratio(apart, differ) if kind in DISTANCES else apart)
+    if _REACH in due and kind in DISTANCES:
+        yield _REACH, reach
+
+
+def _rows(values: Any, classes: int | None) -> Any:
+    """A few rows and columns of a batch, float32. ``classes``: the dimension that is one answer; all but the first if None."""
+    values = values.detach()
+    values = values.reshape(values.shape[0], -1) if classes is None else values.movedim(classes, -1).flatten(0, -2)
+    rows, columns = (max(1, -(-n // most)) for n, most in zip(values.shape, (ROWS, COLUMNS), strict=True))
+    return values[::rows, ::columns].float()
+
+
+def _apart(vectors: Any, *, angles: bool) -> Any:
+    """Circular variance (Mardia, 1972) of the directions; without ``angles`` the spread of the lengths, too."""
+    import torch
+
+    lengths = vectors.norm(dim=1)
+    apart = 1 - (vectors / lengths.clamp(min=1e-30).unsqueeze(1)).mean(0).norm()
+    if not angles:
+        apart = torch.maximum(apart, _ratio(lengths.std(), lengths.mean()))
+    return _where(lengths.max() > 0, apart)
+
+
+def _differ(labels: Any) -> Any:
+    low, high = labels.detach().aminmax()
+    return low != high
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    return _where(whole > 0, part / whole.clamp(min=1e-30))
+
+
+def _where(condition: Any, value: Any, other: float = 1.0) -> Any:
+    import torch
+
+    return torch.where(condition, value, torch.full_like(value, other))
+
+
+def _combined(key: str, values: list[Any]) -> Any:
+    """The worst of several parts of one loss: the smallest spread, the largest of the rest."""
+    given = list(map(number, values))
+    return largest(given) if key in (_REACH, _CLASS) else smallest(given)
+
+
+FREQUENCY_ROWS = 256
+"""Labels of a batch for which the two answers are compared, at even distances; all of them are counted."""
+SETTLED = 20
+"""Batches after which the counts are worth a comparison."""
+
+_KEY = "loss.over_frequencies"
+
+
+class FrequencyProbe:
+    """Compares the model's answers with those of somebody who only counts labels, on the same labels.
+
+    Both pay the negative logarithm of the probability that they gave to each label. The counter gives every label its
+    frequency in the batches looked at before, with one half added to each (Krichevsky and Trofimov, 1981), so that it
+    knows nothing of the batch at hand. Read from what torch keeps for the backward pass of a cross entropy: weights of
+    classes and label smoothing do not enter.
+    """
+
+    name = "label-frequencies"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            _KEY,
+            "Cost of the labels under the model, divided by their cost under the frequencies of labels so far; 1 is no better.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a cross entropy"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._counts: Any = None
+        self._looks = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.loss_graph is None or event.phase != "train" or event.step == self._step:
+            return ()
+        if not demand.due(_KEY, event.step):
+            return ()
+        self._step = event.step
+        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+        softmax: Any = past_neutral(source_of(node)) if node is not None else None
+        labels: Any = saved(node, "target")
+        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+            return ()
+        answers, dim = answers.detach(), signed(int(softmax._saved_dim))
+        if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
+            return ()
+        if dim % answers.dim() != answers.dim() - 1 or answers.numel() != labels.numel() * answers.shape[-1]:
+            return ()
+        value = self._compare(answers.flatten(0, -2), labels.detach().flatten(), signed(int(node._saved_ignore_index)))
+        return (Sample(_KEY, event.step, number(value)),) if self._looks > SETTLED else ()
+
+    def _compare(self, answers: Any, labels: Any, left_out: int) -> Any:
+        import torch
+
+        classes = answers.shape[-1]
+        known = self._counts
+        if known is None or known.shape[0] != classes or known.device != labels.device:
+            known = self._counts = torch.full((classes,), 0.5, device=labels.device)
+            self._looks = 0
+        counts = (labels != left_out) & (labels >= 0) & (labels < classes)
+        labels = labels.clamp(0, classes - 1)
+        frequencies = (known / known.sum()).log()
+        apart = max(1, labels.shape[0] // FREQUENCY_ROWS)
+        some, weights = labels[::apart], counts[::apart].float()
+        given = answers[::apart].gather(1, some.unsqueeze(1)).squeeze(1).float()
+        cost, base = (given * weights).sum(), (frequencies[some] * weights).sum()
+        known.index_add_(0, labels, counts.float())
+        self._looks += 1
+        return torch.where(base < 0, cost / base.clamp(max=-1e-6), torch.zeros_like(base))
+
+
+_LINEAR = ("Add", "Sub", "Rsub")
+
+
+class LatentProbe:
+    """Finds the divergence of two Gaussians in the graph of the loss, and computes its value.
+
+    Two ways of writing it are known: from mean and log variance, ``mu**2 + logvar.exp() - logvar - 1`` (Kingma and
+    Welling, 2014), and ``torch.distributions.kl_divergence`` of two ``Normal``. Recognised by a logarithm and its
+    exponential that stand in one sum with a square of the same shape.
+    """
+
+    name = "latent"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "latent.kl",
+            "Divergence of the latent code's distribution from the prior, in nats per sample.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a divergence from a prior in the loss"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.loss_graph is None or event.phase != "train" or step == self._step:
+            return ()
+        if not demand.due("latent.kl", step):
+            return ()
+        self._step = step
+        value = _divergence(event.loss_graph)
+        return () if value is None else (Sample("latent.kl", step, number(value)),)
+
+
+def _divergence(root: Any) -> Any:
+    """Mean over samples of the sum over the code, as a 0-dim tensor; None where no such term stands in the loss."""
+    nodes = list({id(node): node for node in near(root)}.values())
+    added = {id(parent) for node in nodes if kind_of(node) in _LINEAR for parent, _ in node.next_functions}
+    squares = [square for node in nodes if (square := _square(node)) is not None]
+    for node in nodes:
+        kind = kind_of(node)
+        ratio: Any
+        mean: Any
+        if kind not in ("Exp", "Log") or id(node.next_functions[0][0]) not in added:
+            continue
+        # The exponential keeps its result, the logarithm its input: both are the ratio of the variances.
+        ratio = saved(node, "result" if kind == "Exp" else "self")
+        own = node.next_functions[0][0] if kind == "Log" else None
+        for maker, mean in squares:
+            if maker is not own and is_tensor(ratio) and mean.shape == ratio.shape and mean.dim() > 1:
+                ratio, mean = ratio.detach().float(), mean.detach().float()
+                terms = (mean.square() + ratio - 1 - ratio.clamp(min=1e-30).log()) / 2
+                return terms.flatten(1).sum(1).mean()
+    return None
+
+
+def _square(node: Any) -> tuple[Any, Any] | None:
+    """The node, and what was squared there."""
+    kind = kind_of(node)
+    inputs = node.next_functions
+    by_itself = kind == "Mul" and len(inputs) == 2 and inputs[0][0] is inputs[1][0] is not None
+    if not by_itself and (kind != "Pow" or node._saved_exponent != 2):
+        return None
+    squared: Any = saved(node, "self")
+    return (node, squared) if is_tensor(squared) else None

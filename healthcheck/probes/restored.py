@@ -1,0 +1,152 @@
+"""Weights put back or loaded without effect: an update that is undone before the next one, state dicts that fit nowhere or
+are the model's own tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.labels import first_few, optimizer_labels
+from healthcheck.probes.transfer.deferred import calculate
+from healthcheck.probes.transfer.sampling import ROWS, ElementSampler, SampledRows
+from healthcheck.probes.weight_size import looked_at
+from healthcheck.protocols import Demand
+from healthcheck.references import weak
+from healthcheck.samples import Cost, Labels, Metric, Sample
+
+
+@dataclass(slots=True)
+class _Watch:
+    optimizer: Callable[[], Any]
+    sampler: ElementSampler
+    before: list[SampledRows]
+    moved: Sequence[Any] | None = None
+    """What the update changed, as :meth:`ElementSampler.compare` sums it up."""
+
+
+class RestoredWeightProbe:
+    """Compares sampled weights before an update, after it, and before the next one.
+
+    A tensor is *restored* if the update changed it and it then was again what it had been, to the last bit. A clamp
+    that holds weights at plus or minus one bound does that by design: rows of one size throughout are left out.
+    """
+
+    name = "restored-weights"
+    stretchable = ("params.restored",)
+    """Metrics that the overhead budget may have measured less often."""
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "params.restored",
+            "Part of the looked-at tensors that an update moved and that were put back before the next.",
+            "fraction",
+            Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._watches: dict[int, _Watch] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        optimizer, index = event.optimizer, event.optimizer_index
+        if optimizer is None:
+            return ()
+        watch = self._watches.get(index)
+        if watch is not None and watch.optimizer() is not optimizer:
+            del self._watches[index]
+            watch = None
+        if event.kind is EventKind.AFTER_UPDATE:
+            if watch is not None and watch.moved is None:
+                if event.skipped:
+                    del self._watches[index]
+                    return ()
+                watch.moved = watch.sampler.compare(watch.before, watch.before)
+            return ()
+        samples = []
+        if watch is not None and watch.moved is not None:
+            del self._watches[index]
+            now = watch.sampler.compare(watch.before, watch.before)
+            samples.append(_restored(watch.moved, now, event.step, optimizer_labels(index)))
+        if demand.due("params.restored", event.step):
+            sampler = watch.sampler if watch is not None else ElementSampler(looked_at(optimizer))
+            if sampler.groups:
+                self._watches[index] = _Watch(weak(optimizer), sampler, sampler.weights("before"))
+        if index not in self._watches:
+            self.rests_until = demand.next_due(("params.restored",), event.step)
+        return samples
+
+
+def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Labels) -> Sample:
+    """The share of restored tensors, from sums of each one's elements after the update and now, against those before it.
+
+    Weights of one size throughout have as many squares of the largest as they have elements that are not zero.
+    """
+    counted: list[int] = []
+
+    def compute(*vectors: Sequence[float]) -> float:
+        hits = moves = count = 0
+        for then, today in zip(vectors[: len(moved)], vectors[len(moved) :], strict=True):
+            n = len(then) // ROWS
+            count += n
+            for k in range(n):
+                squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
+                if changed and not math.isclose(squares, there * largest * largest, rel_tol=1e-5):
+                    moves += 1
+                    hits += not today[2 * n + k]
+        counted[:] = [hits, count]
+        return hits / max(moves, 1)
+
+    def facts() -> Mapping[str, Any]:
+        return {"tensors": f"{counted[0]:,} of {counted[1]:,} tensors looked at"} if counted else {}
+
+    return Sample("params.restored", step, calculate(compute, *moved, *now), labels, detail=facts)
+
+
+class LoadedStateProbe:
+    """Counts loads that changed nothing, in modules that are trained.
+
+    *Unmatched*: with ``strict=False``, and not one name was found in the module that was given them. A checkpoint of
+    a wrapped model (``module.``, ``model.``, ``_orig_mod.``) is the usual case. Loads of which a part fits are a way to
+    begin with another model's body, and are not counted.
+
+    *Own*: during the training, from tensors that are the module's own. ``best = model.state_dict()`` is no copy.
+    """
+
+    name = "loaded-state"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.TRAIN_END)
+    provides: tuple[Metric, ...] = (
+        Metric("state.unmatched", "State dicts loaded since the last step of which not one name fitted."),
+        Metric(
+            "state.own", "State dicts loaded since the last step that were the module's own tensors, no copies of them."
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._begun = False
+        """Whether both were given once: from then on only what is found is worth a sample."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        own: Sequence[str] = ()
+        if event.run is not None and event.run.own_loads:
+            own = tuple(event.run.own_loads)
+            event.run.own_loads.clear()
+        if self._begun and not own and not event.unmatched_loads:
+            return ()
+        unmatched = [text for module, text in event.unmatched_loads if _is_part(module(), event)]
+        samples = [*self._samples("state.unmatched", unmatched, event), *self._samples("state.own", own, event)]
+        self._begun = self._begun or bool(samples)
+        return samples
+
+    def _samples(self, metric: str, found: Sequence[str], event: Event) -> Iterable[Sample]:
+        # A run that ends without a step has trained nothing of which it could be said that all was in order.
+        if not found and (self._begun or event.kind is EventKind.TRAIN_END):
+            return ()
+        return (Sample(metric, event.step, float(len(found)), detail=lambda: {"which": first_few(found)}),)
+
+
+def _is_part(module: Any, event: Event) -> bool:
+    return module is not None and event.model is not None and any(m is module for _, m in event.model.named_modules())

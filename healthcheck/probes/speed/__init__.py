@@ -1,1 +1,0 @@
-"""Time: per step, waiting for data, compiling, and what watching itself costs."""

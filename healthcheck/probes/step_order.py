@@ -1,0 +1,389 @@
+"""The order of backward pass, update and ``zero_grad``: gradients that are lost before they are used, used twice, or
+not shared between the ranks that train one model."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph import kind_of, saved, source_of
+from healthcheck.probes.labels import optimizer_labels
+from healthcheck.probes.transfer.tensors import is_tensor, on_host
+from healthcheck.protocols import Demand
+from healthcheck.references import weak
+from healthcheck.samples import Cost, Metric, Sample
+
+TENSORS = 4
+"""Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""
+UPDATES = 20
+"""Updates over which reused gradients are counted."""
+SETTLED = 40
+"""Updates after which two or three in a row, the last of them one for which a rule is due, are looked at and not all."""
+_KEYS = ("grads.cleared", "updates.reused")
+_SIZE = operator.methodcaller("numel")
+
+
+@dataclass(slots=True)
+class _Order:
+    """What is known of one optimizer between two of its updates."""
+
+    losses: int = 0
+    """Backward passes of the run when it last made an update."""
+    gradient: Callable[[], Any] = lambda: None
+    version: int = -1
+    step: int = 0
+    """Of the last update looked at."""
+    updates: int = 0
+    turn: bool = False
+    reused: deque[bool] = field(default_factory=lambda: deque(maxlen=UPDATES))
+    armed: list[Any] = field(default_factory=list)
+    """Handles of the hooks that wait for the next backward pass."""
+    got: set[int] = field(default_factory=set)
+    looked_at: int = 0
+
+
+class StepOrderProbe:
+    """Two orders of calls that raise no error and train nothing, or something else.
+
+    *Cleared*: the backward pass made gradients and the update found none, because ``zero_grad`` stands between them
+    or the update before the backward pass. Suspected where an update meets no gradient at all (or, on the host, only
+    zeros in the tensors looked at); then hooks on a few parameters watch one backward pass, and are removed.
+
+    *Reused*: an update without a backward pass since the optimizer's last one, with the very same gradients, which
+    torch's version counters prove without a look at them. Gradients that a script writes itself are none.
+    """
+
+    name = "step-order"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "grads.cleared",
+            "Part of the looked-at tensors whose gradient was there after the backward pass and gone at the update.",
+            "fraction",
+            Cost.HOST,
+        ),
+        Metric(
+            "updates.reused",
+            f"Part of the last {UPDATES} updates that applied the gradients of the update before once more.",
+            "fraction",
+            Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._losses = 0
+        self._orders: dict[int, _Order] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.LOSS:
+            self._losses += 1
+            return ()
+        if event.optimizer is None:
+            return ()
+        order = self._orders.get(event.optimizer_index)
+        if order is None:
+            order = self._orders[event.optimizer_index] = _Order()
+        labels, step = optimizer_labels(event.optimizer_index), event.step
+        samples = []
+        follows, order.step = order.step >= step - 1, step
+        order.updates += 1
+        if self._losses:
+            reused = self._is_reused(order, event.optimizer)
+            if follows:  # after a rest there is nothing to compare with
+                order.reused.append(reused)
+            if len(order.reused) == UPDATES and "updates.reused" in demand.due_now:
+                count = sum(order.reused)
+                facts = {"updates": f"{count} of the last {UPDATES} updates had no backward pass of their own"}
+                samples.append(Sample("updates.reused", step, count / UPDATES, labels, detail=lambda: facts))
+        if order.armed:
+            samples += self._judge(order, event)
+        elif "grads.cleared" in demand.due_now:
+            if _is_there(event.optimizer):
+                self._rest(order, demand)
+                return [*samples, Sample("grads.cleared", step, 0.0, labels)]
+            params = _trainable(event.optimizer)
+            if params and _all_gone(params):
+                self._arm(order, params)
+            else:
+                samples.append(Sample("grads.cleared", step, 0.0, labels))
+        if not order.armed:
+            self._rest(order, demand)
+        return samples
+
+    def _rest(self, order: _Order, demand: Demand) -> None:
+        if order.updates > SETTLED and order.step == demand.next_due(_KEYS, order.step - 1):
+            due = demand.next_due(_KEYS, order.step)
+            order.turn = not order.turn
+            self.rests_until = due - 1 - order.turn  # every second update may be the one that is made twice
+
+    def _is_reused(self, order: _Order, optimizer: Any) -> bool:
+        gradient: Any = None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    break
+            if gradient is not None:
+                break
+        if gradient is None:
+            order.losses, order.version = self._losses, -1
+            return False
+        version = gradient._version
+        reused = order.losses == self._losses and order.version == version and order.gradient() is gradient
+        order.losses, order.version = self._losses, version
+        if order.gradient() is not gradient:
+            order.gradient = weak(gradient)
+        return reused
+
+    def _arm(self, order: _Order, params: Sequence[Any]) -> None:
+        few = sorted(params, key=_SIZE)[:TENSORS]
+        order.got, order.looked_at = set(), len(few)
+
+        def took(number: int) -> Callable[[Any], None]:
+            def hook(parameter: Any) -> None:
+                if not _is_gone(parameter.grad):
+                    order.got.add(number)
+
+            return hook
+
+        order.armed = [p.register_post_accumulate_grad_hook(took(n)) for n, p in enumerate(few) if p.is_leaf]
+
+    def _judge(self, order: _Order, event: Event) -> Iterable[Sample]:
+        self._disarm(order)
+        lost = len(order.got) if _all_gone(_trainable(event.optimizer)) else 0
+        looked = order.looked_at
+
+        def facts() -> Mapping[str, Any]:
+            return {"tensors": f"{lost} of {looked} tensors looked at got a gradient in the backward pass and lost it"}
+
+        share = lost / looked
+        return (Sample("grads.cleared", event.step, share, optimizer_labels(event.optimizer_index), detail=facts),)
+
+    @staticmethod
+    def _disarm(order: _Order) -> None:
+        for handle in order.armed:
+            handle.remove()
+        order.armed = []
+
+    def close(self) -> None:
+        """Remove hooks that still wait."""
+        for order in self._orders.values():
+            self._disarm(order)
+
+
+def _trainable(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.numel()]
+
+
+def _is_there(optimizer: Any) -> bool:
+    """Whether the first parameter that is trained has a gradient on a device, which then counts as some."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.numel():
+                gradient = parameter.grad
+                return gradient is not None and not on_host(gradient)
+    return False
+
+
+def _all_gone(params: Sequence[Any]) -> bool:
+    """Whether no parameter has a gradient, or the smallest ones, on the host, have zeros for theirs."""
+    if params[0].grad is None:
+        return all(p.grad is None for p in params)
+    few = sorted(params, key=_SIZE)[:TENSORS]
+    return all(p.grad is not None and _is_zero(p.grad) for p in few)
+
+
+def _is_zero(gradient: Any) -> bool:
+    """Exact, on the host; a gradient on a device counts as some: asking would be a wait."""
+    import torch
+
+    return on_host(gradient) and gradient.layout is torch.strided and not bool(gradient.any())
+
+
+def _is_gone(gradient: Any) -> bool:
+    """No gradient, or only zeros."""
+    return gradient is None or _is_zero(gradient)
+
+
+DISCARDED_TENSORS = 2
+"""Tensors looked at, the smallest of the optimizer's."""
+
+
+class DiscardedGradientProbe:
+    """Watches one update in a while for backward passes that are thrown away.
+
+    Between two backward passes of one update the gradients must still be there. That they are gone is no fault where
+    the first pass serves something else (an adversarial example, the generator's pass through a discriminator), so that
+    accumulation must be seen to be meant: the loss is divided by the number of its micro-batches, or each of them took
+    a batch of its own from the loader.
+    """
+
+    name = "discarded-gradients"
+    listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "grads.discarded",
+            "Part of an update's backward passes whose gradients were cleared before the update.",
+            "fraction",
+            Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._passes = self._batches = self._lost = 0
+        self._fresh = False
+        self._divided = False
+        self._params: list[Callable[[], Any]] = []
+        """The few tensors, from an update before that had several backward passes."""
+        self._hooks: list[Any] = []
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.step != self._step:
+            self._begin(event.step)
+        if event.kind is EventKind.BATCH_READY:
+            self._batches += event.phase == "train"
+        elif event.kind is EventKind.LOSS:
+            self._before_backward(event)
+        elif event.optimizer is not None:
+            return self._judge(event, demand)
+        return ()
+
+    def _begin(self, step: int) -> None:
+        self._step = step
+        self._passes = self._batches = self._lost = 0
+        self._fresh = False
+        self._divided = False
+        self.close()
+
+    def _before_backward(self, event: Event) -> None:
+        params = [parameter for known in self._params if (parameter := known()) is not None]
+        if self._passes == 0:
+            self._hooks = [p.register_post_accumulate_grad_hook(self._took) for p in params if p.is_leaf]
+        elif self._fresh and params and all(_is_gone(p.grad) for p in params):
+            self._lost += 1
+        self._fresh = False
+        self._passes += 1
+        if event.loss_graph is not None:
+            self._divided = _divisor(event.loss_graph) > 1
+
+    def _took(self, parameter: Any) -> None:
+        self._fresh = self._fresh or not _is_gone(parameter.grad)
+
+    def _judge(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        passes, lost, hooked = self._passes, self._lost, bool(self._hooks)
+        meant = self._divided or self._batches == passes
+        self._begin(event.step)
+        if not demand.due("grads.discarded", event.step) or event.optimizer_index > 0:
+            return ()
+        if passes < 2:
+            self._params = []
+            return (Sample("grads.discarded", event.step, 0.0),)
+        owned = [p for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._params = [weak(p) for p in sorted(owned, key=lambda p: int(p.numel()))[:DISCARDED_TENSORS]]
+        if not hooked:
+            return ()
+
+        def facts() -> Mapping[str, Any]:
+            return {"passes": f"{lost} of {passes} backward passes of this update were thrown away"}
+
+        return (Sample("grads.discarded", event.step, lost / passes if meant else 0.0, detail=facts if lost else None),)
+
+    def close(self) -> None:
+        """Remove hooks that still wait."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+def _divisor(root: Any) -> float:
+    """The number that a loss was divided by, directly or behind the scale of a GradScaler; 1 without one."""
+    node = root
+    for _ in range(3):
+        kind = kind_of(node)
+        number: Any = saved(node, "other") if kind in ("Div", "Mul") else None
+        if not is_tensor(number) or number.numel() != 1 or not on_host(number):
+            return 1.0
+        value = float(number)
+        if kind == "Div" and value > 1:
+            return value
+        if kind == "Mul" and 0 < value < 1:
+            return 1 / value
+        node = source_of(node)
+    return 1.0
+
+
+COUNTED_UPDATES = 5
+"""Updates during which the wrapper's passes are counted."""
+
+
+class UnsyncedGradientProbe:
+    """Counts tensors of a DDP model that get gradients while the wrapper itself is never called.
+
+    Gradients are averaged over the ranks in a backward pass that follows a pass through the wrapper. Who calls
+    ``model.module(...)``, or a method of it, trains each rank on its own. Looked at once, over the first few updates; the
+    hook on the wrapper is taken off then. A compiled model is not judged: torch passes by hooks that it has not compiled.
+    """
+
+    name = "unsynced"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "grads.unsynced",
+            f"Tensors of a DDP model with gradients that are not shared, after {COUNTED_UPDATES} updates without a pass through it.",
+            cost=Cost.HOST,
+            needs=("DistributedDataParallel on several ranks",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._passes = 0
+        self._updates = 0
+        self._handles: list[Any] = []
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or self.rests_until:
+            return ()
+        modules = [module for _, module in event.model.named_modules()]
+        wrappers = [module for module in modules if _shares(module)]
+        if not wrappers or any(map(_is_compiled, modules)):
+            self.rests_until = sys.maxsize
+            return ()
+        self._updates += 1
+        if self._updates == 1:
+            self._handles = [wrapper.register_forward_pre_hook(self._passed) for wrapper in wrappers]
+        if self._updates <= COUNTED_UPDATES:
+            return ()
+        self.close()
+        self.rests_until = sys.maxsize
+        alone = 0 if self._passes else sum(p.grad is not None for wrapper in wrappers for p in wrapper.parameters())
+        facts = {"wrapper": f"not called in {COUNTED_UPDATES} updates"}
+        return (Sample("grads.unsynced", event.step, float(alone), detail=lambda: facts),)
+
+    def _passed(self, module: Any, given: Any) -> None:
+        self._passes += 1
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def _shares(module: Any) -> bool:
+    """Whether this is DDP over several ranks. By name: a run on one rank need not import ``torch.distributed``."""
+    if not any(cls.__name__ == "DistributedDataParallel" for cls in type(module).__mro__):
+        return False
+    group = getattr(module, "process_group", None)
+    return group is not None and group.size() > 1
+
+
+def _is_compiled(module: Any) -> bool:
+    kinds = {cls.__name__ for cls in type(module).__mro__}
+    return "OptimizedModule" in kinds or getattr(module, "_compiled_call_impl", None) is not None

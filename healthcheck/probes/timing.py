@@ -1,0 +1,319 @@
+"""Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, compiling, and what
+watching itself costs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from healthcheck.events import Event, EventKind
+from healthcheck.probes.graph import near
+from healthcheck.probes.memory_readings import waited_for_cpu
+from healthcheck.protocols import Demand
+from healthcheck.samples import Cost, Metric, Sample
+
+PAUSES = (
+    EventKind.EVAL_START,
+    EventKind.EVAL_STEP,
+    EventKind.EVAL_END,
+    EventKind.TEST_START,
+    EventKind.TEST_STEP,
+    EventKind.TEST_END,
+    EventKind.CHECKPOINT_SAVED,
+    EventKind.EPOCH_START,
+    EventKind.EPOCH_END,
+)
+"""What may lie between two steps and is no part of either."""
+
+ALWAYS = 5
+"""Steps in a row with a pause before them, after which the pause is a part of each: evaluation of a whole graph after
+every update, epochs of a single batch."""
+
+ETA_WARMUP = 10
+ETA_WINDOW = 20
+
+
+class StepTimeProbe:
+    """Seconds from the end of one step to the end of the next, and rates made of them.
+
+    The first step (which compiles and allocates) gives no sample, nor does a step with an
+    evaluation, a test, a checkpoint or an epoch's end before it: baselines stay clean. Where that is so for every
+    step, it counts, or such a run would have no times at all. On an accelerator this is the host's time, which follows
+    the device's over a few steps.
+    """
+
+    name = "step-time"
+    listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BATCH_READY, EventKind.STEP_END, *PAUSES)
+    provides: tuple[Metric, ...] = (
+        Metric("time.step", "Seconds from step end to step end.", "s"),
+        Metric("time.data", "Seconds that the step waited for its batches.", "s"),
+        Metric("throughput", "Samples per second; steps per second where the batch size is unknown.", "1/s"),
+        Metric("tokens_per_sec", "Tokens per second, where the trainer counts tokens.", "1/s"),
+        Metric("progress", "Part of the planned steps that is done.", "fraction"),
+        Metric("eta", f"Seconds to the end, from the median of {ETA_WINDOW} steps.", "s"),
+    )
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._paused = False
+        self._paused_in_a_row = 0
+        self._wait: float | None = None
+        self._samples = self._tokens = 0
+        self._counts_samples = False
+        self._recent: deque[float] = deque(maxlen=ETA_WINDOW)
+        self._timed = 0
+        self._step = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.BATCH_READY:
+            if event.data_wait is not None:
+                self._wait = (self._wait or 0.0) + event.data_wait
+            self._samples += event.n_samples or 0
+            self._tokens += event.n_tokens or 0
+            return ()
+        if event.kind is EventKind.TRAIN_START:
+            self._last = None
+            return ()
+        if event.kind is not EventKind.STEP_END:
+            self._paused = True
+            return ()
+        if event.step == self._step:  # a second optimizer's end of the same step
+            return ()
+        self._step = event.step
+        now = self._clock()
+        self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
+        clean = not self._paused or self._paused_in_a_row > ALWAYS
+        taken = now - self._last if clean and self._last is not None else None
+        self._last, self._paused = now, False
+        return self._samples_of(event, taken, demand)
+
+    def _samples_of(self, event: Event, taken: float | None, demand: Demand) -> list[Sample]:
+        step, wanted = event.step, demand.wants
+        wait = event.data_wait if event.data_wait is not None else self._wait
+        count = event.n_samples if event.n_samples is not None else self._samples
+        tokens = event.n_tokens if event.n_tokens is not None else self._tokens
+        self._wait, self._samples, self._tokens = None, 0, 0
+        self._counts_samples = self._counts_samples or count > 0
+        samples = []
+        if taken is not None and taken > 0:
+            if wanted("time.step"):
+                samples.append(Sample("time.step", step, taken))
+            if wait is not None and wanted("time.data"):
+                samples.append(Sample("time.data", step, wait))
+            # One unit per run: a step without a count must not mix steps/s into samples/s.
+            if (count > 0 or not self._counts_samples) and wanted("throughput"):
+                samples.append(Sample("throughput", step, (count or 1) / taken))
+            if tokens > 0 and wanted("tokens_per_sec"):
+                samples.append(Sample("tokens_per_sec", step, tokens / taken))
+            self._recent.append(taken)
+            self._timed += 1
+        if event.max_steps:
+            if wanted("progress"):
+                samples.append(Sample("progress", step, min(1.0, step / event.max_steps)))
+            if self._timed >= ETA_WARMUP and wanted("eta"):
+                left = max(0, event.max_steps - step)
+                samples.append(Sample("eta", step, left * statistics.median(self._recent)))
+        return samples
+
+
+class StepPartsProbe:
+    """Where a step's time goes, by the host's clock between events.
+
+    Kernels run late on an accelerator: there the parts say where the host waits, not where the
+    device works.
+    """
+
+    name = "step-parts"
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.BATCH_READY,
+        EventKind.LOSS,
+        EventKind.BACKWARD_END,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+    )
+    provides: tuple[Metric, ...] = (
+        Metric("time.forward", "Seconds from batch to loss, over all micro-batches.", "s"),
+        Metric("time.backward", "Seconds from the last loss to the end of the backward pass.", "s"),
+        Metric("time.optimizer", "Seconds in the optimizer's step.", "s"),
+    )
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._at: dict[EventKind, float] = {}
+        self._parts: dict[str, float] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.STEP_END:
+            parts, self._parts, self._at = self._parts, {}, {}
+            return [Sample(f"time.{name}", event.step, seconds) for name, seconds in parts.items()]
+        now = self._at[event.kind] = self._clock()
+        if event.kind is EventKind.LOSS:
+            self._add("forward", EventKind.BATCH_READY, now)
+        elif event.kind is EventKind.BACKWARD_END:
+            self._add("backward", EventKind.LOSS, now)
+        elif event.kind is EventKind.AFTER_UPDATE:
+            self._add("optimizer", EventKind.BEFORE_UPDATE, now)
+        return ()
+
+    def _add(self, part: str, since: EventKind, now: float) -> None:
+        began = self._at.pop(since, None)
+        if began is not None:
+            self._parts[part] = self._parts.get(part, 0.0) + now - began
+
+
+EVERY = 8
+"""Steps between two looks."""
+LOOKS = 6
+"""Looks whose median is the pace: the first ones, without the very first, and the newest ones."""
+
+
+class PaceProbe:
+    """How the time per value of the loss has grown since the start.
+
+    From the time between two looks is taken what the thread spent waiting for a processor: that is the machine's
+    doing. The rest is divided by the largest number of values in the graph of the loss near its root (tokens times
+    classes, say): longer sequences and larger batches take longer. Without such a graph it is the time alone.
+    """
+
+    name = "pace"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.STEP_END)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "time.pace",
+            "How many times as long as at first a step takes for each value of its loss, waits for a processor left out.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self, clock: Callable[[], float] = perf_counter, waited: Callable[[], float] = waited_for_cpu) -> None:
+        self._clock, self._waited = clock, waited
+        self._first: list[float] = []
+        self._recent: deque[float] = deque(maxlen=LOOKS)
+        self._last: tuple[int, float] | None = None
+        self._due = 1
+        self._terms = 0
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.step < self._due:
+            self.rests_until = self._due
+            return ()
+        if event.kind is EventKind.LOSS:
+            self._terms = terms(event.loss_graph) if event.loss_graph is not None else 0
+            return ()
+        now, step = self._clock() - self._waited(), event.step
+        last, self._last = self._last, (step, now)
+        self._due = self.rests_until = step + EVERY
+        if last is None or step <= last[0]:
+            return ()
+        pace = max(0.0, now - last[1]) / (step - last[0]) / (self._terms or 1)
+        if len(self._first) <= LOOKS:
+            self._first.append(pace)
+        self._recent.append(pace)
+        if len(self._first) <= LOOKS:
+            return ()
+        usual = median(self._first[1:])
+        return (Sample("time.pace", step, median(self._recent) / usual),) if usual else ()
+
+
+def terms(root: Any) -> int:
+    """The largest number of values of a node near the root of a loss's graph."""
+    largest = 1
+    for node in near(root):
+        for made in (node, node.next_functions[0][0] if node.next_functions else None):
+            metadata = getattr(made, "_input_metadata", None)
+            if metadata:
+                largest = max(largest, math.prod(map(int, metadata[0].shape)))
+    return largest
+
+
+LOOK_EVERY = 5
+"""Steps between two looks while nothing was compiled."""
+
+
+class CompilationProbe:
+    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo."""
+
+    name = "compilation"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    only_when_due = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
+        Metric(
+            "compile.limit_hits",
+            "Functions that Dynamo gave up on because they were compiled anew too often, since the start.",
+            needs=("compile",),
+        ),
+        Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        frames = sys.modules.get("torch._dynamo.convert_frame")
+        counts = getattr(frames, "FRAME_COMPILE_COUNTER", None)
+        if not counts:
+            self.rests_until = event.step + LOOK_EVERY
+            return ()
+        samples = [Sample("compile.recompiles", event.step, float(sum(n - 1 for n in list(counts.values()))))]
+        utilities = sys.modules.get("torch._dynamo.utils")
+        counters = getattr(utilities, "counters", None)
+        if counters is not None:
+            gave_up = [
+                n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()
+            ]
+            samples.append(Sample("compile.limit_hits", event.step, float(sum(gave_up))))
+            breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
+            samples.append(Sample("compile.graph_breaks", event.step, float(breaks)))
+        return samples
+
+
+WINDOW = 50
+"""Steps over which one value is taken: single steps are noise."""
+WARMUP = 10
+"""Steps that are left out at the start: they name parameters, compile kernels and fill tables."""
+
+
+class OwnCostProbe:
+    """Our own host time against the time of the training, one value in :data:`WINDOW` steps.
+
+    Host time only: kernels that we launch are not in it. On an accelerator that is kept busy the host
+    runs ahead, and the training loses less than this.
+    """
+
+    name = "own-cost"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "monitor.overhead",
+            f"Our own host time as a part of the training time, over the last {WINDOW} steps.",
+            "fraction",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._before: tuple[float, float] | None = None
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        self._steps += 1
+        if (self._steps - WARMUP) % WINDOW:
+            return ()
+        if event.run is None:
+            return ()
+        own, active = now = event.run.own_seconds, event.run.active_seconds
+        before, self._before = self._before, now
+        if before is None or active <= before[1]:
+            return ()
+        share = (own - before[0]) / (active - before[1])
+        facts = {"per_step": f"{(own - before[0]) / WINDOW * 1e3:.2f} ms a step"}
+        return (Sample("monitor.overhead", event.step, share, detail=lambda: facts),)

@@ -1,1 +1,0 @@
-"""Weights: are they finite, do they move, how far, and from where did they start?"""

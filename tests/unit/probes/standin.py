@@ -1,0 +1,69 @@
+"""A stand-in for a device: CPU tensors that count as being elsewhere, and copies of them that arrive late.
+
+Probes ask :func:`healthcheck.probes.transfer.tensors.on_host` whether a tensor may be read. With
+:func:`elsewhere` it always says no, and :class:`LateMemory` brings the numbers as a device would: as they were when the
+copy was queued, a few looks later. What a card does besides (kernels of our own, streams) needs one: tests/gpu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from healthcheck.probes.transfer import tensors
+from healthcheck.probes.transfer.mailbox import PinnedMemory, Transfer
+
+
+class NoReads(TorchDispatchMode):
+    """Whoever reads a tensor inside (``.item()``, ``float()``, ``bool()``) has waited for the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        if "_local_scalar_dense" in name or "is_nonzero" in name or "nonzero" in name:
+            raise AssertionError(f"a probe waits for the device: {name}")
+        return function(*args, **(kwargs or {}))
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on tensors of the CPU count as those of a device that copies to pinned memory by itself."""
+    monkeypatch.setattr(tensors, "HOST", frozenset())
+    monkeypatch.setattr(tensors, "PINNED", frozenset({"cpu"}))
+
+
+class _Event:
+    """Done when it has been asked often enough, or waited for."""
+
+    def __init__(self, looks: int) -> None:
+        self._left = looks
+
+    def query(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def synchronize(self) -> None:
+        self._left = 0
+
+
+class LateMemory(PinnedMemory):
+    """Sends as :class:`PinnedMemory` does, without a card.
+
+    :param looks: at so many looks a copy is still under way.
+    """
+
+    def __init__(self, looks: int = 1) -> None:
+        super().__init__()
+        self._looks = looks
+        self.copies = 0
+
+    def send(self, transfer: Transfer) -> None:
+        self.copies += 1
+        parts = [tensor.detach().reshape(1) for tensor in transfer.tensors]
+        parts += [vector.tensor.detach().reshape(-1) for vector in transfer.vectors if vector.tensor is not None]
+        page = torch.cat([part.double() for part in parts]).tolist()
+        transfer.sent(page, len(transfer.tensors), _Event(self._looks))
+
+    def receive(self, transfer: Transfer) -> None:
+        transfer.arrived()

@@ -56,6 +56,8 @@ def _debugger_outside(frame: FrameType | None) -> bool:
     return False
 
 
+# pydevd and debugpy keep no frame of their own on the stack while somebody steps through code; their trace function is
+# all that can be seen of them.
 def _traced_by_debugger(frame: FrameType) -> bool:
     """A debugger set its trace function on this frame (coverage tools do as well, and do not count)."""
     owner = getattr(frame.f_trace, "__self__", None)

@@ -72,7 +72,7 @@ class OverheadBudget:
         probes = {name: cost.ns for name, cost in self._board.cost.items()}
         spent, passed = (own_ns - self._own) / 1e9, active - self._active
         before, self._probes = self._probes, probes
-        first = not self._active
+        first = not self._active  # start-up costs are in it: only what comes after is compared
         self._own, self._active = own_ns, active
         if first or active < MIN_SECONDS or passed <= 0 or spent <= self.share * passed:
             return

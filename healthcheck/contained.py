@@ -79,6 +79,7 @@ class ErrorLog:
     def _cleaned_up(self, error: BaseException) -> dict[str, Any]:
         if self._cleaned or not looks_like_memory(error):
             return {}
+        # Once a run: it stalls the device, and if it did not help the first time, it will not the second.
         self._cleaned = True
         try:
             done = self._cleanup()

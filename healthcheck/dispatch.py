@@ -177,6 +177,7 @@ class Dispatch:
         if self._note is not None:
             self._note(owner, hook, error)
         count = self._failures[owner] = self._failures.get(owner, 0) + 1
+        # A plugin that fails at every step fails in the same words: one entry, counted, keeps the report short.
         text = f"{type(error).__name__}: {error}"
         known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
         if known is None:
@@ -215,6 +216,7 @@ def _hook_name(hook: str | EventKind) -> str:
 def _adapt(function: Callable[..., Any], hook: str) -> Callable[..., Any]:
     """A callable that takes all the hook's arguments, whatever subset ``function`` takes."""
     arguments = ARGUMENTS[hook]
+    # Done once, at registration: what is called at every step then takes its arguments as they come.
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins without a signature

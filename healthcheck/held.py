@@ -56,6 +56,7 @@ def _debugger_outside(frame: FrameType | None) -> bool:
     return False
 
 
+# Between two stops of a debugger none of its frames need be on the stack; its trace function is.
 def _traced_by_debugger(frame: FrameType) -> bool:
     """A debugger set its trace function on this frame (coverage tools do as well, and do not count)."""
     owner = getattr(frame.f_trace, "__self__", None)

@@ -175,6 +175,7 @@ def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, s
         if run.stop_held:
             return ALERTS, "alert", f"would have stopped at step {stop.step:,} by {stop.rule}"
         return stop.exit_code or ALERTS, "stop", f"stopped at step {stop.step:,} by {stop.rule}"
+    # Observing promises to leave the script's exit code alone, unless somebody asked on the command line.
     if run.observing and not _asked_for(run.rules, "fail_on"):
         return OK, "ok", "observe mode: alerts do not count"
     failing = _failing(run)
@@ -207,9 +208,9 @@ def _failing(run: JudgedRun) -> list[Alert]:
     level = _fail_on(run.rules)
     if level == "never":
         return []
-    return [a for a in run.alerts if a.counts and not a.explained_by and a.severity >= Severity.parse(level)] or [
-        a for a in run.alerts if a.counts and a.severity >= Severity.parse(level)
-    ]
+    counting = [a for a in run.alerts if a.counts and a.severity >= Severity.parse(level)]
+    # What another alert explains is one trouble with it; but if that one is below the level, it still counts.
+    return [a for a in counting if not a.explained_by] or counting
 
 
 def _verdict(judged: list[Verdict], stopped: bool) -> str:

@@ -141,10 +141,12 @@ class PluginHost:
     def _register(self, plugin: object, owner: str, source: str, *, label: str) -> None:
         if owner != BUILTIN and any(info.name == label for info in self.infos):
             raise PluginError(f'a plugin called "{label}" is loaded already')
+        # pluggy ignores what it does not know; a hook with a typo would be a plugin that does nothing, silently.
         implementations = list(implementations_of(plugin))
         _refuse_unknown(plugin, implementations, label)
         self.manager.register(plugin, label)
         try:
+            # Called here and not through pluggy, so that each registration knows whose it is.
             for kind in _REGISTRATION:
                 for name, function in implementations:
                     if name == f"{PREFIX}register_{kind}":

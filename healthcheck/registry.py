@@ -111,6 +111,9 @@ class Registry:
             self._add("metrics", self.metrics, owner, metric.key, metric)
             self.metric_probe[metric.key] = probe
 
+    # Names of conditions and actions stand in rule files of people who have other plugins as well: those of plugins
+    # carry a dot, so that a name that we add later cannot be taken already.
+
     def _add_conditions(self, owner: str, condition: ConditionType) -> None:
         self._add("conditions", self.conditions, owner, condition.name, condition, dotted=True)
 

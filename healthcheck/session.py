@@ -114,6 +114,8 @@ class Session:
             say=self.errors.say_plugin,
             note=lambda owner, hook, error: self.errors.plugin(owner, hook, error, self.epoch),
         )
+        # The order of what follows is that of need: rules are final once plugins have modified them, the board asks the
+        # demand of these rules, and reports start last, when all that they may look at is there.
         self.dispatch.compile_reports(self.reports)
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
@@ -330,7 +332,7 @@ class Session:
 
         Never raises because of us; a plugin's error is kept and said once.
         """
-        if self._ended or os.getpid() != self.pid:
+        if self._ended or os.getpid() != self.pid:  # a forked child shares our hooks, and is not this run
             return
         began = perf_counter_ns()
         kind = event.kind

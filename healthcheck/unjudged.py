@@ -59,6 +59,7 @@ class UnjudgedReasons:
         """
         if not step:
             return "no training step was seen"
+        # The order is from what is surest to what is only likely: the first answer that holds is given.
         key = rule.selector.key
         gaps = capabilities.gaps if capabilities is not None else {}
         for name in (key, rule.selector.metric):
@@ -82,6 +83,7 @@ class UnjudgedReasons:
         lacking = [need for need in metric.needs if need not in met]
         if lacking:
             return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
+        # Updates that nobody sees take the gradients with them; a probe that listens to losses as well is not blind.
         if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
             return gaps["before_update"]
         if step < rule.every:

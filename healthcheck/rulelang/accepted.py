@@ -67,6 +67,8 @@ NOWHERE = Origin(FILE_NAME)
 
 
 class AcceptedFormat(Format):
+    """The format of ``healthcheck-accepted.yaml``."""
+
     files = "accepted alerts"
 
 
@@ -82,6 +84,7 @@ class Acceptance:
     origin: Origin = NOWHERE
 
     def covers(self, rule: str, series: str, script: str = "") -> bool:
+        """Whether an alert of this rule on this series is accepted in this script, given by path."""
         return (
             _matches(self.rule, rule)
             and _matches(self.series, series)
@@ -151,6 +154,7 @@ def add_accepted(path: Path, entries: Iterable[Acceptance]) -> list[Acceptance]:
             added.append(entry)
     if added:
         text = path.read_text(encoding="utf-8") if known or path.is_file() else HEADER
+        # Appended as text, not dumped as YAML: what people wrote between the entries stays.
         text = text.replace("accepted: []", "accepted:").rstrip("\n") + "\n" + "".join(map(_written, added))
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         part.write_text(text, encoding="utf-8")

@@ -46,6 +46,7 @@ class Loaded:
 
     @property
     def errors(self) -> list[Problem]:
+        """The problems that keep the rules from being used."""
         return [p for p in self.problems if p.severity == "error"]
 
 
@@ -100,6 +101,7 @@ def load_all(
     merged = merger.merge((d for d in documents if not shape.is_hopeless(d)), profile)
     problems += merged.problems
     _check_profile(profile, merged, documents, problems)
+    # A changed key is one of a small document of its own, so that it is checked and placed like a written one.
     for document in apply_set(set, merged.rules, problems):
         problems += shape.check(document)
     settings, origins = _settings(merged, problems)
@@ -122,7 +124,7 @@ def load_all(
         off=gone,
         write=functools.partial(effective_text, merged, gone),
     )
-    if collected.incomplete:
+    if collected.incomplete:  # the missing file is the mistake; what follows from it would only bury it
         problems = [p for p in problems if p.slug not in UNKNOWABLE]
     if not any(p.severity == "error" for p in problems):
         problems += lint.warnings(ruleset, merged, registry)
@@ -183,7 +185,7 @@ def _rules(
     excused: Callable[[Draft], bool],
     problems: list[Problem],
 ) -> list[Rule]:
-    """All rules compiled (also those switched off, so that a typo in them is found).
+    """All rules compiled.
 
     :param excused: whether a rule may lack its metric or condition because something about it is reported already.
     """
@@ -193,7 +195,7 @@ def _rules(
             break
         if ("metric" not in draft.entries or "when" not in draft.entries) and excused(draft):
             continue
-        rule = compiler.compile(draft)
+        rule = compiler.compile(draft)  # rules that are off too: they may be switched on for one run
         if rule is not None and rule.id not in gone:
             rules.append(rule)
     check_explains(merged, problems)

@@ -149,6 +149,7 @@ def _is_ours(path: Path, notes: list[str]) -> bool:
             "version" in data and bool((FILE_KEYS - {"version"}) & set(data))
         )
     else:
+        # Broken YAML: the text says whose it is, so that our own file is used and its mistakes are shown.
         ours = any(re.match(r"version\s*:\s*\d+\s*(#.*)?$", line) for line in document.lines)
     if not ours:
         reason = (

@@ -119,6 +119,7 @@ class Past:
         return [value if value is None or math.isfinite(value) else repr(value), self.count, list(self.window)]
 
     def restore(self, state: Any) -> None:
+        """Go on from what :meth:`state` gave."""
         self._value = None if state[0] is None else float(state[0])
         self.count = int(state[1])
         self.window.clear()
@@ -146,7 +147,7 @@ class Formula(Derived):
         return [past.feed for past in self.pasts if past.metric == name]
 
     def compute(self, get: Get) -> float | None:
-        if self._other_name:
+        if self._other_name:  # nothing to calculate: a metric under another name
             value = get(self._other_name)
             return None if value is None else (float(value) if value - value == 0.0 else math.nan)
         values: list[float] = []
@@ -406,6 +407,7 @@ def _sorted(formulas: dict[str, Formula], entries: Mapping[str, Entry], problems
     entered: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
+        """Depth first; ``path`` are the formulas that need this one."""
         if name in done or name not in formulas:
             return
         if name in entered:

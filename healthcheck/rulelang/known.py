@@ -48,6 +48,7 @@ class KnownMetrics:
                 self.any_labels.add(base)
 
     def names(self) -> list[str]:
+        """All names, without labels."""
         return sorted({*self.plain, *self.families, *self.any_labels})
 
     def fault(self, selector: Selector) -> tuple[str, str] | None:
@@ -71,6 +72,7 @@ class KnownMetrics:
         return None
 
     def unknown(self, name: str) -> tuple[str, str]:
+        """``(problem, suggestion)`` for a metric that nobody provides."""
         if name not in self._near:
             self._near[name] = suggest(name, self.names()) if len(self._near) < SUGGESTIONS else ""
         near = self._near[name]

@@ -24,9 +24,7 @@ def warnings(rules: RuleSet, merged: Merged, registry: Registry) -> list[Problem
     """All lint warnings of a rule set that loaded without errors."""
     found: list[Problem] = []
     for rule in rules.rules:
-        draft = merged.rules[rule.id]
-        if draft.origin.path == rule.origin.path:
-            found.extend(_of_rule(rule, draft, merged.profile_steps, rules.profile))
+        found.extend(_of_rule(rule, merged.rules[rule.id], merged.profile_steps, rules.profile))
     for rule_id in rules.off:
         found.extend(_of_off(merged.rules[rule_id]))
     found.extend(_unwatched_nan(rules, merged))

@@ -36,7 +36,7 @@ def load_file(path: FilePath | str, *, shown: str = "") -> Document:
         size = file.stat().st_size
         if size > MAX_BYTES:
             return _refuse(document, "too-large", f"the file has {size:,} bytes; rule files may have {MAX_BYTES:,}")
-        with file.open("rb") as stream:
+        with file.open("rb") as stream:  # a pipe or a growing file has no honest size: the limit holds again
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return _refuse(document, "no-such-file", "there is no such file", suggestion=_nearest(file))
@@ -46,7 +46,7 @@ def load_file(path: FilePath | str, *, shown: str = "") -> Document:
     if len(raw) > MAX_BYTES:
         return _refuse(document, "too-large", f"rule files may have {MAX_BYTES:,} bytes")
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8-sig")  # editors on Windows begin files with a byte order mark
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         before = raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")

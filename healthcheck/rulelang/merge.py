@@ -48,13 +48,20 @@ class Draft:
     touched: list[Entry] = field(default_factory=list)
     """Every place that wrote something about it, for the hint that an override changes nothing."""
 
-    @property
-    def origin(self) -> Origin:
-        return self.document.origin(self.where, key=True)
-
     def value(self, key: str, default: Any = None) -> Any:
+        """The value of a key as written; ``default`` where nobody wrote it."""
         entry = self.entries.get(key)
         return default if entry is None else entry.value
+
+    def write(self, key: str, new: Entry) -> None:
+        """Set a key, or with null return it to its default."""
+        known = self.entries.get(key)
+        if known is not None and known.rank > new.rank:
+            return  # nearer wins: a pack's profile does not change what your own file says
+        if new.value is None:
+            self.entries.pop(key, None)
+        else:
+            self.entries[key] = new
 
 
 @dataclass(slots=True)
@@ -97,9 +104,10 @@ class Merger:
     def _check_ids(self, profile: Entry) -> None:
         """A profile that is not applied must not name rules that exist nowhere either."""
         for rule_id, body in _map(profile.value, "rules").items():
-            if rename(rule_id, self.result.renamed) not in self.result.rules:
-                where = (*profile.where, "rules", rule_id)
-                self._is_new(rule_id, Entry(body, profile.document, where, profile.rank))
+            has_keys = isinstance(body, Mapping)
+            is_rule = rename(rule_id, self.result.renamed) in self.result.rules
+            if not is_rule and not (has_keys and ("metric" in body or "when" in body)):
+                self._unknown(rule_id, profile.document, (*profile.where, "rules", rule_id), has_keys)
 
     def _file(self, document: Document) -> None:
         data, result = document.data, self.result
@@ -110,7 +118,7 @@ class Merger:
             if not self.is_bad(document, ("defaults", key))
         }
         for rule_id, body in _map(data, "rules").items():
-            self._rule(rule_id, Entry(body, document, ("rules", rule_id), rank), defaults)
+            self._rule(rule_id, body, document, ("rules", rule_id), rank, defaults)
         for name, formula in _map(data, "metrics").items():
             if not self.is_bad(document, ("metrics", name)):
                 result.metrics[name] = Entry(formula, document, ("metrics", name), rank)
@@ -140,17 +148,20 @@ class Merger:
             for draft in self.result.rules.values():
                 known = draft.entries.get(key)
                 if known is None or known.rank < 2 or known.where[0] == "defaults":
-                    _write(draft, key, new)
+                    draft.write(key, new)
         for rule_id, body in _map(entry.value, "rules").items():
-            self._rule(rule_id, Entry(body, document, (*where, "rules", rule_id), entry.rank), {})
+            self._rule(rule_id, body, document, (*where, "rules", rule_id), entry.rank, {})
         self._settings(document, (*where, "settings"), _map(entry.value, "settings"), entry.rank)
         steps = entry.value.get("steps")
         if isinstance(steps, int):
             self.result.profile_steps = steps
 
-    def _rule(self, rule_id: str, entry: Entry, defaults: Mapping[str, Entry]) -> None:
-        document, where = entry.document, entry.where
-        if self.is_bad(document, where) and not isinstance(entry.value, Mapping):
+    def _rule(
+        self, rule_id: str, body: Any, document: Document, where: KeyPath, rank: int, defaults: Mapping[str, Entry]
+    ) -> None:
+        """What one file writes about one rule: its keys, or only ``off``, ``on`` or a severity."""
+        has_keys = isinstance(body, Mapping)
+        if not has_keys and self.is_bad(document, where):
             return
         present = rename(rule_id, self.result.renamed)
         if present != rule_id:
@@ -167,56 +178,32 @@ class Merger:
             )
         draft = self.result.rules.get(present)
         if draft is None:
-            if not self._is_new(present, entry):
+            if not (has_keys and ("metric" in body or "when" in body)):
+                self._unknown(present, document, where, has_keys)
                 return
             draft = self.result.rules[present] = Draft(present, document, where)
             draft.entries.update({k: e for k, e in defaults.items() if e.value is not None})
         elif document is not draft.document or where[0] == "profiles":
-            draft.touched.append(entry)
-        for key, new in self._keys(entry).items():
-            _write(draft, key, new)
+            draft.touched.append(Entry(body, document, where, rank))
+        if not has_keys:
+            draft.write("enabled", Entry(body not in ("off", False), document, where, rank))
+            if body in SEVERITIES:
+                draft.write("severity", Entry(body, document, where, rank))
+            return
+        for key, value in body.items():
+            at = (*where, key)
+            if not self.is_bad(document, at):
+                draft.write(key, Entry(value, document, at, rank))
 
-    def _is_new(self, rule_id: str, entry: Entry) -> bool:
-        """Whether this defines a rule; else the problem is recorded."""
-        body = entry.value
-        if isinstance(body, Mapping) and ("metric" in body or "when" in body):
-            return True
-        if entry.document.broken_within(entry.where):
-            return False
+    def _unknown(self, rule_id: str, document: Document, where: KeyPath, has_keys: bool) -> None:
+        """Report what neither is a rule nor defines one."""
+        if document.broken_within(where):
+            return  # what would define it may be what had to be left out
         near = nearest(rule_id, self.result.rules) if len(self.result.problems) < SUGGESTIONS else ""
-        needs = "a new rule needs `metric` and `when`" if isinstance(body, Mapping) else "check `extends`"
+        needs = "a new rule needs `metric` and `when`" if has_keys else "check `extends`"
         hint, fix = did_you_mean(near) or needs, (rule_id, near) if near else None
         text = f'"{shorten(rule_id)}" is not a rule'
-        self.result.problems.append(
-            entry.document.problem(entry.where, "unknown-rule", text, key=True, suggestion=hint, fix=fix)
-        )
-        return False
-
-    def _keys(self, entry: Entry) -> dict[str, Entry]:
-        document, where, rank = entry.document, entry.where, entry.rank
-        body = entry.value
-        if isinstance(body, Mapping):
-            return {
-                k: Entry(v, document, (*where, k), rank)
-                for k, v in body.items()
-                if not self.is_bad(document, (*where, k))
-            }
-        if body in ("off", False):
-            return {"enabled": Entry(False, document, where, rank)}
-        keys = {"enabled": Entry(True, document, where, rank)}
-        if body in SEVERITIES:
-            keys["severity"] = Entry(body, document, where, rank)
-        return keys
-
-
-def _write(draft: Draft, key: str, new: Entry) -> None:
-    known = draft.entries.get(key)
-    if known is not None and known.rank > new.rank:
-        return  # nearer wins: a pack's profile does not change what your own file says
-    if new.value is None:
-        draft.entries.pop(key, None)
-    else:
-        draft.entries[key] = new
+        self.result.problems.append(document.problem(where, "unknown-rule", text, key=True, suggestion=hint, fix=fix))
 
 
 def _map(data: Any, key: str) -> Mapping[str, Any]:

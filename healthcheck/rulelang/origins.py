@@ -90,6 +90,7 @@ def flow(value: Any) -> str:
 
 
 def flow_key(key: Any) -> str:
+    """A key in one line of YAML, quoted where it must be."""
     text = str(key)
     return text if _plain(text) else json.dumps(text, ensure_ascii=False)
 

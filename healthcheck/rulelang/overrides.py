@@ -37,7 +37,7 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
                 document.problem((), "unknown-rule", f'"{rule_id}" is not a rule', suggestion=rule_hint(rule_id, rules))
             )
             continue
-        parsed = load_text(f"value: {written.strip() or 'null'}")
+        parsed = load_text(f"value: {written.strip() or 'null'}")  # as in a file: 1e-3 is a number, off is text
         if parsed.problems:
             problems.append(document.problem((), "usage", f"the value cannot be read: {parsed.problems[0].message}"))
             continue
@@ -49,11 +49,7 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
                 continue
         document.data = {"version": 1, "rules": {rule_id: {key: value}}}
         documents.append(document)
-        entry = Entry(value, document, ("rules", rule_id, key), RANK)
-        if value is None:
-            draft.entries.pop(key, None)
-        else:
-            draft.entries[key] = entry
+        draft.write(key, Entry(value, document, ("rules", rule_id, key), RANK))
     return documents
 
 
@@ -61,7 +57,7 @@ _REFUSED = object()
 
 
 def _changed(draft: Draft, key: str, inner: list[str], value: Any, document: Document, problems: list[Problem]) -> Any:
-    whole = copy.deepcopy(draft.value(key))
+    whole = copy.deepcopy(draft.value(key))  # the document that it came from keeps what it says
     at = whole
     done = key
     for part in inner[:-1]:
@@ -110,7 +106,7 @@ def switched_off(
                     )
                 )
             target.update(hits)
-    if only:
+    if only:  # naming a rule exactly switches it on even if a file has it off; a glob does not
         gone = {rule_id for rule_id in rules if rule_id not in wanted} | {i for i in gone if i not in only}
     return [rule_id for rule_id in rules if rule_id in gone]
 

@@ -72,7 +72,7 @@ def _nearest_unit(written: str) -> str:
 
 def parse_quantity(value: Any) -> float:
     """``0.3``, ``30%``, ``16MiB``, ``300ms`` as a number in base units (seconds, bytes, fraction)."""
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # an int for Python, a slip in YAML
         raise QuantityError(f"expected a number, found {str(value).lower()}")
     if isinstance(value, (int, float)):
         try:
@@ -143,28 +143,25 @@ def parse_span(value: Any, *, default: str = "steps") -> Span:
 
 def parse_hold(value: Any) -> Hold:
     """The value of ``for``: ``3``, ``3 samples``, ``3 of 5``, ``30s``."""
+    text = value if isinstance(value, str) and len(value) <= LONGEST else ""
+    seconds = duration_or_none(text)
+    if seconds is not None:
+        if seconds <= 0:
+            raise QuantityError("`for` must be longer than zero")
+        return Hold(seconds=seconds)
+    of_both, counted = _K_OF_N.fullmatch(text), _COUNT.fullmatch(text)
     if isinstance(value, int) and not isinstance(value, bool):
-        return _samples(value, value)
-    if isinstance(value, str) and len(value) <= LONGEST:
-        seconds = duration_or_none(value)
-        if seconds is not None:
-            if seconds <= 0:
-                raise QuantityError("`for` must be longer than zero")
-            return Hold(seconds=seconds)
-        found = _K_OF_N.fullmatch(value)
-        if found is not None:
-            return _samples(int(found[1]), int(found[2]))
-        counted = _COUNT.fullmatch(value)
-        if counted is not None:
-            if (counted[2] or "").startswith("step"):
-                raise QuantityError(
-                    f'`for` counts samples, not steps; write "{counted[1]} samples", or a duration such as "30s"'
-                )
-            return _samples(int(counted[1]), int(counted[1]))
-    raise QuantityError(f'"{shorten(str(value))}" is not valid for `for`; write 3, "3 of 5" or "30s"')
-
-
-def _samples(need: int, of: int) -> Hold:
+        need = of = value
+    elif of_both is not None:
+        need, of = int(of_both[1]), int(of_both[2])
+    elif counted is not None:
+        if (counted[2] or "").startswith("step"):
+            raise QuantityError(
+                f'`for` counts samples, not steps; write "{counted[1]} samples", or a duration such as "30s"'
+            )
+        need = of = int(counted[1])
+    else:
+        raise QuantityError(f'"{shorten(str(value))}" is not valid for `for`; write 3, "3 of 5" or "30s"')
     if need < 1:
         raise QuantityError("`for` needs at least 1 sample")
     if need > of:

@@ -46,6 +46,7 @@ class Selector:
         return f"{self.metric}[]" if any(label not in CONTEXT_LABELS for label, _ in self.globs) else self.metric
 
     def matches(self, labels: Labels) -> bool:
+        """Whether a series with these labels is meant."""
         if not self.globs:
             return all(name in CONTEXT_LABELS for name, _ in labels)
         family = [(n, v) for n, v in labels if n not in CONTEXT_LABELS]
@@ -162,6 +163,7 @@ class Rule:
 
     @property
     def may_stop(self) -> bool:
+        """Whether an alert of this rule can end the run."""
         return self.mode == "act" and any(a.name == "stop" for a in self.actions)
 
 
@@ -177,6 +179,7 @@ class Mute:
     origin: Origin = Origin("<command line>")
 
     def covers(self, rule: str, step: int) -> bool:
+        """Whether the alert of a rule at a step is muted."""
         inside = step >= self.first and (self.last is None or step <= self.last)
         return inside and (self.rule == rule or _glob(self.rule)(rule) is not None)
 
@@ -198,6 +201,7 @@ class Derived:
     origin: Origin
 
     def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
+        """What every value of a metric must be given to."""
         raise NotImplementedError
 
     def feed(self, name: str, value: float) -> None:
@@ -206,12 +210,15 @@ class Derived:
             take(value)
 
     def compute(self, get: Callable[[str], float | None]) -> float | None:
+        """The value from the current values of its inputs; NaN if one of them is not finite, None if undefined."""
         raise NotImplementedError
 
     def state(self) -> Any:
+        """What the look-ups remember, as plain JSON values."""
         raise NotImplementedError
 
     def restore(self, state: Any) -> None:
+        """Go on from what :meth:`state` gave. Raises whatever a state of another formula leads to."""
         raise NotImplementedError
 
 

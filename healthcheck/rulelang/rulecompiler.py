@@ -34,6 +34,7 @@ class RuleCompiler:
 
     def compile(self, draft: Draft) -> Rule | None:
         """The rule, or None if something is wrong with it."""
+        # Every key is looked at even after a mistake: one run of `check` shows all of them.
         before = len(self.problems)
         self._draft = draft
         selector = self._selector()
@@ -75,7 +76,7 @@ class RuleCompiler:
             mode=draft.value("mode", "act"),
             required=draft.value("required", False),
             preview=draft.value("preview", False),
-            origin=draft.origin,
+            origin=draft.document.origin(draft.where, key=True),
             key_origins={key: entry.origin for key, entry in draft.entries.items()},
         )
 

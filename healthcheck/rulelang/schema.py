@@ -329,10 +329,12 @@ class RuleFormat(Format):
         self.conditions = list(registry.conditions)
 
     def level(self, where: KeyPath) -> tuple[str, Mapping[str, str]]:
+        """Conditions and actions are called so; everything else is a key."""
         kind, synonyms = _level(where)
         return (kind if kind in ("condition", "action") else "key"), synonyms
 
     def unknown_key(self, where: KeyPath, key: str, value: Any, known: Sequence[str]) -> Answer | None:
+        """Keys that stand in the wrong place, or that another tool has where we have none."""
         kind, synonyms = _level(where)
         text = f'unknown key "{shorten(key)}"'
         if kind == "rule" and key == "threshold":
@@ -352,6 +354,7 @@ class RuleFormat(Format):
         return None
 
     def unknown_word(self, where: KeyPath, value: Any, words: Sequence[str]) -> Answer | None:
+        """A severity, condition or action of another tool; or an expression where a condition belongs."""
         if not where:
             return None
         table = {"severity": SEVERITY_SYNONYMS, "when": CONDITION_SYNONYMS}.get(str(where[-1]), {})
@@ -372,12 +375,14 @@ class RuleFormat(Format):
         return Answer(f'"{shown}" is not one of {listed(words)}', hint, meant=meant)
 
     def wrong_type(self, where: KeyPath, value: Any) -> Answer | None:
+        """Rules as a list, which most other tools have."""
         if where == ("rules",) and isinstance(value, list):
             text = "`rules` is a map from rule id to rule, not a list"
             return Answer(text, "write `loss-spike: {metric: ...}` without dashes")
         return None
 
     def too_many(self, where: KeyPath, names: Sequence[str]) -> Answer:
+        """Two conditions, actions or comparators where one belongs."""
         kind, _ = _level(where)
         what, hint = "comparator", ""
         if kind == "condition":
@@ -391,6 +396,7 @@ class RuleFormat(Format):
         return Answer(shorten(text, 200), hint, "too-many")
 
     def good_name(self, where: KeyPath, key: str) -> str:
+        """A rule id made of what was written."""
         if not where or where[-1] != "rules":
             return ""
         spaced = "".join(c.lower() if c.isalnum() else " " for c in key)

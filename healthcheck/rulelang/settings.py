@@ -32,6 +32,7 @@ class Setting:
 
     @property
     def env(self) -> str:
+        """Name of the environment variable."""
         return self.variable or f"HEALTHCHECK_{self.name.upper()}"
 
 
@@ -41,6 +42,7 @@ class SettingError(ValueError):
 
 def _choice(*words: str) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
+        # Files of ours keep `off` as text; a dict from code, JSON or another YAML reader brings false.
         if value is False and "off" in words:
             return "off"
         if value is True and "on" in words:

@@ -119,7 +119,7 @@ def _render(name: str, spec: str, value: Any) -> str:
         if isinstance(value, int) and "." not in spec and not spec[-1].isalpha() and spec[-1] != "%":
             return format(value, spec)
         return format(float(value), spec)
-    except (ValueError, OverflowError, TypeError):
+    except (ValueError, OverflowError, TypeError):  # an alert without its number is worse than one in another format
         return number(value)
 
 

@@ -141,7 +141,7 @@ class Validator:
         So that a file written in another tool's words shows all its mistakes, not only the words.
         """
         found: dict[tuple[str, int, int, str], Problem] = {}
-        for _ in range(RECOVERY_PASSES):
+        for _ in range(RECOVERY_PASSES):  # a renamed key brings what is in it to light, and there may be more of them
             errors = list(islice(self._validator.iter_errors(document.data), ENOUGH))
             mistakes = _mistakes(self.format, document, errors)
             renames = [m for m in mistakes if m.renamed is not None]
@@ -186,7 +186,10 @@ class _Mistake:
 
 
 def _mistakes(format: Format, document: Document, errors: Iterable[Any]) -> list[_Mistake]:
-    """jsonschema's errors for one document, one mistake per place and missing key."""
+    """jsonschema's errors for one document, one mistake per place and missing key.
+
+    Several keywords often fail at one place (a type and a pattern). The one with a way out is kept.
+    """
     found: dict[tuple[int, int, str, str], _Mistake] = {}
     for error in errors:
         for mistake in islice(_Translation(format, document, error).mistakes(), ENOUGH):
@@ -217,6 +220,7 @@ class _Translation:
         self.plain_words = str(error.message)
 
     def mistakes(self) -> Iterator[_Mistake]:
+        """One for each key, if keys are what is wrong; else the one about the value."""
         if self.is_name:
             text, hint = self._said()
             text = f'"{shorten(self.value)}": {text or "this name cannot be used"}'

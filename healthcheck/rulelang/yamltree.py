@@ -76,34 +76,34 @@ def compose(text: str, document: Document) -> None:
 def _built(node: Any) -> tuple[Any, Place]:
     """Value and places of a node: dicts with text as keys, lists, text, numbers, booleans, None."""
     if isinstance(node, ScalarNode):
-        return (_scalar(node.value) if _is_plain(node) else node.value), _place(node)
+        value = node.value if node.style in _NOT_PLAIN else _scalar(node.value)
+        return value, _place(node.start_mark, node.end_mark, node.style)
     start = node.start_mark
     width = 1 if node.flow_style else 0
     inner: dict[str | int, tuple[Place | None, Place]] = {}
     made: Any
     if isinstance(node, MappingNode):
         made = {}
-        for key, held in node.value:
+        for key, inside in node.value:
             name = key.value
             # Of a key given twice the first one counts; the second is among the problems.
             if name not in made and not _is_merge(key):
-                made[name], place = _built(held)
-                inner[name] = (_place(key), place)
+                made[name], place = _built(inside)
+                inner[name] = (_place(key.start_mark, key.end_mark, key.style), place)
     else:
         made = []
-        for index, held in enumerate(node.value):
-            value, place = _built(held)
+        for index, inside in enumerate(node.value):
+            value, place = _built(inside)
             made.append(value)
             inner[index] = (None, place)
     return made, (start.line + 1, start.column + 1, width, False, inner)
 
 
-def _place(node: Any) -> Place:
+def _place(start: Any, end: Any, style: str | None) -> Place:
     """Of a key, or of any value that is neither map nor list."""
-    start, end = node.start_mark, node.end_mark
     line, column = start.line, start.column
     width = end.column - column if end.line == line else 1
-    return line + 1, column + 1, width or 1, node.style in _QUOTES, None
+    return line + 1, column + 1, width or 1, style in _QUOTES, None
 
 
 def _scalar(text: str) -> Any:
@@ -111,7 +111,7 @@ def _scalar(text: str) -> Any:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if text[0] not in _NUMBER_STARTS or len(text) > MAX_NUMBER_DIGITS:
-        return text
+        return text  # int() refuses thousands of digits, or takes quadratic time for them
     if _INT.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
@@ -119,12 +119,8 @@ def _scalar(text: str) -> Any:
     return int(text, 0) if _BASED.fullmatch(text) else text
 
 
-def _is_plain(node: Any) -> bool:
-    return node.style not in _NOT_PLAIN
-
-
 def _is_merge(key: Any) -> bool:
-    return key.value == _MERGE and _is_plain(key)
+    return key.value == _MERGE and key.style not in _NOT_PLAIN
 
 
 class _Refused(Exception):
@@ -169,8 +165,8 @@ class _Bounded(Composer):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         node: Any
-        event = self.peek_event()
-        anchor: Any = event.anchor
+        event: Any = self.peek_event()
+        anchor = event.anchor
         is_key = index is None and parent is not None
         if isinstance(event, AliasEvent):
             return self._aliased(event, is_key)
@@ -178,20 +174,27 @@ class _Bounded(Composer):
             shown = shorten(event.tag.replace("tag:yaml.org,2002:", "!!"))
             hint = "quote a value that starts with `!`"
             self._refuse(event, "tag", f"YAML tags such as `{shown}` are not allowed", hint)
-        if isinstance(event, ScalarEvent):
+        is_scalar = isinstance(event, ScalarEvent)
+        if is_scalar:
+            # As PyYAML's composer would, without asking for a tag: half of the calls of a file.
+            node = ScalarNode("", event.value, event.start_mark, event.end_mark, event.style)
+            self.get_event()
             if anchor is not None:
-                self.sizes[anchor] = 1
-            node = self.compose_scalar_node(anchor)
+                self.anchors[anchor], self.sizes[anchor] = node, 1
             if is_key:
                 self._check_key(node)
-            else:
-                self._count(event, 1)
+                return node
+            self.nodes += 1
+            if self.nodes > MAX_NODES:
+                self._too_many(event)
             return node
         self._must_be_value(event, is_key)
         if len(self.open) >= MAX_DEPTH:
             self._refuse(event, "too-deep", f"nested more than {MAX_DEPTH} levels deep")
         before = self.nodes
-        self._count(event, 1)
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            self._too_many(event)
         self.containers += 1
         if self.containers % LOOK_AT_CLOCK == 0 and time.process_time() > self.deadline:
             self._refuse(event, "too-slow", f"reading took longer than {MAX_SECONDS:g} s")
@@ -216,7 +219,9 @@ class _Bounded(Composer):
             self._refuse(event, "undefined-alias", text, "quote a value that starts with `*`")
         if node.end_mark is None:
             self._refuse(event, "undefined-alias", "an anchor cannot contain itself")
-        self._count(event, self.sizes[event.anchor])
+        self.nodes += self.sizes[event.anchor]
+        if self.nodes > MAX_NODES:
+            self._too_many(event)
         self.get_event()
         return node
 
@@ -231,11 +236,9 @@ class _Bounded(Composer):
         else:
             keys[key.value] = key.start_mark.line + 1
 
-    def _count(self, event: Any, nodes: int) -> None:
-        self.nodes += nodes
-        if self.nodes > MAX_NODES:
-            expanded = " once all aliases are expanded" if self.sizes else ""
-            self._refuse(event, "too-many-values", f"more than {MAX_NODES:,} values{expanded}")
+    def _too_many(self, event: Any) -> NoReturn:
+        expanded = " once all aliases are expanded" if self.sizes else ""
+        self._refuse(event, "too-many-values", f"more than {MAX_NODES:,} values{expanded}")
 
     def _must_be_value(self, event: Any, is_key: bool) -> None:
         if is_key:

@@ -274,10 +274,13 @@ SYNONYMS = {
 
 
 class RuleTestFormat(Format):
+    """The format of ``*.hctest.yaml``."""
+
     version_key = FORMAT_KEY
     files = "rule tests"
 
     def level(self, where: KeyPath) -> tuple[str, Mapping[str, str]]:
+        """One table for all maps: no word means two things."""
         return "key", SYNONYMS
 
 

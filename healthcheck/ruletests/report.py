@@ -93,12 +93,12 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
 
 def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:
     """The key of the rule that made the difference."""
-    held = rule.hold.need > 1 or rule.hold.of > 1 or rule.hold.seconds > 0
+    has_for = rule.hold.need > 1 or rule.hold.of > 1 or rule.hold.seconds > 0
     if difference.kind == "clears":
-        return "recover" if rule.recover is not None else "for" if held else "when"
+        return "recover" if rule.recover is not None else "for" if has_for else "when"
     early = difference.kind == "unexpected" or (difference.happened or math.inf) < (difference.wanted or 0)
     if early:
-        return "for" if held else "when"
+        return "for" if has_for else "when"
     row = next((r for r in rows if r.step == difference.wanted), rows[-1])
     if row.state is State.WARMING:
         return "min_samples" if row.note.startswith("needs") else "warmup"
@@ -109,7 +109,7 @@ def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:
     if row.note:
         return ""
     if row.state in (State.PENDING, State.FIRING):
-        return "for" if held else "when"
+        return "for" if has_for else "when"
     return "when"
 
 

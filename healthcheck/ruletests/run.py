@@ -38,6 +38,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
+        """Whether nothing came out otherwise than expected."""
         return not self.differences
 
 
@@ -74,6 +75,7 @@ class RuleTestBook:
 
     @property
     def tests(self) -> list[RuleTest]:
+        """In the order of the file."""
         return self.file.tests
 
     def rules_of(self, test: RuleTest) -> RuleSet:

@@ -42,23 +42,43 @@ def test_scripts_are_known_by_path_or_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "answers"),
     [
-        "accepted: []\n",
-        "version: 1\naccepted: {a: b}\n",
-        "version: 1\naccepted: [a]\n",
-        "version: 1\naccepted: [{rule: a}]\n",
-        "version: 1\naccepted: [{rule: a, reason: b, serie: c}]\n",
-        "version: 1\nacepted: []\n",
-        "version: 1\naccepted: [{rule: a, reason: }]\n",
-        "",
-        "version: 1\naccepted: [\n",
+        ("accepted: []\n", ["1:1: error[no-version]: the file does not say `version: 1`"]),
+        ("version: 2\n", ["1:10: error[newer-version]: version 2 needs a newer healthcheck"]),
+        ("version: one\n", ['1:10: error[bad-value]: "one" is not a version of accepted alerts (write `version: 1`)']),
+        ("- a\n", ["1:1: error[bad-value]: the file is not a map of keys (begin with `version: 1`)"]),
+        ("version: 1\naccepted: {a: b}\n", ["2:11: error[bad-value]: expected a list of {rule, reason}"]),
+        ("version: 1\naccepted: [a]\n", ["2:12: error[bad-value]: expected {rule: ..., reason: ...}"]),
+        ("version: 1\naccepted: [{rule: a}]\n", ["2:12: error[missing-key]: `reason` is missing here"]),
+        (
+            "version: 1\naccepted:\n  - {rul: a, reason: 3}\n  - {}\n",
+            [
+                '3:6: error[unknown-key]: unknown key "rul" (did you mean "rule"?)',
+                "3:22: error[bad-value]: `reason` is text; found the number 3",
+                "4:5: error[missing-key]: `rule` is missing here",
+                "4:5: error[missing-key]: `reason` is missing here",
+            ],
+        ),
+        ("version: 1\nacepted: []\n", ['2:1: error[unknown-key]: unknown key "acepted" (did you mean "accepted"?)']),
+        ("version: 1\naccepted: [{rule: a, reason: }]\n", ["2:30: error[bad-value]: `reason` is text"]),
+        ("", [" error[empty]: the file is empty"]),
+        ("version: 1\naccepted: [\n", ["3:1: error[syntax]: "]),
+        ("version: 1\nversion: 1\n", ['2:1: error[duplicate-key]: duplicate key "version" (first at line 1)']),
     ],
 )
-def test_mistakes_are_all_named(tmp_path, text) -> None:
+def test_mistakes_are_all_named_with_their_places(tmp_path, text, answers) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(RuleFileError):
+    with pytest.raises(RuleFileError) as raised:
         load_accepted(tmp_path / FILE_NAME)
+    found = [str(p).removeprefix(f"{tmp_path / FILE_NAME}:") for p in raised.value.problems]
+    assert len(found) == len(answers)
+    assert all(line.startswith(answer) for line, answer in zip(found, answers, strict=True)), found
+
+
+def test_a_file_without_entries_accepts_nothing(tmp_path) -> None:
+    (tmp_path / FILE_NAME).write_text("version: 1\n")
+    assert load_accepted(tmp_path / FILE_NAME).entries == []
 
 
 def test_the_nearest_file_up_to_the_repository_root_is_found(tmp_path) -> None:

@@ -42,6 +42,82 @@ def test_dotted_names_are_one_metric() -> None:
     assert formula.triggers == ("time.data", "time.step")
 
 
+@pytest.mark.parametrize("name", ["lambda", "time.is", "eval.top.5", "None", "x", "xx.x", "a.1e3"])
+def test_metrics_may_have_names_that_python_would_not_take(name) -> None:
+    formula = parse_formula("f", f" 2 * {name} -\n{name} / x", HERE)
+    assert formula.triggers == tuple(dict.fromkeys((name, "x")))
+    assert formula.compute({"x": 4.0, name: 4.0}.get) == 7.0
+    assert {use.column for use in formula.uses if use.name == name} >= {5}
+
+
+@pytest.mark.parametrize(("text", "value"), [("a * 007", 14.0), ("a + 1.", 3.0), ("a*1E2", 200.0), ("-a*-2", 4.0)])
+def test_numbers_are_decimal_whatever_python_would_read(text, value) -> None:
+    assert compute(text, a=2.0) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a if a else a",
+        "a or a",
+        "not a",
+        "lambda: a",
+        "a := 2",
+        "[a]",
+        "{a}",
+        "f'{a}'",
+        "'a'",
+        "a < a < a",
+        "a ** 2",
+        "a // 2",
+        "a % 2",
+        "a @ a",
+        "~a",
+        "a, a",
+        "(a,)",
+        "min(a, a,)",
+        "min(*a)",
+        "max(a=1, b=2)",
+        "a.b()",
+        "a()(a)",
+        "(a)(a)",
+        "a # b",
+        "a;a",
+        "a\\\n",
+        "await a",
+        "1j * a",
+        "0x1 * a",
+        "1_0 * a",
+        "a é",
+        "()",
+        "a[0]",
+        "a . b",
+    ],
+)
+def test_nothing_else_of_python_is_part_of_the_language(text) -> None:
+    with pytest.raises(FormulaError):
+        parse_formula("f", text, HERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "column"),
+    [
+        ("a + last(a, 3)", "last() needs the metric alone: last(a)", 4),
+        ("a + mean(a)", "mean() needs the metric and a number of samples: mean(a, 100)", 4),
+        ("a + ewma(2, 3)", "looks up a plain metric", 9),
+        ("a + ewma(a, 2.5)", "counts samples", 12),
+        ("min(a)", "min() takes 2 to 16 arguments, found 1", 0),
+        ("a + (b a)", "this bracket is never closed", 4),
+        ("a + * b", 'expected a number or a metric, found "*"', 4),
+    ],
+)
+def test_a_mistake_is_named(text, message, column) -> None:
+    with pytest.raises(FormulaError) as raised:
+        parse_formula("f", text, HERE)
+    assert message in str(raised.value)
+    assert raised.value.column == column
+
+
 def test_a_value_exists_only_when_every_bare_input_has_one() -> None:
     formula = parse_formula("gap", "(eval.loss - ewma(loss, 200)) / ewma(loss, 200)", HERE)
     assert formula.triggers == ("eval.loss",)

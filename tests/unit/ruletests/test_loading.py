@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from healthcheck.errors import RuleFileError
+from healthcheck.ruletests.loading import SCHEMA, SYNONYMS, load_tests
 from tests.unit.ruletests.conftest import Book
 
 GOOD = '    series: {loss: "1 x3"}\n    expect: none\n'
@@ -138,3 +145,63 @@ def test_mistakes_of_the_rule_file_come_with_those_of_the_tests(book: Book) -> N
 )
 def test_mistakes_at_the_top_are_found(book: Book, head: str, answer: str) -> None:
     assert any(answer in line for line in complaints(book, "  - name: a\n" + GOOD, head=head))
+
+
+def test_the_schema_is_a_valid_one_and_every_synonym_has_a_key() -> None:
+    from jsonschema import Draft7Validator
+
+    Draft7Validator.check_schema(SCHEMA)
+    test = SCHEMA["properties"]["tests"]["items"]
+    keys = {*SCHEMA["properties"], *test["properties"], *test["properties"]["expect"]["items"]["then"]["properties"]}
+    assert set(SYNONYMS.values()) <= keys
+    assert not set(SYNONYMS) & keys
+
+
+KEYS = st.sampled_from(
+    [
+        "healthcheck_tests",
+        "rules",
+        "tests",
+        "name",
+        "series",
+        "ranks",
+        "expect",
+        "only",
+        "off",
+        "set",
+        "warmup",
+        "profile",
+        "step_time",
+        "resume_at",
+        "xfail",
+        "rule",
+        "fires",
+        "clears",
+        "then",
+        "count",
+        "file",
+        "loss",
+        "0",
+    ]
+)
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10), KEYS, st.just("1 x3"))
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"healthcheck_tests": st.just(1), "tests": st.lists(st.dictionaries(KEYS, TREES, max_size=6))}
+    )
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_file_gives_tests_or_clean_problems(tmp_path: Path, tree: Any) -> None:
+    path = tmp_path / "any.hctest.yaml"
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    file, problems = load_tests(path)
+    assert problems, "it names no rules"
+    assert all(problem.message and problem.slug for problem in problems)
+    assert all(test.name for test in file.tests)

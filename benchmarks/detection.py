@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from scoring import CORPUS, Found, Scored, kinds, labels, score
 
 from healthcheck.assembly import RuleChoice
-from healthcheck.commands.replaying import Given, judge_of
+from healthcheck.commands.replay import Given, judge_of
+from healthcheck.reports.tables import table_lines
 
 BEGIN, END = "<!-- detection: begin (benchmarks/detection.py --markdown) -->\n", "<!-- detection: end -->\n"
 
@@ -74,9 +75,7 @@ def main() -> int:
         if varied:
             from leave_one_out import HEADER as LEFT_HEADER
 
-            from healthcheck.reports.text import columns
-
-            print("\n" + "\n".join(columns([LEFT_HEADER, *varied], align="lllll")))
+            print("\n" + "\n".join(table_lines(varied, heads=LEFT_HEADER)))
     return 0
 
 
@@ -212,7 +211,6 @@ def wrong(s: Scored) -> bool:
 
 
 def print_text(scored: Sequence[Scored], faults: Sequence[Any], given: Given, *, only_wrong: bool) -> None:
-    from healthcheck.reports.text import columns
 
     print("per run (* decided, ? false, ! error; delay 0 = start of the window, 1 = its end):")
     for s in sorted(scored, key=lambda s: (not s.incident, s.entry["kind"], s.entry["id"])):
@@ -225,9 +223,9 @@ def print_text(scored: Sequence[Scored], faults: Sequence[Any], given: Given, *,
         ("by source", groups(scored, lambda s: s.source)),
     ):
         print(f"\n{title}")
-        print("\n".join(columns([HEADER, *rows], align="lrrrrrrrr")))
+        print("\n".join(table_lines(rows, "lrrrrrrrr", heads=HEADER)))
     print("\nby rule (a rule not in kinds.yaml cannot catch)")
-    print("\n".join(columns([RULE_HEADER, *by_rule(scored)], align="lrrrrrl")))
+    print("\n".join(table_lines(by_rule(scored), "lrrrrrl", heads=RULE_HEADER)))
     unnamed = sorted({r.id for r in given.load().rules} - set(kinds()))
     print(f"\nrules of the pack without a kind: {', '.join(unnamed) or 'none'}")
     if faults:

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from scoring import Found, Scored, kinds, labels, score
 
-from healthcheck.commands.replaying import Given
+from healthcheck.commands.replay import Given
 from healthcheck.replay.play import Play, RuleCopies, play
 from healthcheck.replay.record import record_facts
 

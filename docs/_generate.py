@@ -206,10 +206,7 @@ def devices_page() -> str:
 
 def commands_page() -> str:
     """docs/reference/commands.md: every command with its options, from the parsers themselves."""
-    import importlib
-
-    from healthcheck.commands import GROUPS, TABLE
-    from healthcheck.commands.usage import Parser
+    from healthcheck.commands.usage import GROUPS, TABLE, command_parser
 
     lines = [
         MARK,
@@ -221,9 +218,7 @@ def commands_page() -> str:
     for group in GROUPS:
         lines += ["", f"## {group}"]
         for entry in (e for e in TABLE if e.group == group):
-            module = importlib.import_module(f"healthcheck.commands.{entry.name}")
-            parser = Parser(prog=f"healthcheck {entry.name}", description=module.HELP)
-            module.configure(parser)
+            parser = command_parser(entry.name)
             lines += ["", f"### healthcheck {entry.name}", "", _sentence(parser.description or ""), ""]
             if parser.epilog:
                 several = "\n" in parser.epilog  # laid out as it stands

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healthcheck.protocols import ActionContext, Device
-from healthcheck.rulelang.quantities import size_text
+from healthcheck.text import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 DEFAULT_COOLDOWN = 200

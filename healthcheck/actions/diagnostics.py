@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from healthcheck.protocols import ActionContext
-from healthcheck.rulelang.quantities import size_text
+from healthcheck.text import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 _OURS = str(Path(__file__).resolve().parent.parent)

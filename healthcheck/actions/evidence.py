@@ -19,7 +19,7 @@ from healthcheck.actions.tensors import describe_batch, parameter_rows, write_co
 from healthcheck.outcome import alert_json
 from healthcheck.protocols import ActionContext
 from healthcheck.redact import allowed_environment, redact_argv
-from healthcheck.rulelang.quantities import size_text
+from healthcheck.text import size_text
 from healthcheck.verdicts import ActionOutcome, Alert
 
 _DISTRIBUTIONS = (

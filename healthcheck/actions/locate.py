@@ -24,8 +24,9 @@ from healthcheck.actions.locate_replay import (
     original,
     replay,
 )
-from healthcheck.actions.tensors import Range, bad, range_of, short, widest
+from healthcheck.actions.tensors import Range, bad, range_of, widest
 from healthcheck.protocols import ActionContext
+from healthcheck.text import power
 from healthcheck.verdicts import ActionOutcome, Alert
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _most(found: Sequence[Range], *, lone: bool = False) -> str:
     one = widest(list(found))
     if one is None or one.absmax is None:
         return " no floating point values" if lone else ""
-    return f"{' ' if lone else ', '}max {short(one.absmax)} in {one.dtype}"
+    return f"{' ' if lone else ', '}max {power(one.absmax)} in {one.dtype}"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -317,12 +317,6 @@ def widest(found: list[Range]) -> Range | None:
     return max(known, key=lambda one: one.absmax or 0.0, default=None)
 
 
-def short(number: float) -> str:
-    """``65504.0`` -> ``6.55e4``."""
-    digits, _, power = f"{number:.3g}".partition("e")
-    return f"{digits}e{int(power)}" if power else digits
-
-
 def is_real(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 

@@ -7,17 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from healthcheck.commands.options import add_run
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import find_run
-from healthcheck.reports.text import plural
+from healthcheck.text import plural
 
 NAME = "accept"
 HELP = "take the alerts of a run as known (healthcheck-accepted.yaml); later only new ones fail"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run (default: latest)")
+    add_run(parser)
     parser.add_argument("rules", nargs="*", metavar="RULE", help="only these rules (default: all that alerted)")
     parser.add_argument("--reason", required=True, help="why they are acceptable; stands in the file and in reports")
     parser.add_argument("--any-script", action="store_true", help="for every script, not only the one of this run")

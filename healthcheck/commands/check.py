@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.options import add_format, add_plugin_option, add_profile, loaded_host
+from healthcheck.commands.usage import misplaced
 from healthcheck.errors import Problem, UsageError
+from healthcheck.record.lines import read_samples
+from healthcheck.record.runs import Run, latest_run
+from healthcheck.rulelang.rule import Rule
+from healthcheck.text import plural, step
 
 if TYPE_CHECKING:
     from healthcheck.registry import Registry
@@ -34,29 +41,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="rule files, packs or folders (default: the rules that `run` would use here)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="one line for each problem")
-    parser.add_argument(
-        "--profile", metavar="P", help="check with this profile only (default: without one, then with each)"
-    )
+    add_profile(parser, "check with this profile only (default: without one, then with each)")
     parser.add_argument(
         "--print-config", action="store_true", help="print the effective rules and where each key came from"
     )
     parser.add_argument(
         "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
     )
-    parser.add_argument(
-        "--format", choices=("text", "json", "github"), default="text", help="json: for scripts; github: annotations"
-    )
+    add_format(parser, "github", help="json: for scripts; github: annotations")
     add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import plugin_host
-    from healthcheck.rulelang.discover import configured_plugins
     from healthcheck.rulelang.problems import ordered
 
-    host = plugin_host([*configured_plugins(), *args.plugins])
-    for failure in host.failures:
-        print(f"healthcheck: {failure}", file=sys.stderr)
+    host = loaded_host(args)
     groups, notes = _sources(args.paths)
     for note in notes:
         print(f"healthcheck: {note}", file=sys.stderr)
@@ -127,18 +126,19 @@ def _sources(paths: Sequence[str]) -> tuple[list[list[Any]], list[str]]:
     groups: list[list[Any]] = []
     for text in paths:
         path = Path(text)
+        answer = misplaced(NAME, [text])
+        if answer:
+            raise UsageError(answer)
         if is_pack_name(text) and not path.exists():
             groups.append([text])
         elif path.is_dir():
             files = list(_rule_files(path))
             if not files:
-                _refuse_run_folder(path)
                 raise UsageError(
                     f"{text}: no rule files in this folder (files named healthcheck*.yaml, or YAML with `version: 1`)"
                 )
             groups.extend([str(file)] for file in files)
         else:
-            _refuse_other_files(path)
             groups.append([text])
     return groups, []
 
@@ -166,20 +166,6 @@ def _rule_files(folder: Path) -> Iterator[Path]:
             line.startswith(("rules:", "extends:")) for line in lines
         ):
             yield path
-
-
-def _refuse_run_folder(path: Path) -> None:
-    if (path / "samples.jsonl").is_file() or (path / "report.json").is_file():
-        raise UsageError(f"{path} is the record of a run; did you mean `healthcheck replay {path}`?")
-
-
-def _refuse_other_files(path: Path) -> None:
-    if path.suffix == ".py":
-        raise UsageError(f"{path} is a script; did you mean `healthcheck run {path}`?")
-    if path.suffix in (".jsonl", ".csv"):
-        raise UsageError(f"{path} is recorded data; did you mean `healthcheck replay {path}`?")
-    if path.name.endswith((".hctest.yaml", ".hctest.yml")):
-        raise UsageError(f"{path} holds rule tests; did you mean `healthcheck test {path}`?")
 
 
 # --------------------------------------------------------------------------- what to say
@@ -236,8 +222,6 @@ def _say(
     if args.quiet:
         return
     if args.format == "text" and not errors:
-        from healthcheck.commands.logging_rate import rate_lines
-
         own = {d.path for loaded, _ in results for d in loaded.documents if d.own}
         for line in rate_lines(
             rule for loaded, _ in results for rule in loaded.ruleset.rules if rule.origin.path in own
@@ -254,3 +238,60 @@ def _closing(errors: int, warnings: int, rules: int) -> str:
         return f"{count}; nothing was run"
     loaded = f"{rules} rule{'' if rules == 1 else 's'}"
     return f"ok: {loaded}" + (f", {count}" if count else "")
+
+
+# --------------------------------------------------------------------------- how many steps a count of samples is
+
+TAIL = 2**20
+"""Bytes of a record that are read: its end says how often a metric comes, and `check` stays quick."""
+SPARSE = 2.0
+"""Steps between two samples from which a count of samples is worth a line."""
+
+
+def rate_lines(rules: Iterable[Rule]) -> list[str]:
+    """One line for each rule whose counts of samples are many steps in the latest run; empty without a run.
+
+    ``eval-loss-up: 3 samples are about 1,500 steps at your logging rate``, and the run that says so.
+    """
+    run = latest_run()
+    if run is None:
+        return []
+    rates = steps_per_sample(run)
+    lines = []
+    for rule in rules:
+        rate = rates.get(rule.selector.metric, 1.0)
+        counts = {
+            "for": rule.hold.of if not rule.hold.seconds else 1,
+            "window": int(getattr(rule.condition, "window", 0) or 0),
+            "min_samples": rule.min_samples,
+            "warmup": int(rule.warmup.amount) if rule.warmup.unit == "samples" else 0,
+        }
+        told = [
+            f"`{key}` of {plural(count, 'sample')} is about {step(round(count * rate))} steps"
+            for key, count in counts.items()
+            if count > 1
+        ]
+        if told and rate >= SPARSE:
+            lines.append(f"  {rule.id}: {rule.selector.metric} comes every {rate:,.0f} steps; {', '.join(told)}")
+    return [f"at the logging rate of {run.shown}", *lines] if lines else []
+
+
+def steps_per_sample(run: Run) -> dict[str, float]:
+    """Metric -> median number of steps between two samples, from the end of the record."""
+    try:
+        with open(run.folder / "samples.jsonl", "rb") as file:
+            file.seek(0, 2)
+            start = max(0, file.tell() - TAIL)
+            file.seek(start)
+            lines = file.read().splitlines()[1 if start else 0 :]
+    except OSError:
+        return {}
+    steps: dict[str, set[int]] = {}
+    for batch in read_samples(lines).batches:
+        for sample in batch.samples:
+            steps.setdefault(sample.metric, set()).add(sample.step)
+    return {
+        name: median(after - before for before, after in pairwise(sorted(seen)))
+        for name, seen in steps.items()
+        if len(seen) > 1
+    }

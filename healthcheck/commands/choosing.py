@@ -1,8 +1,10 @@
-"""Which run and which of its alerts a person means: ``[RUN] [N | RULE]`` of ``why`` and ``evidence``."""
+"""Which recorded runs and which of their alerts a person means: ``[RUN] [N | RULE]``, and ages such as ``14d``."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,3 +77,24 @@ def numbered(run: Run, number: int) -> dict[str, Any]:
             return alert
     there = f"1 to {len(run.alerts)}" if len(run.alerts) > 1 else "1" if run.alerts else "none"
     raise UsageError(f"{run.name} has no alert {number}; its alerts: {there}")
+
+
+# --------------------------------------------------------------------------- how old a run is
+
+_AGE = re.compile(r"^(\d+(?:\.\d+)?)\s*([mhdw])$")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_since(text: str | None, option: str = "--since") -> float:
+    """``14d`` in seconds; infinity without a limit. Raises ``UsageError`` for another form."""
+    if text is None:
+        return float("inf")
+    match = _AGE.match(text.strip())
+    if match is None:
+        raise UsageError(f'{option} "{text}": write a number with m, h, d or w, such as 14d')
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def age(run: Run) -> float:
+    """Seconds since it began."""
+    return time.time() - run.began

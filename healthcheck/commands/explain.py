@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.options import add_format, add_plugin_option, add_rule_sources, loaded_host
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
 from healthcheck.reports.wording import asks
@@ -26,21 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "rule", metavar="RULE", nargs="?", help="id of a rule; name of a condition, action, metric or setting"
     )
-    parser.add_argument(
-        "--rules", action="append", metavar="FILE", help="rule file or pack (default: what `run` would use here)"
-    )
-    parser.add_argument("--profile", metavar="P", help="profile of the rule file")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_rule_sources(parser)
+    add_format(parser)
     add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import plugin_host
     from healthcheck.rulelang.compile import load_all
-    from healthcheck.rulelang.discover import configured_plugins, discover
+    from healthcheck.rulelang.discover import discover
     from healthcheck.rulelang.settings import SETTINGS
 
-    registry = plugin_host([*configured_plugins(), *args.plugins]).registry
+    registry = loaded_host(args).registry
     found = discover(args.rules)
     loaded = load_all(found.sources, registry=registry, profile=args.profile)
     rules = loaded.merged.rules

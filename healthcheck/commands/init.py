@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 
+from healthcheck.commands.schema import LOCAL_NAME, POINTER, schema_text
 from healthcheck.errors import UsageError
 
 NAME = "init"
 HELP = "write a healthcheck.yaml to start from, and the schema for editors"
 
 RULE_FILE = "healthcheck.yaml"
-SCHEMA_FILE = "healthcheck-rules.v1.schema.json"
-
-_POINTER = f"# yaml-language-server: $schema=./{SCHEMA_FILE}\n"
 
 _OBSERVE = """\
   mode: observe        # watch and report, never act; delete this line to let rules stop a run
@@ -49,15 +46,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    rule_file, schema_file = Path(RULE_FILE), Path(SCHEMA_FILE)
+    rule_file, schema_file = Path(RULE_FILE), Path(LOCAL_NAME)
     if not args.force and rule_file.exists():
         raise UsageError(
             f"{RULE_FILE} exists here already and was not touched; to overwrite it: healthcheck init --force"
         )
-    schema = None if schema_file.exists() and not args.force else _schema_text()
+    schema = None if schema_file.exists() and not args.force else schema_text()
     text = _TEMPLATE.format(mode=_OBSERVE if args.observe else "")
     if schema is not None or schema_file.exists():
-        text = _POINTER + text
+        text = f"{POINTER}\n{text}"
     try:
         rule_file.write_text(text, encoding="utf-8")
         if schema is not None:
@@ -71,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     )
     print(f"wrote {RULE_FILE} ({mode})")
     if schema is not None:
-        print(f"wrote {SCHEMA_FILE} for completion in editors")
+        print(f"wrote {LOCAL_NAME} for completion in editors")
     shadowed = pyproject_with_settings(Path.cwd())
     if shadowed is not None:
         print(
@@ -79,14 +76,6 @@ def main(args: argparse.Namespace) -> int:
         )
     print("next: healthcheck check, then healthcheck run your_script.py")
     return 0
-
-
-def _schema_text() -> str:
-    """The schema with the conditions and actions of the installed plugins."""
-    from healthcheck.assembly import plugin_host
-    from healthcheck.rulelang.schema import build_schema
-
-    return json.dumps(build_schema(plugin_host().registry), indent=1) + "\n"
 
 
 def pyproject_with_settings(start: Path) -> Path | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
-from healthcheck.commands.loading import loaded_host
-from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.options import add_format, add_plugin_option, loaded_host
 from healthcheck.core.strictjson import strict
 from healthcheck.record.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
-from healthcheck.reports.text import columns, no_wider_than, number, step
+from healthcheck.reports.tables import table_lines
 from healthcheck.samples import Metric
+from healthcheck.text import number, step
 
 NAME = "metrics"
 HELP = "all metrics that rules may name; with RUN: what was normal in that run, and how close each rule came"
@@ -23,11 +22,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run (`latest`); without it the catalogue")
     add_plugin_option(parser)
     parser.add_argument("--all", action="store_true", help="with RUN: also each series of families (per parameter)")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    host = loaded_host(args.plugins)
+    host = loaded_host(args)
     if args.run is None:
         metrics, owners = host.registry.metrics, host.registry.owners
         if args.format == "json":
@@ -60,12 +59,12 @@ def _metric_json(metric: Metric, owner: str) -> dict[str, Any]:
 
 def _catalogue(metrics: dict[str, Metric]) -> list[str]:
     """The catalogue as a table; families are written as rules name them."""
-    rows = [["metric", "unit", "cost", "needs", "what it is"]]
+    rows = []
     for _, metric in sorted(metrics.items()):
         name = f"{metric.name}[*]" if metric.labels else metric.name
         rows.append([name, metric.unit or "-", metric.cost.value, ", ".join(metric.needs) or "-", metric.help])
     return [
-        *no_wider_than(columns(rows, indent=0), sys.stdout),
+        *table_lines(rows, heads=("metric", "unit", "cost", "needs", "what it is"), indent=0),
         "",
         "cost: free = known anyway, host = host work, device = kernels without a wait, sync = waits for the device",
         "your own: healthcheck.log(name=value) in the script, and `external: [name]` in the rule file",
@@ -85,7 +84,7 @@ def _run_json(run: Run) -> dict[str, Any]:
 def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
     summaries = summarise(run.samples.batches)
     hidden = 0
-    rows = [["metric", "samples", "min", "median", "p99", "max", "last", "MAD", "non-finite"]]
+    rows = []
     for found in summaries:
         if not families and "[" in found.name and "=" not in found.name:
             hidden += 1
@@ -104,7 +103,8 @@ def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
     if not summaries:
         lines.append("  no samples were recorded")
     else:
-        lines += columns(rows, "lrrrrrrrr")
+        heads = ("metric", "samples", "min", "median", "p99", "max", "last", "MAD", "non-finite")
+        lines += table_lines(rows, "lrrrrrrrr", heads=heads)
     if hidden:
         lines.append(f"  {hidden:,} more series of families (per parameter): --all")
     if not run.samples.complete:
@@ -115,7 +115,7 @@ def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
 def _approach_lines(run: Run) -> list[str]:
     if run.report is None:
         return ["  no report (the run is " + run.status + "): closest approaches are written at the end"]
-    rows = [["rule", "closest", "at step", "verdict", "fires"]]
+    rows = []
     silent = []
     for found in approaches(run.report.get("rules", {})):
         if found.verdict == "not judged":
@@ -123,7 +123,10 @@ def _approach_lines(run: Run) -> list[str]:
         else:
             at = step(found.step) if found.step is not None else "-"
             rows.append([found.rule, number(found.score), at, found.verdict, found.threshold])
-    lines = ["", "closest approach of each rule", *columns(rows, "lrrll")] if len(rows) > 1 else []
+    lines = []
+    if rows:
+        heads = ("rule", "closest", "at step", "verdict", "fires")
+        lines = ["", "closest approach of each rule", *table_lines(rows, "lrrll", heads=heads)]
     if silent:
-        lines += ["", "not judged", *columns(silent)]
+        lines += ["", "not judged", *table_lines(silent)]
     return lines

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import loaded_host
 from healthcheck.errors import Problem, RuleFileError, UsageError
 from healthcheck.record.requests import LOOK_SECONDS, ask_to_mute
 from healthcheck.record.runs import find_run
-from healthcheck.reports.text import plural
+from healthcheck.text import plural
 
 NAME = "mute"
 HELP = "silence a rule of a run that goes on: judged and recorded, but no action, and not counted"
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         )
     if args.steps < 1 or not args.reason.strip():
         raise UsageError("healthcheck mute: --for takes a number of steps from 1, and --reason some words")
-    known = load_all([str(run.rules_file)], registry=loaded_host(()).registry).merged.rules
+    known = load_all([str(run.rules_file)], registry=loaded_host().registry).merged.rules
     problems: list[Problem] = []
     flag_mutes([args.rule], known, args.force, problems)
     if problems:

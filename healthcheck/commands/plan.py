@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from healthcheck.commands.loading import loaded_host
-from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
+from healthcheck.commands.options import add_format, add_plugin_option, add_rule_options, loaded_host, rule_choice
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
-from healthcheck.reports.text import columns, no_wider_than, plural, shorten
+from healthcheck.reports.tables import table_lines
 from healthcheck.rulelang.rule import RuleSet
+from healthcheck.text import plural, shorten
 
 NAME = "plan"
 HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--observe", action="store_true", help="plan for observe mode")
     parser.add_argument("--max-steps", type=int, metavar="N", help="which windows cannot fill in a run of N steps")
     add_plugin_option(parser)
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
 
     if args.script is not None and not args.script.startswith("-") and not Path(args.script).exists():
         raise UsageError(f"no such script: {args.script}")
-    host = loaded_host(args.plugins)
+    host = loaded_host(args)
     for note in discover(args.rules).notes:
         print(f"healthcheck: {note}", file=sys.stderr)
     rules = load_rules_for(
@@ -83,12 +83,12 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
     lines.append(
         f"  may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
     )
-    table = [["rule", "severity", "then", "cost", "here", "fires when"]]
+    table = []
     for planned in plan.rules:
         here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
         then = " + ".join(planned.actions)
         table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here, planned.asks])
-    lines += ["", *no_wider_than(columns(table), sys.stdout)]  # what is cut off: healthcheck explain RULE
+    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "here", "fires when"))]
     blocked = unjudged_reasons(plan.rules)
     if blocked:
         count = sum(map(len, blocked.values()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from healthcheck import __version__
 from healthcheck.assembly import plugin_host
-from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.options import add_format, add_plugin_option, local_plugins
 from healthcheck.errors import UsageError
 from healthcheck.plugins import PluginHost, PluginInfo
 from healthcheck.registry import BUILTIN
@@ -31,13 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_plugin_option(parser)
     parser.add_argument("--strict-plugins", action="store_true", help="exit with 3 if a plugin was not loaded")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.words:
         return _new(args.words, args.dir)
-    host = plugin_host(args.plugins)
+    host = plugin_host(local_plugins(args))
     if args.format == "json":
         print(json.dumps(_as_json(host), indent=1))
     else:

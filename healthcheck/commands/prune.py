@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from pathlib import Path
 
-from healthcheck.commands.runs import age, parse_since
+from healthcheck.commands.choosing import age, parse_since
+from healthcheck.commands.options import add_records_folder, records_folder
 from healthcheck.errors import UsageError
 from healthcheck.record.folder import delete, is_over
-from healthcheck.record.runs import Run, all_runs, reading_folder
-from healthcheck.reports.text import plural, shorten
-from healthcheck.rulelang.quantities import size_text
+from healthcheck.record.runs import Run, all_runs
+from healthcheck.text import plural, shorten, size_text
 
 NAME = "prune"
 HELP = "delete old records, the oldest first; never those of runs that go on"
@@ -19,12 +18,7 @@ HELP = "delete old records, the oldest first; never those of runs that go on"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "folder",
-        nargs="?",
-        metavar="FOLDER",
-        help="folder of records (default: HEALTHCHECK_RUNS, else healthcheck-runs)",
-    )
+    add_records_folder(parser)
     add("--keep", type=int, metavar="N", help="leave the newest N")
     add("--older", metavar="AGE", help="delete only what began longer ago than this: 30d, 12h, 2w")
     add("--healthy", action="store_true", help="delete only runs whose verdict is ok")
@@ -36,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("healthcheck prune: say what may go: --keep 50, --older 30d, or both (--list only lists it)")
     if args.keep is not None and args.keep < 0:
         raise UsageError("healthcheck prune: --keep takes a number of runs from 0")
-    folder = Path(args.folder) if args.folder else reading_folder()
+    folder = records_folder(args)
     if not folder.is_dir():
         raise UsageError(f"healthcheck prune: there is no folder {folder}")
     runs = all_runs(folder)

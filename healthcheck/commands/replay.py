@@ -1,21 +1,61 @@
-"""``healthcheck replay``: recorded runs through the rules, as if they ran now."""
+"""``healthcheck replay``: recorded runs through the rules, as if they ran now.
+
+``--against OLD`` shows what another version of the rules would change, ``--sweep RULE.KEY=A,B`` how often a rule would
+fire at several values. What is read and judged is in :mod:`healthcheck.replay`; here are the command line, the search
+for runs and what is printed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import io
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
-from healthcheck.commands.replaying import Given, Outcome, judge_of
-from healthcheck.errors import UsageError
+from healthcheck.commands.choosing import age, parse_since
+from healthcheck.commands.options import (
+    add_fail_on,
+    add_format,
+    add_plugin_option,
+    add_report_option,
+    add_rule_options,
+    local_plugins,
+    rule_choice,
+)
+from healthcheck.dispatch import suggest
+from healthcheck.errors import HealthCheckError, RuleFileError, UsageError
 from healthcheck.outcome import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE
+from healthcheck.readers.find import RunFile, find_runs, read_run
+from healthcheck.readers.textlog import PatternReader
+from healthcheck.record.runs import all_runs, find_run, reading_folder
+from healthcheck.replay.against import Change, change_lines, changes
+from healthcheck.replay.play import RuleCopies, only_rules, play, replay_report
+from healthcheck.replay.pool import judge_all
+from healthcheck.replay.record import record_facts
+from healthcheck.replay.sweep import CriticalValue, Swept, first_fired, keep_line, sweep_json, sweep_lines, value_now
+from healthcheck.replay.table import table
+from healthcheck.replay.timeline import ending, timeline
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
+from healthcheck.reports.wording import with_exit
+from healthcheck.rulelang.sources import is_pack_name
+from healthcheck.text import number, plural
+
+if TYPE_CHECKING:
+    from healthcheck.assembly import RuleChoice
+    from healthcheck.plugins import PluginHost
+    from healthcheck.readers.series import RecordedRun
+    from healthcheck.rulelang.rule import Rule, RuleSet
+
+R = TypeVar("R")
 
 NAME = "replay"
 HELP = "judge recorded runs by rules: when would each rule have fired?"
@@ -40,15 +80,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--map", action="append", default=[], metavar="COLUMN=METRIC", help="read a column as this metric; repeatable")
     add("--pattern", action="append", default=[], metavar="RE", help="read text logs with named groups (?P<loss>...)")
     add("--show-columns", action="store_true", help="print which column is read as which metric, judge nothing")
-    add("--format", choices=("text", "json"), default="text", help="json: a list of reports, one per run")
-    add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
-    add(
-        "--report",
-        action="append",
-        default=[],
-        metavar="KIND=PATH",
-        help="write json=, junit=, sarif=, html= or github; repeatable",
-    )
+    add_format(parser, help="json: a list of reports, one per run")
+    add_fail_on(parser)
+    add_report_option(parser, "write json=, junit=, sarif=, html= or github")
     add("--timeline", action="store_true", help="timelines also for many runs")
     add("--jobs", metavar="N", default="1", help="judge in N processes (0: one per core)")
     add_plugin_option(parser)
@@ -66,15 +100,10 @@ def main(args: argparse.Namespace) -> int:
     if args.show_columns:
         return _show_columns(paths, problems, given)
     if args.sweep:
-        from healthcheck.commands.replay_sweep import sweep
-
         return sweep(args, given, paths, problems)
     if args.against:
-        from healthcheck.commands.replay_against import against
-
         return against(args, given, paths, problems)
-    outcomes = list(_progress(_judged(paths, given, _jobs(args.jobs)), len(paths)))
-    outcomes = [*outcomes, *problems]
+    outcomes = [*_judge_all(paths, functools.partial(judge_of, given), args.jobs), *problems]
     code = exit_code_of(outcomes)
     for problem in write_reports(wanted, [o.to_json() for o in outcomes if o.report], kinds=kinds):
         print(f"healthcheck: {problem}", file=sys.stderr)
@@ -107,7 +136,7 @@ def _given(args: argparse.Namespace) -> Given:
     return Given(
         choice=rule_choice(args),
         fail_on=args.fail_on,
-        plugins=args.plugins,
+        plugins=local_plugins(args),
         mapping=mapping,
         pattern=args.pattern,
     )
@@ -143,9 +172,6 @@ def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outco
 
 def _records_since(args: argparse.Namespace) -> list[str]:
     """The records of this project that are young enough; of a folder, if one is named instead of runs."""
-    from healthcheck.commands.runs import age, parse_since
-    from healthcheck.record.runs import all_runs, reading_folder
-
     if args.runs:
         raise UsageError("healthcheck replay: --since stands instead of RUN: it takes the records of this project")
     oldest = parse_since(args.since)
@@ -159,8 +185,6 @@ def _latest(name: str) -> str:
     """``latest`` and names of recorded runs work as everywhere."""
     if os.path.exists(os.path.expanduser(name)) or os.sep in name or _is_glob(name):
         return name
-    from healthcheck.record.runs import find_run
-
     try:
         return str(find_run(name).folder)
     except UsageError:
@@ -181,28 +205,124 @@ def _is_glob(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
+# --------------------------------------------------------------------------- judging
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one path ended: a report, or the problem that kept it from being read."""
+
+    path: str
+    report: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    named: bool = False
+    """The user named this very file."""
+    extra: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report or {"path": self.path, "problem": self.problem}
+
+
+@dataclass
+class Given:
+    """The command line, in words that every process understands."""
+
+    choice: RuleChoice = field(default_factory=dict)  # type: ignore[assignment]
+    fail_on: str | None = None
+    plugins: Sequence[str] = ()
+    mapping: dict[str, str] = field(default_factory=dict)
+    pattern: Sequence[str] = ()
+    readers: dict[str, str] = field(default_factory=dict)
+    """Path -> name of its reader, once :meth:`find` has looked."""
+    _host: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_host": None}
+
+    @property
+    def host(self) -> PluginHost:
+        if self._host is None:
+            from healthcheck.assembly import plugin_host
+
+            self._host = plugin_host(self.plugins)
+        host: PluginHost = self._host
+        return host
+
+    def load(self, *, more: Sequence[str] = (), notes: list[str] | None = None) -> RuleSet:
+        """Compile the rules.
+
+        :param more: as ``--set``, after those of the command line.
+        :param notes: sentences worth saying once are appended here.
+        """
+        from healthcheck.assembly import load_rules_for
+
+        chosen: RuleChoice = {**self.choice, "set": [*self.choice.get("set", ()), *more]}
+        settings = {"fail_on": self.fail_on} if self.fail_on else {}
+        loaded = load_rules_for(host=self.host, settings=settings, notes=notes, **chosen)
+        self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
+        return loaded
+
+    def check(self) -> list[str]:
+        """Raise ``UsageError`` for bad rules or patterns before anything is read; returns notes worth saying."""
+        notes = [str(failure) for failure in self.host.failures]
+        self.load(notes=notes)
+        if self.pattern:
+            PatternReader(list(self.pattern))
+        return notes
+
+    def find(self, paths: Sequence[str]) -> list[RunFile]:
+        found = find_runs(paths, self.host.registry.readers)
+        self.readers |= {str(run.path): run.reader.name for run in found if run.reader is not None}
+        return found
+
+    def read(self, path: str) -> RecordedRun:
+        registry = self.host.registry
+        reader = registry.readers.get(self.readers.get(path, ""))
+        found = RunFile(Path(path), reader) if reader is not None else path
+        return read_run(found, mapping=self.mapping, pattern=list(self.pattern) or None, registry=registry)
+
+
+def judge_of(given: Given, old: Given | None = None) -> Callable[[str], Outcome]:
+    """Compile once; the judge then takes one path after the other.
+
+    :param old: other rules for the same runs; their report is the outcome's ``extra``.
+    """
+
+    versions = [RuleCopies(each.load()) for each in (given, old) if each is not None]
+
+    def judge(path: str) -> Outcome:
+        try:
+            run = given.read(path)
+        except (HealthCheckError, OSError) as error:
+            return Outcome(path, problem=str(error))
+        facts = record_facts(run, given.host.registry)
+        plays, seen = play(run, [copies.fresh() for copies in versions], start_step=facts.start_step, known=facts.known)
+        if seen.problem and not seen.batches:
+            return Outcome(path, problem=seen.problem)
+        run.notes.extend(facts.notes)
+        reports = [replay_report(p, run, seen, path=path, resumed_from=facts.resumed_from) for p in plays]
+        return Outcome(path, reports[0], extra=None if old is None else reports[1])
+
+    return judge
+
+
 def _jobs(text: str) -> int:
     if not text.isdigit():
         raise UsageError(f"healthcheck replay: --jobs takes a number of processes, not {text!r}")
     return int(text) or os.cpu_count() or 1
 
 
-def _judged(paths: Sequence[str], given: Given, jobs: int) -> Iterator[Outcome]:
-    from healthcheck.replay.pool import judge_all
-
-    return judge_all(paths, functools.partial(judge_of, given), jobs=jobs)
-
-
-def _progress(outcomes: Iterable[Any], total: int) -> Iterator[Any]:
-    """A bar on stderr, for many runs on a terminal only."""
-    if total < MANY or not sys.stderr.isatty():
+def _judge_all(paths: Sequence[str], prepare: Callable[[], Callable[[str], R]], jobs: str) -> Iterator[R]:
+    """One result per path, in the order given; with a bar on stderr, for many runs on a terminal only."""
+    outcomes = judge_all(paths, prepare, jobs=_jobs(jobs))
+    if len(paths) < MANY or not sys.stderr.isatty():
         yield from outcomes
         return
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
-    yield from track(outcomes, description="replaying", total=total, console=console, transient=True)
+    yield from track(outcomes, description="replaying", total=len(paths), console=console, transient=True)
 
 
 # --------------------------------------------------------------------------- what to say
@@ -234,9 +354,6 @@ def say_problems(outcomes: Iterable[Outcome]) -> None:
 
 
 def _print_text(args: argparse.Namespace, outcomes: Sequence[Outcome], code: int) -> None:
-    from healthcheck.replay.table import table
-    from healthcheck.replay.timeline import ending, timeline
-    from healthcheck.reports.text import plural, with_exit
 
     reports = [o.report for o in outcomes if o.report]
     if len(reports) < MANY or args.timeline:
@@ -257,3 +374,177 @@ def _print_text(args: argparse.Namespace, outcomes: Sequence[Outcome], code: int
         parts.append(f"unreadable {unread}")
     rows = sum(r["record"]["rows"] for r in reports)
     print(with_exit(f"healthcheck: {plural(len(reports), 'run')}, {plural(rows, 'row')}: {', '.join(parts)}", code))
+
+
+# --------------------------------------------------------------------------- --against: other rules
+
+
+def against(args: argparse.Namespace, given: Given, paths: Sequence[str], problems: Sequence[Outcome]) -> int:
+    """Print only what changes. The exit code is that of the new rules."""
+
+    with tempfile.TemporaryDirectory() as folder:
+        rules = [old_rules(args.against, Path(folder))]
+        old = replace(given, choice={"rules": rules, "profile": given.choice.get("profile")})
+        old.check()
+        outcomes = list(_judge_all(paths, functools.partial(judge_of, given, old=old), args.jobs))
+    found: list[Change] = []
+    for outcome in outcomes:
+        if outcome.report:
+            found += [
+                change
+                for change in changes(outcome.path, outcome.report, outcome.extra)
+                if not given.choice.get("only") or change.rule in outcome.report["rules"]  # --only narrows the question
+            ]
+    outcomes = [*outcomes, *problems]
+    if args.format == "json":
+        print(json.dumps([change.to_json() for change in found], indent=1, allow_nan=False))
+    else:
+        print("\n".join(change_lines(found, sum(bool(o.report) for o in outcomes))))
+    say_problems(outcomes)
+    return exit_code_of(outcomes)
+
+
+def old_rules(text: str, folder: Path) -> str:
+    """A file or pack as it is; ``GIT_REV:path`` is taken out of git, with the rule files beside it."""
+    if Path(text).exists() or ":" not in text:
+        return text
+    revision, _, path = text.partition(":")
+    if not _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"):
+        if is_pack_name(text):
+            return text
+        raise UsageError(
+            f"healthcheck replay: --against: {revision} is no revision of git here, and {text} is no file or pack"
+        )
+    inside = _path_in_tree(revision, path)
+    parent = str(PurePosixPath(inside).parent)
+    packed = _git("archive", "--format=tar", revision, *([] if parent == "." else [parent]))
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive.getmembers():
+            if member.isfile() and member.name.endswith((".yaml", ".yml")):
+                target = folder / member.name
+                content = archive.extractfile(member)
+                if content is not None and target.resolve().is_relative_to(folder.resolve()):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(content.read())
+    return str(folder / inside)
+
+
+def _path_in_tree(revision: str, path: str) -> str:
+    """Git counts from the top of the repository; people also from where they stand."""
+    prefix = _git("rev-parse", "--show-prefix").decode().strip()
+    top = PurePosixPath(path.removeprefix("./"))
+    here = PurePosixPath(prefix) / top
+    for candidate in dict.fromkeys([str(here), str(top)] if path.startswith("./") else [str(top), str(here)]):
+        if _git("cat-file", "-t", f"{revision}:{candidate}").strip() == b"blob":
+            return candidate
+    raise UsageError(f"healthcheck replay: --against: there is no {path} in {revision}")
+
+
+def _git(*words: str) -> bytes:
+    """Standard output of git, from the top of the repository where it matters; empty if it fails."""
+    where = ["git"]
+    if words[0] == "archive":
+        top = _git("rev-parse", "--show-toplevel").decode().strip()
+        where += ["-C", top]
+    try:
+        done = subprocess.run([*where, *words], capture_output=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("healthcheck replay: --against REV:path needs git") from None
+    return done.stdout if done.returncode == 0 else b""
+
+
+# --------------------------------------------------------------------------- --sweep: one key at several values
+
+
+def sweep(args: argparse.Namespace, given: Given, paths: Sequence[str], problems: Sequence[Outcome]) -> int:
+    """Print the table; exit 0, or 4 if a named run cannot be read or the sweep makes no sense."""
+
+    rule_id, key, values = _parse_sweep(args.sweep)
+    base = given.load()
+    rule = _rule(base, rule_id)
+    for value in values:  # every mistake in a value before the first run is read
+        try:
+            only_rules(given.load(more=[f"{rule_id}.{key}={value}"]), {rule_id})
+        except RuleFileError as error:
+            raise UsageError(str(error).replace("--set ", "--sweep ")) from error
+    bad = _bad(args.bad, given)
+    prepare = functools.partial(_judge, given, rule_id, key, tuple(values), frozenset(bad))
+    results = list(_judge_all(paths, prepare, args.jobs))
+    unread = [*problems, *(Outcome(s.path, problem=s.problem) for s in results if s.problem)]
+    unreadable = {str(Path(o.path)): o.problem for o in unread}
+    if args.format == "json":
+        print(json.dumps(sweep_json(rule_id, key, values, results, unreadable), indent=1, allow_nan=False))
+    else:
+        rows = sum(s.rows for s in results)
+        note = f" ({len(unread)} unreadable: named on stderr)" if unread else ""
+        print(f"{plural(len(results), 'run')}, {number(rows)} rows{note}")
+        keep = [keep_line(rule, key, value) for value in values]
+        print("\n".join(sweep_lines(rule, key, values, results, now=value_now(rule, key, values), keep=keep)))
+    say_problems(unread)
+    return USAGE if any(p.named for p in problems) else OK
+
+
+def _parse_sweep(text: str) -> tuple[str, str, list[str]]:
+    """``RULE.key.path=6,8,10`` in its parts."""
+    path, equals, listed = text.partition("=")
+    rule_id, dot, key = path.strip().partition(".")
+    values = [v.strip() for v in listed.split(",") if v.strip()]
+    if not equals or not dot or not key or not values:
+        raise UsageError(
+            "healthcheck replay: --sweep takes RULE.KEY=VALUES, for instance "
+            f"loss-spike.when.robust_z.above=6,8,10, not {text!r}"
+        )
+    return rule_id, key, values
+
+
+def _rule(rules: RuleSet, rule_id: str) -> Rule:
+    for rule in rules.rules:
+        if rule.id == rule_id:
+            return rule
+    hint = suggest(rule_id, [r.id for r in rules.rules])
+    off = "it is switched off" if rule_id in rules.off else hint
+    raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {off}')
+
+
+def _bad(named: Sequence[str], given: Given) -> list[str]:
+    """Paths of all runs under the names given with ``--bad``."""
+    return [os.path.realpath(found.path) for found in given.find([_latest(name) for name in named])] if named else []
+
+
+def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: frozenset[str]) -> Callable[[str], Swept]:
+
+    copies = [RuleCopies(only_rules(given.load(more=[f"{rule_id}.{key}={value}"]), {rule_id})) for value in values]
+    plain = key.startswith("when.")
+
+    def judge(path: str) -> Swept:
+        swept = Swept(path, os.path.realpath(path) in bad, fired=[None] * len(values))
+        try:
+            run = given.read(path)
+        except (HealthCheckError, OSError) as error:
+            swept.problem = str(error)
+            return swept
+        facts = record_facts(run, given.host.registry)
+        followed: list[CriticalValue] = []
+
+        def follow(plays: Sequence[Any]) -> Callable[[], None] | None:
+            if not plain:
+                return None
+            followed.append(CriticalValue(plays[0], plays[0].rules[rule_id]))
+            return followed[0].look
+
+        plays, seen = play(
+            run, [c.fresh() for c in copies], start_step=facts.start_step, known=facts.known, follow=follow
+        )
+        swept.rows = seen.batches
+        if seen.problem and not seen.batches:
+            swept.problem = seen.problem
+        swept.fired = [first_fired(p, rule_id) for p in plays]
+        swept.judged = any(
+            s is not None and s.state.value not in ("no_data", "warming")
+            for s in plays[0].engine.by_id[rule_id].series.values()
+        )
+        if followed:
+            swept.critical, swept.critical_step = followed[0].value, followed[0].step
+        return swept
+
+    return judge

@@ -7,21 +7,22 @@ import json
 import sys
 from typing import Any
 
-from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import add_format, add_run, loaded_host
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
-from healthcheck.reports.text import columns, moment, step
+from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import actions_done, closing_line, count_line
+from healthcheck.text import moment, step
 
 NAME = "report"
 HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run (default: latest)")
+    add_run(parser)
     parser.add_argument("--share", action="store_true", help="leave out host, user, paths and the command line")
-    parser.add_argument("--format", choices=("text", "json", "html"), default="text", help="html: a page with charts")
+    add_format(parser, "html", help="html: a page with charts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def _page(run: Run, content: dict[str, Any]) -> str:
 
     if content["report"] is None:
         raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")
-    metrics = loaded_host(()).registry.metrics.values()
+    metrics = loaded_host().registry.metrics.values()
     return page_html([content["report"]], recorded_lines(run.folder, {metric.name: metric.unit for metric in metrics}))
 
 
@@ -79,7 +80,7 @@ def _text(run: Run, content: dict[str, Any]) -> list[str]:
             [rule, entry["verdict"], f"{entry['samples']:,} samples", entry.get("reason", "")]
             for rule, entry in report["rules"].items()
         ]
-        lines += ["", *columns(rows, "llrl"), "", f"  {count_line(report['rules'])}", closing_line(report)]
+        lines += ["", *table_lines(rows, "llrl"), "", f"  {count_line(report['rules'])}", closing_line(report)]
     return lines
 
 

@@ -7,13 +7,19 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands import launchers
-from healthcheck.commands.options import add_plugin_option, add_rule_options, rule_choice
-from healthcheck.commands.usage import nearest_file
+from healthcheck.commands.options import (
+    add_fail_on,
+    add_plugin_option,
+    add_report_option,
+    add_rule_options,
+    rule_choice,
+)
+from healthcheck.commands.usage import command_parser, launcher_line, nearest_file
 from healthcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +29,7 @@ NAME = "run"
 HELP = "run a training script, unmodified, in this process and under rules"
 
 ARGPARSE_ERROR = 2
+"""What a script exits with that was given an option it does not know."""
 _OURS_FIRST = "ours come before it: healthcheck run [options] SCRIPT [its arguments]"
 _USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
 
@@ -32,15 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_rule_options(parser)
     add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
-    add("--fail-on", choices=("info", "warning", "error", "never"), help="exit 1 from this severity (default error)")
+    add_fail_on(parser)
     add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
     add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
-    add(
-        "--report",
-        action="append",
-        default=[],
-        metavar="KIND=PATH",
-        help="a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github; repeatable",
+    add_report_option(
+        parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
     )
     add(
         "--inject",
@@ -109,11 +112,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _behind_the_script(argv: Sequence[str]) -> str:
     """An option of ours among the script's arguments, which a script that knows none such refuses with exit 2."""
-    from healthcheck.commands.usage import Parser
-
-    parser = Parser()
-    configure(parser)
-    ours = {name for action in parser._actions for name in action.option_strings if name.startswith("--")} - {"--help"}
+    ours = {
+        name for action in command_parser(NAME)._actions for name in action.option_strings if name.startswith("--")
+    } - {"--help"}
     return next((word for word in argv if word.partition("=")[0] in ours), "")
 
 
@@ -127,8 +128,7 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         return target, rest
     path = Path(target)
     if not path.exists():
-        answer = launchers.answer(target, rest)
-        raise UsageError(answer or _no_such_file(target, rest))
+        raise UsageError(launcher_line(target, rest) or _no_such_file(target, rest))
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise UsageError(f"healthcheck run: {target} is a folder without __main__.py; name a script in it")
     if path.suffix in (".yaml", ".yml"):

@@ -6,40 +6,32 @@ import argparse
 import functools
 import json
 import os
-import re
-import sys
-import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from healthcheck.commands.runs_summed import by_rule, by_script, rule_table, script_table
+from healthcheck.commands.choosing import age, parse_since
+from healthcheck.commands.options import add_format, add_records_folder, records_folder
 from healthcheck.errors import UsageError
-from healthcheck.record.runs import Run, all_runs, reading_folder
-from healthcheck.reports.text import columns, duration, moment, no_wider_than, step
+from healthcheck.record.runs import Run, all_runs
+from healthcheck.reports.tables import table_lines
+from healthcheck.text import duration, moment, plural, shorten, step
 
 NAME = "runs"
 HELP = "the recorded runs; --by rule shows which rules fire, --by script which scripts"
 
-_SINCE = re.compile(r"^(\d+(?:\.\d+)?)\s*([mhdw])$")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        metavar="FOLDER",
-        help="folder of records (default: HEALTHCHECK_RUNS, else healthcheck-runs)",
-    )
+    add_records_folder(parser)
     parser.add_argument("--by", choices=("rule", "script"), help="sum up over runs")
     parser.add_argument("--since", metavar="AGE", help="only runs that began within this time: 14d, 36h, 2w")
     parser.add_argument("-n", type=int, default=0, metavar="N", help="only the newest N runs")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for scripts")
+    add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    folder = Path(args.folder) if args.folder else reading_folder()
+    folder = records_folder(args)
     if args.folder and not folder.is_dir():
         raise UsageError(f"healthcheck runs: there is no folder {folder}")
     oldest = parse_since(args.since)
@@ -72,21 +64,6 @@ def _none(folder: Path, since: str | None) -> str:
     return f"no runs in {folder}; `healthcheck run train.py` makes one (HEALTHCHECK_RUNS names another folder)"
 
 
-def parse_since(text: str | None, option: str = "--since") -> float:
-    """``14d`` in seconds; infinity without a limit. Raises ``UsageError`` for another form."""
-    if text is None:
-        return float("inf")
-    match = _SINCE.match(text.strip())
-    if match is None:
-        raise UsageError(f'{option} "{text}": write a number with m, h, d or w, such as 14d')
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def age(run: Run) -> float:
-    """Seconds since it began."""
-    return time.time() - run.began
-
-
 def run_row(run: Run) -> dict[str, Any]:
     """What the table says of one run."""
     report = run.report or {}
@@ -108,11 +85,128 @@ def run_row(run: Run) -> dict[str, Any]:
 
 
 def _run_table(rows: list[dict[str, Any]], runs: list[Run]) -> list[str]:
-    table = [["run", "script", "began", "steps", "took", "verdict", "exit", "alerts"]]
+    table = []
     for row, run in zip(rows, runs, strict=True):
         began = moment(run.began)[5:]
         alerts = ", ".join(row["rules"][:3]) + (" ..." if len(row["rules"]) > 3 else "")
         took = duration(row["seconds"]) if row["seconds"] is not None else "-"
         code = str(row["exit_code"]) if row["exit_code"] is not None else "-"
         table.append([row["name"], row["script"], began, step(row["steps"]), took, row["status"], code, alerts])
-    return no_wider_than(columns(table, "lllrrlrl", indent=0), sys.stdout)
+    return table_lines(
+        table, "lllrrlrl", heads=("run", "script", "began", "steps", "took", "verdict", "exit", "alerts"), indent=0
+    )
+
+
+# --------------------------------------------------------------------------- many runs summed up
+
+NOISY = 0.25
+"""A rule that warned in this part of the runs is worth tuning: it is either too eager or true everywhere."""
+ENOUGH_RUNS = 4
+
+
+def by_rule(runs: list[Run]) -> dict[str, Any]:
+    """Per rule: runs that it stopped, would have stopped, in which it failed or warned, was not judged."""
+    rules: dict[str, dict[str, Any]] = {}
+    noisy: dict[str, Counter[str]] = {}
+    unjudged: set[str] = set()
+    judged: set[str] = set()
+    warned: Counter[str] = Counter()
+    for run in runs:
+        entries = (run.report or {}).get("rules", {})
+        silent = entries and all(entry["verdict"] == "not judged" for entry in entries.values())
+        (unjudged if silent else judged).add(run.target)
+        for rule, entry in entries.items():
+            counts = rules.setdefault(rule, {"stopped": 0, "would_stop": 0, "fired": 0, "not_judged": 0})
+            counts["fired"] += bool(entry.get("episodes"))
+            counts["not_judged"] += entry["verdict"] == "not judged"
+        stop = (run.report or {}).get("stop") or {}
+        if stop.get("rule") in rules:
+            rules[stop["rule"]]["stopped"] += 1
+        held = {
+            str(a["rule"])
+            for a in run.alerts
+            if any(
+                o["action"] == "stop" and o.get("held") and o["text"] == "observe mode" for o in a.get("actions", ())
+            )
+        }
+        for rule in held & set(rules):
+            rules[rule]["would_stop"] += 1
+        warned.update({str(a["rule"]) for a in run.alerts if a["severity"] == "warning" and not a.get("explained_by")})
+        for alert in run.alerts:
+            noisy.setdefault(str(alert["rule"]), Counter())[run.target] += 1
+    for rule, counts in rules.items():
+        counts["noisiest"] = list(noisy[rule].most_common(1)[0]) if rule in noisy else None
+    return {
+        "runs": len(runs),
+        "scripts": len({run.target for run in runs}),
+        "rules": rules,
+        "consider_tuning": [
+            rule for rule, n in warned.most_common() if len(runs) >= ENOUGH_RUNS and n >= NOISY * len(runs)
+        ],
+        "unjudged": sorted(unjudged - judged),
+    }
+
+
+def rule_table(made: dict[str, Any], runs: list[Run], since: str | None = None) -> list[str]:
+    """The table, most frequent first, and what to do next."""
+    observed = all(run.facts.get("mode") == "observe" for run in runs)
+    stopped = sum(counts["stopped"] for counts in made["rules"].values())
+    head = f"{plural(made['runs'], 'run')} of {plural(made['scripts'], 'script')}"
+    head += ", observe mode: nothing was stopped" if observed else f", {stopped} stopped"
+    table = []
+    loud = [(rule, c) for rule, c in made["rules"].items() if c["fired"] or c["stopped"] or c["would_stop"]]
+    quiet = len(made["rules"]) - len(loud)
+    for rule, counts in sorted(loud, key=lambda item: -item[1]["fired"]):
+        noisiest = f"{counts['noisiest'][0]} {counts['noisiest'][1]}" if counts["noisiest"] else ""
+        cells = [str(counts[key] or "-") for key in ("stopped", "would_stop", "fired", "not_judged")]
+        table.append([rule, *cells, noisiest])
+    heads = ("rule", "stopped", "would stop", "runs it fired in", "not judged", "noisiest script")
+    lines = [head, *table_lines(table, "lrrrrl", heads=heads)]
+    lines.append(f"  {plural(quiet, 'rule')} never fired")
+    if made["unjudged"]:
+        lines.append(f"  scripts that ran without any rule being judged: {', '.join(made['unjudged'])}")
+    unfinished = sum(1 for run in runs if run.report is None)
+    if unfinished:
+        lines.append(
+            f"  {plural(unfinished, 'run')} without a report (running or killed): alerts counted, verdicts not"
+        )
+    return [*lines, *_next_steps(made, observed, since)]
+
+
+def _next_steps(made: dict[str, Any], observed: bool, since: str | None) -> list[str]:
+    """Which rule to tune with which line, and how to enforce what was only observed."""
+    lines = []
+    noisy = made["consider_tuning"]
+    if noisy:
+        lines.append(
+            f"  consider tuning: {shorten(noisy)}    healthcheck replay --since {since or '14d'} --only {noisy[0]}"
+        )
+    if observed and made["runs"]:
+        lines.append("  to enforce: delete `mode: observe` from healthcheck.yaml, or set it per rule")
+    return lines
+
+
+def by_script(runs: list[Run]) -> list[dict[str, Any]]:
+    """Per script: runs, how they ended, its most frequent rule."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.target, []).append(run)
+    rows = []
+    for script, own in found.items():
+        fired = Counter(str(a["rule"]) for run in own for a in run.alerts if not a.get("explained_by"))
+        status = Counter(run.status for run in own)
+        top = fired.most_common(1)
+        rows.append(
+            {"script": script, "runs": len(own), "status": dict(status), "most_frequent": list(top[0]) if top else None}
+        )
+    return rows
+
+
+def script_table(made: list[dict[str, Any]], runs: list[Run]) -> list[str]:
+    states = list(dict.fromkeys(state for row in made for state in row["status"]))
+    table = []
+    for row in made:
+        top = f"{row['most_frequent'][0]} {row['most_frequent'][1]}" if row["most_frequent"] else ""
+        table.append([row["script"], str(row["runs"]), *(str(row["status"].get(s, "-")) for s in states), top])
+    heads = ("script", "runs", *states, "most frequent alert")
+    return table_lines(table, "l" + "r" * (1 + len(states)) + "l", heads=heads, indent=0)

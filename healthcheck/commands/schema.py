@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from healthcheck.commands.options import add_plugin_option
+from healthcheck.commands.options import add_plugin_option, loaded_host
 from healthcheck.errors import UsageError
 
 NAME = "schema"
@@ -27,12 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_plugin_option(parser)
 
 
-def main(args: argparse.Namespace) -> int:
-    from healthcheck.assembly import plugin_host
-    from healthcheck.rulelang.discover import configured_plugins
+def schema_text(args: argparse.Namespace | None = None) -> str:
+    """The schema with the conditions and actions of the plugins here; ``init`` writes it too."""
     from healthcheck.rulelang.schema import build_schema, dump_schema
 
-    text = dump_schema(build_schema(plugin_host([*configured_plugins(), *args.plugins]).registry))
+    return dump_schema(build_schema(loaded_host(args).registry))
+
+
+def main(args: argparse.Namespace) -> int:
+    text = schema_text(args)
     if args.install is None:
         print(text, end="")
         return 0

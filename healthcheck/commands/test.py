@@ -13,7 +13,7 @@ from typing import Any
 
 from healthcheck.commands.options import add_plugin_option
 from healthcheck.commands.usage import nearest_file
-from healthcheck.reports.text import plural
+from healthcheck.text import plural
 
 NAME = "test"
 HELP = "run rule tests (*.hctest.yaml)"

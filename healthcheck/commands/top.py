@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from healthcheck.commands.loading import loaded_host
+from healthcheck.commands.options import add_run, loaded_host
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import Follower, Run, find_run, load_run
 from healthcheck.reports.page import FIRST
-from healthcheck.reports.text import columns, duration, number, plural, step
+from healthcheck.reports.tables import table_lines
+from healthcheck.text import duration, number, plural, step
 
 NAME = "top"
 HELP = "watch a run that goes on: newest values beside the usual ones, alerts so far"
@@ -23,7 +24,7 @@ QUIET_SECONDS = 10.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="a run (default: latest)")
+    add_run(parser)
     parser.add_argument("--every", default="2", metavar="SECONDS", help="how often to look (default 2)")
     parser.add_argument("--once", action="store_true", help="print once and leave, as without a terminal")
 
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     every = _seconds(args.every)
     run = find_run(args.run)
-    units = {metric.name: metric.unit for metric in loaded_host(()).registry.metrics.values()}
+    units = {metric.name: metric.unit for metric in loaded_host().registry.metrics.values()}
     follower = Follower(run)
     if args.once or not sys.stdout.isatty():
         follower.look()
@@ -64,18 +65,18 @@ def screen(run: Run, follower: Follower, units: Mapping[str, str]) -> list[str]:
     silent = follower.silent
     quiet = f", nothing new for {duration(silent)}" if run.report is None and silent >= QUIET_SECONDS else ""
     lines = [f"{run.name}: {run.target}, {run.status}, step {step(max(follower.step, run.steps))}{quiet}"]
-    rows = [["metric", "last", "usual", "at step"]]
+    rows = []
     for name in _chosen(follower):
         series = follower.series[name]
         unit = units.get(series.metric, "")
         at, last = series.values[-1]
         rows.append([name, number(last, unit), number(series.usual, unit), step(at)])
-    lines += columns(rows, "lrrr") if len(rows) > 1 else ["  no samples yet"]
+    lines += table_lines(rows, "lrrr", heads=("metric", "last", "usual", "at step")) or ["  no samples yet"]
     if len(follower.series) > MOST_ROWS:
         lines.append(f"  {plural(len(follower.series) - MOST_ROWS, 'more metric')}: healthcheck metrics {run.name}")
     shown = [alert for alert in run.alerts if not alert.get("explained_by")]
     lines += ["", f"{plural(len(shown), 'alert')}" + (": healthcheck why" if shown else "")]
-    lines += columns(
+    lines += table_lines(
         [
             [
                 str(alert["severity"]),

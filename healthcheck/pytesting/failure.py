@@ -105,7 +105,7 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
     from healthcheck.reports.console import action_text, evidence_path, facts_text
-    from healthcheck.reports.text import number, step
+    from healthcheck.text import number, step
 
     entry = report["rules"].get(alert.rule, {})
     lines = [f"{alert.rule}: {alert.message} at step {step(alert.fired_step)}"]
@@ -131,7 +131,7 @@ def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str
 
 
 def _normal(session: Session, alert: Alert) -> str:
-    from healthcheck.reports.text import number, plural
+    from healthcheck.text import number, plural
 
     if alert.normal is not None and math.isfinite(alert.normal):
         return number(alert.normal)
@@ -142,7 +142,7 @@ def _normal(session: Session, alert: Alert) -> str:
 
 
 def _others(session: Session, first: Alert) -> list[str]:
-    from healthcheck.reports.text import step
+    from healthcheck.text import step
 
     lines = []
     for alert in session.alerts:

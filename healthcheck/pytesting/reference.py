@@ -157,8 +157,8 @@ def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFail
 
 def judge(name: str, value: float, entry: Mapping[str, Any], given: Any, note: Any, where: str) -> str:
     """One sentence if a measure is worse than its reference allows, else an empty one."""
-    from healthcheck.reports.text import number
     from healthcheck.rulelang.quantities import parse_quantity
+    from healthcheck.text import number
 
     measure, reference = MEASURES[name], float(entry["value"])
     if measure.of_machine and where and where != machine():

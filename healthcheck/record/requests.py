@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.events import EventKind
 from healthcheck.protocols import ActionContext
 from healthcheck.record.writer import append
-from healthcheck.reports.text import plural, step
 from healthcheck.rulelang.rule import Mute, Origin
+from healthcheck.text import plural, step
 from healthcheck.verdicts import Alert, Severity
 
 if TYPE_CHECKING:

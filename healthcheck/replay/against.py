@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.reports.text import plural, step
+from healthcheck.text import plural, step
 
 
 @dataclass(frozen=True, slots=True)

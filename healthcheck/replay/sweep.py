@@ -6,17 +6,22 @@ known exactly: the value up to which the rule would still have fired there, with
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from healthcheck.engine.series import SeriesState
 from healthcheck.replay.play import Play
-from healthcheck.reports.text import columns, number, plural, step
+from healthcheck.reports.tables import table_lines
+from healthcheck.rulelang.loader import load_text
+from healthcheck.rulelang.origins import flow
 from healthcheck.rulelang.rule import Rule
+from healthcheck.samples import encode_number
+from healthcheck.text import number, plural, step
 from healthcheck.verdicts import State
 
 COMPARATORS = ("above", "below", "at_least", "at_most")
@@ -37,6 +42,17 @@ class Swept:
     critical_step: int = 0
     notes: list[str] = field(default_factory=list)
     problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "bad": self.bad,
+            "rows": self.rows,
+            "judged": self.judged,
+            "fired_steps": self.fired,
+            "critical": encode_number(self.critical),
+            "critical_step": self.critical_step,
+        }
 
 
 class CriticalValue:
@@ -97,16 +113,16 @@ def sweep_lines(
     readable = [run for run in runs if not run.problem]
     good = [run for run in readable if not run.bad]
     bad = [run for run in readable if run.bad]
-    header = [key.rpartition(".")[2], "", f"fires in good runs ({len(good)})"]
+    heads = [key.rpartition(".")[2], "", f"fires in good runs ({len(good)})"]
     if bad:
-        header += [f"in bad runs ({len(bad)})", "median delay"]
-    rows = [header]
+        heads += [f"in bad runs ({len(bad)})", "median delay"]
+    rows = []
     for index, value in enumerate(values):
         row = [value, "now" if index == now else "", str(_count(good, index))]
         if bad:
             row += [str(_count(bad, index)), _delay(bad, index)]
         rows.append(row)
-    lines = columns(rows, align="rlrrr")
+    lines = table_lines(rows, "rlrrr", heads=heads)
     silent = [run.path for run in readable if not run.judged]
     if silent:
         lines.append(
@@ -166,3 +182,64 @@ def recommended(good: Sequence[Swept], bad: Sequence[Swept], count: int) -> int 
     scores = [(_count(bad, i) - _count(good, i), -_count(good, i)) for i in range(count)]
     best = [i for i in range(count) if scores[i] == max(scores)]
     return best[(len(best) - 1) // 2]
+
+
+# --------------------------------------------------------------------------- the rule file
+
+
+def keep_line(rule: Rule, key: str, value: str) -> str:
+    """The line for a rule file that sets a key to one of the values: ``spike: {when: {robust_z: {above: 8}}}``.
+
+    Keys below a top-level one cannot be overridden alone there, so the whole top-level key is written out.
+    """
+    return f"{rule.id}: {{{key.partition('.')[0]}: {flow(_with_value(rule, key, value))}}}"
+
+
+def _with_value(rule: Rule, key: str, value: str) -> Any:
+    """The top-level key of a rule with one leaf of it changed."""
+    parsed = load_text(f"value: {value}").data["value"]
+    first, *inner = key.split(".")
+    if not inner:
+        return parsed
+    whole = copy.deepcopy(rule.when) if first == "when" else {}
+    at: Any = whole
+    for part in inner[:-1]:
+        at = at[int(part)] if isinstance(at, list) else at.setdefault(part, {})
+    at[int(inner[-1]) if isinstance(at, list) else inner[-1]] = parsed
+    return whole
+
+
+def value_now(rule: Rule, key: str, values: Sequence[str]) -> int | None:
+    """Index of the value that the rule has now; None if it is not among them."""
+    first, *inner = key.split(".")
+    at: Any = rule.when if first == "when" else None
+    for part in inner:
+        if isinstance(at, dict):
+            at = at.get(part)
+        else:
+            at = at[int(part)] if isinstance(at, list) and part.isdigit() else None
+    if first != "when" and not inner:
+        at = {"every": rule.every, "min_samples": rule.min_samples, "cooldown": rule.cooldown}.get(first)
+    for index, value in enumerate(values):
+        try:
+            if at is not None and (str(at) == value or float(at) == float(value)):
+                return index
+        except (TypeError, ValueError):
+            continue
+    return None
+
+
+def sweep_json(
+    rule_id: str, key: str, values: Sequence[str], runs: Sequence[Swept], unreadable: Mapping[str, str]
+) -> dict[str, Any]:
+    """The whole sweep for programs.
+
+    :param unreadable: path -> why it could not be read.
+    """
+    return {
+        "rule": rule_id,
+        "key": key,
+        "values": list(values),
+        "runs": [run.to_json() for run in runs if not run.problem],
+        "unreadable": [{"path": path, "problem": problem} for path, problem in unreadable.items()],
+    }

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.reports.text import columns, plural, step
+from healthcheck.reports.tables import table_lines
+from healthcheck.text import plural, step
 
 NAME_WIDTH = 60
 MOST = 60
@@ -24,7 +25,7 @@ def first_alert(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def table(reports: Sequence[Mapping[str, Any]], *, whole: bool = False) -> list[str]:
     """One line per run, and how often each rule fired. ``whole``: also for those that are ok among very many."""
     shown = reports if whole or len(reports) <= MOST else [r for r in reports if r["verdict"] != "ok"]
-    rows = [["run", "verdict", "first alert", "step", "alerts", "last step"]]
+    rows = []
     for report in shown:
         first = first_alert(report)
         rows.append(
@@ -37,7 +38,7 @@ def table(reports: Sequence[Mapping[str, Any]], *, whole: bool = False) -> list[
                 step(report["record"]["last_step"]),
             ]
         )
-    lines = columns(rows, align="lllrrr") if shown else []
+    lines = table_lines(rows, "lllrrr", heads=("run", "verdict", "first alert", "step", "alerts", "last step"))
     if len(shown) < len(reports):
         lines.append(f"  and {plural(len(reports) - len(shown), 'run')} that are ok (--timeline lists them)")
     return [*lines, *by_rule(reports)]
@@ -48,7 +49,7 @@ def by_rule(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     fired = Counter(rule for report in reports for rule in {alert["rule"] for alert in report["alerts"]})
     if not fired:
         return []
-    return ["", *columns([[rule, f"fired in {plural(n, 'run')}"] for rule, n in fired.most_common()])]
+    return ["", *table_lines([[rule, f"fired in {plural(n, 'run')}"] for rule, n in fired.most_common()])]
 
 
 def _why(report: Mapping[str, Any]) -> str:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.reports.text import columns, duration, number, plural, shorten, step
+from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import count_line, short_reason
+from healthcheck.text import duration, number, plural, shorten, step
 
 LABEL = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
 _ABSENT = "the record has no "
@@ -44,7 +45,7 @@ def alert_lines(report: Mapping[str, Any]) -> list[str]:
         if shown[rule] > SHOWN_PER_RULE:
             continue
         rows.append([LABEL[alert["severity"]], rule, f"step {step(alert['fired_step'])}", alert_text(alert)])
-    lines = columns(rows, indent=0)
+    lines = table_lines(rows, indent=0)
     more = {rule: n - SHOWN_PER_RULE for rule, n in shown.items() if n > SHOWN_PER_RULE}
     lines += [f"{rule}: {plural(n, 'further episode')}" for rule, n in more.items()]
     stop = report.get("stop")

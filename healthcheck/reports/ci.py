@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
-from healthcheck.reports.text import step
 from healthcheck.reports.wording import (
     by_severity,
     closing_line,
@@ -23,6 +22,7 @@ from healthcheck.reports.wording import (
     place,
     story,
 )
+from healthcheck.text import step
 from healthcheck.verdicts import Severity
 
 PER_KIND = 10

@@ -19,14 +19,19 @@ from healthcheck import __version__
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
 from healthcheck.reports.planned import cannot_fill
-from healthcheck.reports.text import ascii_only, mentions, number, plural, shorten, step
 from healthcheck.reports.wording import PAST, closing_block, closing_line
+from healthcheck.text import number, plural, shorten, step
 from healthcheck.verdicts import ActionOutcome, Alert, Severity, Transition
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
 _COLOURS = {"red": "31", "yellow": "33", "cyan": "36", "green": "32", "bold": "1"}
+
+
+def ascii_only(text: str) -> str:
+    """The same text with an escape for each character that some code page lacks."""
+    return text if text.isascii() else text.encode("ascii", "backslashreplace").decode("ascii")
 
 
 class Stderr:
@@ -214,6 +219,11 @@ def _headline(alert: Alert, history: History, world_size: int) -> str:
         extra.append(f"on rank {alert.rank}")
     tail = f" ({', '.join(extra)})" if extra else ""
     return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}   {message}{tail}"
+
+
+def mentions(text: str, what: str) -> bool:
+    """Whether a number stands in a text as a word of its own: "2" does not stand in "loss is 20"."""
+    return re.search(rf"(?<![\w.,]){re.escape(what)}(?![\w]|[.,]\d)", text) is not None
 
 
 def _told(message: str, value: float | None) -> bool:

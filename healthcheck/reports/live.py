@@ -11,21 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.samples import Sample
+from healthcheck.text import time_left
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
 
-_ROWS = (
-    ("loss", "loss", "{:.4g}"),
-    ("learning rate", "lr", "{:.3g}"),
-    ("gradient norm", "grad_norm", "{:.4g}"),
-    ("memory", "memory.allocated", "bytes"),
-    ("step time", "time.step", "{:.3g} s"),
-    ("samples per second", "throughput", "{:.4g}"),
-    ("tokens per second", "tokens_per_sec", "{:.4g}"),
-    ("progress", "progress", "{:.0%}"),
-    ("time left", "eta", "time"),
+_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("loss", "loss", "{:.4g}".format),
+    ("learning rate", "lr", "{:.3g}".format),
+    ("gradient norm", "grad_norm", "{:.4g}".format),
+    # Always in MiB: a unit that changes while one looks makes the row jump.
+    ("memory", "memory.allocated", lambda value: f"{value / 2**20:,.0f} MiB"),
+    ("step time", "time.step", "{:.3g} s".format),
+    ("samples per second", "throughput", "{:.4g}".format),
+    ("tokens per second", "tokens_per_sec", "{:.4g}".format),
+    ("progress", "progress", "{:.0%}".format),
+    ("time left", "eta", time_left),
 )
+"""Label, metric, and how its value is written."""
 
 
 class DashboardReport:
@@ -94,20 +97,10 @@ class DashboardReport:
             epoch = "" if session.epoch is None else f", epoch {session.epoch:.4g}"
             title = f"step {session.step:,}{epoch}, {len(session.alerts)} alerts"
         table = Table(title=title, show_header=False)
-        for label, name, form in _ROWS:
+        for label, name, written in _ROWS:
             if name in self._values:
-                table.add_row(label, _written(self._values[name], form))
+                table.add_row(label, written(self._values[name]))
         for name, value in self._others().items():
             if isinstance(value, (int, float)) or hasattr(value, "item"):
                 table.add_row(name, f"{float(value):.4g}")
         return table
-
-
-def _written(value: float, form: str) -> str:
-    if form == "bytes":
-        return f"{value / 2**20:,.0f} MiB"
-    if form == "time":
-        minutes, seconds = divmod(round(value), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {seconds:02d}s"
-    return form.format(value)

@@ -11,10 +11,10 @@ from typing import Any
 from healthcheck.engine.trace import Batch, TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
-from healthcheck.reports.text import number, plural
 from healthcheck.reports.wording import asks, headings
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import CONTEXT_LABELS, decode_number, series_name
+from healthcheck.text import number, plural
 from healthcheck.verdicts import State
 
 BEFORE = 20

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from healthcheck.reports.text import duration, plural, shorten, step, with_exit
 from healthcheck.rulelang.rule import Rule
 from healthcheck.rulelang.sources import is_pack_name
+from healthcheck.text import duration, plural, shorten, step
 from healthcheck.verdicts import Severity
 
 PAST = {
@@ -102,10 +102,18 @@ _GROUPS = (
 )
 """Reasons with a number or a name in them -> the words that stand for all of their kind."""
 
+RIGHT = 88
+"""Column at which the closing line's exit code stands, where the text before it is shorter."""
+
 
 def closing_line(report: Mapping[str, Any]) -> str:
     """The line that scripts grep: verdict, reason in words, exit code."""
     return with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]))
+
+
+def with_exit(text: str, code: int) -> str:
+    """A closing line: what happened on the left, ``exit n`` on the right."""
+    return f"{text.ljust(RIGHT)}exit {code}" if len(text) < RIGHT - 1 else f"{text}  exit {code}"
 
 
 def how_it_ended(report: Mapping[str, Any]) -> str:

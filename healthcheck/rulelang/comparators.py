@@ -11,7 +11,8 @@ from math import inf, nextafter
 from typing import Any, Protocol, cast
 
 from healthcheck.protocols import Comparator
-from healthcheck.rulelang.quantities import QuantityError, number_text, parse_quantity
+from healthcheck.rulelang.quantities import QuantityError, parse_quantity
+from healthcheck.text import as_written
 
 COMPARATORS = ("above", "below", "at_least", "at_most", "equals", "outside")
 
@@ -94,13 +95,13 @@ def _outside(value: Any) -> Bound:
         raise QuantityError("`outside` takes two numbers: [low, high]")
     low, high = parse_quantity(value[0]), parse_quantity(value[1])
     if low >= high:
-        raise QuantityError(f"`outside: [{number_text(low)}, {number_text(high)}]` needs the smaller number first")
+        raise QuantityError(f"`outside: [{as_written(low)}, {as_written(high)}]` needs the smaller number first")
     words = f"outside {_as_written(value[0], low)} to {_as_written(value[1], high)}"
     return _bound(lambda score: score < low or score > high, words, "outside", low=low, high=high)
 
 
 def _as_written(value: Any, number: float) -> str:
-    return value.strip() if isinstance(value, str) else number_text(number)
+    return value.strip() if isinstance(value, str) else as_written(number)
 
 
 def _bound(

@@ -9,9 +9,9 @@ from healthcheck.errors import Problem
 from healthcheck.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.merge import Draft, Entry, Merged
-from healthcheck.rulelang.quantities import number_text
 from healthcheck.rulelang.rule import Rule, RuleSet, owners, owns_nonfinite
 from healthcheck.rulelang.templates import PLACEHOLDERS
+from healthcheck.text import as_written
 from healthcheck.verdicts import Severity
 
 SMALL_WINDOW = 30
@@ -252,14 +252,14 @@ def _limits(rule: Rule, draft: Draft, unit: str) -> Iterator[Problem]:
         if isinstance(limit, bool) or not isinstance(limit, (int, float)):
             continue
         if unit == "fraction" and limit > 1:
-            percent = f"{number_text(limit)}%"
+            percent = f"{as_written(limit)}%"
             fix = (str(limit), percent) if limit <= 100 else None
-            text = f"{rule.selector} is a part of 1, and {number_text(limit)} means {number_text(limit * 100)}%"
+            text = f"{rule.selector} is a part of 1, and {as_written(limit)} means {as_written(limit * 100)}%"
             hint = f'did you mean "{percent}"?' if fix else "write a percentage, for instance 90%"
         elif unit == "bytes" and 0 < limit < SMALLEST_BYTES:
             fix = None
-            text = f"{rule.selector} counts bytes, and this is {number_text(limit)} of them"
-            hint = f"did you mean {number_text(limit)}GiB or {number_text(limit)}MiB?"
+            text = f"{rule.selector} counts bytes, and this is {as_written(limit)} of them"
+            hint = f"did you mean {as_written(limit)}GiB or {as_written(limit)}MiB?"
         else:
             continue
         yield entry.document.problem(

@@ -193,22 +193,3 @@ def shorten(text: str, limit: int = 60) -> str:
     """Text for a message: one line, no control characters, not longer than ``limit``."""
     clean = "".join(c if c.isprintable() else " " for c in text)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
-
-
-def number_text(value: float) -> str:
-    """A number for a sentence: ``8``, ``0.3``, ``1e-07``, ``16777216``."""
-    if value == int(value) and abs(value) < 1e15:
-        return str(int(value))
-    return f"{value:.6g}"
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: ``812 MiB``, ``21.4 GiB``."""
-    value = float(count)
-    if not math.isfinite(value):
-        return str(value)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024.0 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.3g} {unit}"
-        value /= 1024.0
-    raise AssertionError("the loop returns at TiB")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from healthcheck.dispatch import suggest
-from healthcheck.rulelang.quantities import shorten, size_text
+from healthcheck.rulelang.quantities import shorten
+from healthcheck.text import in_message, size_text
 
 PLACEHOLDERS: dict[str, str] = {
     "value": "the sample that breached",
@@ -110,7 +111,7 @@ def _render(name: str, spec: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return shorten(str(value), 200)
     if not spec:
-        return number(value, whole=name in _WHOLE)
+        return in_message(value, whole=name in _WHOLE)
     try:
         if spec == "B":
             return size_text(value)
@@ -119,19 +120,8 @@ def _render(name: str, spec: str, value: Any) -> str:
         if isinstance(value, int) and "." not in spec and not spec[-1].isalpha() and spec[-1] != "%":
             return format(value, spec)
         return format(float(value), spec)
-    except (ValueError, OverflowError, TypeError):  # an alert without its number is worse than one in another format
-        return number(value)
-
-
-def number(value: float, *, whole: bool = False) -> str:
-    """A number for people: ``1,502`` where it counts something, else four digits: ``2.043``."""
-    if not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if whole or (isinstance(value, int) and abs(value) < 10**15):
-        return f"{int(value):,}"
-    if value == int(value) and 1e4 <= abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.4g}"
+    except (ValueError, OverflowError, TypeError):
+        return in_message(value)
 
 
 def default_message(sentence: str, *, judges_nonfinite: bool) -> Callable[[Mapping[str, Any]], str]:

@@ -13,6 +13,7 @@ from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.ruletests.compare import Difference
 from healthcheck.ruletests.loading import RuleTest
 from healthcheck.ruletests.play import Played
+from healthcheck.text import aligned
 from healthcheck.verdicts import State
 
 ROWS = 8
@@ -124,7 +125,7 @@ def _decided_at(difference: Difference, rows: list[TraceRow]) -> int:
 
 
 def _table(rows: list[TraceRow], mark: int, remark: str) -> Iterator[str]:
-    cells = [(f"{row.step:,}", number(row.value), number(row.score), row.words) for row in rows]
+    cells = [(f"{row.step:,}", aligned(row.value), aligned(row.score), row.words) for row in rows]
     head = ("step", "value", "score", "state")
     wide = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(4)]
     yield "  ".join(head[i].ljust(wide[i]) for i in range(4)).rstrip()
@@ -135,18 +136,6 @@ def _table(rows: list[TraceRow], mark: int, remark: str) -> Iterator[str]:
             continue
         line = "  ".join(row[i].ljust(wide[i]) for i in range(4))
         yield f"{line}  {remark}".rstrip() if index == mark else line.rstrip()
-
-
-def number(value: float | None) -> str:
-    """Four digits: ``9.000``, ``139.6``, ``1.2e+07``, ``nan``; ``-`` for none."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    size = abs(value)
-    if value and not 1e-3 <= size < 1e6:
-        return f"{value:.3g}"
-    return f"{value:.{max(0, 4 - len(str(int(size))))}f}"
 
 
 def _key(rule: Rule, key: str, folder: Path) -> str:

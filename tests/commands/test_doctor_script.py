@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from healthcheck.commands.doctor_script import Trial, compare
+from healthcheck.commands.doctor import Trial, compare
 
 SCRIPT = """
 import sys

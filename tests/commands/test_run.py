@@ -77,7 +77,7 @@ def work(tmp_path: Path) -> Path:
         ("team.yaml", "did you mean: healthcheck check team.yaml"),
         ("check healthy.py", "did you mean: healthcheck run healthy.py"),
         ("rum healthy.py", 'did you mean "run"?'),
-        ("torchrun healthy.py", "did you mean: healthcheck run torchrun healthy.py"),
+        ("torchrun healthy.py", "torchrun --no-python healthcheck run healthy.py"),
     ],
 )
 def test_a_wrong_guess_gets_the_right_line(
@@ -97,7 +97,8 @@ def test_a_wrong_guess_gets_the_right_line(
 
 
 def test_the_overview_names_every_command_by_purpose_in_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    from healthcheck.commands import TABLE, main
+    from healthcheck.commands import main
+    from healthcheck.commands.usage import TABLE
 
     assert main([]) == 0
 
@@ -112,7 +113,8 @@ def test_every_command_of_the_table_explains_itself(capsys: pytest.CaptureFixtur
     """And its module has what the table relies on."""
     import importlib
 
-    from healthcheck.commands import GROUPS, TABLE, main
+    from healthcheck.commands import main
+    from healthcheck.commands.usage import GROUPS, TABLE
 
     for entry in TABLE:
         module = importlib.import_module(f"healthcheck.commands.{entry.name}")

@@ -8,7 +8,8 @@ from typing import Any
 from healthcheck.protocols import Condition, ConditionType
 from healthcheck.rulelang.comparators import make_comparator
 from healthcheck.rulelang.conditions.base import Compiled, Identity, OptionError, number_schema, options_schema
-from healthcheck.rulelang.quantities import QuantityError, number_text, parse_duration, parse_span
+from healthcheck.rulelang.quantities import QuantityError, parse_duration, parse_span
+from healthcheck.text import as_written
 
 STARTUP_SECONDS = 20 * 60.0
 """Budget until the first sample unless ``first`` says otherwise: compilation and data caching are
@@ -60,7 +61,7 @@ def compile_stale(options: Any, rule: Mapping[str, Any]) -> Condition:
         raise OptionError("a budget must be longer than zero", *(("first",) if first <= 0 else ()))
     return Compiled(
         "stale",
-        make_comparator("at_least", f"{number_text(after)}s"),
+        make_comparator("at_least", f"{as_written(after)}s"),
         lambda: Silence(after, times),
         "no {series} for {value:,.0f} s",
         absence="seconds",

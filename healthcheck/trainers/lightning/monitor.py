@@ -79,16 +79,6 @@ class MonitorCallback(HealthCheckCallback):
         return type(self).__qualname__
 
 
-def duration(seconds: float) -> str:
-    """``2h 34m``, ``5m 12s``, ``42s``."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, last = divmod(rest, 60)
-    if hours:
-        return f"{hours}h {minutes:02d}m"
-    return f"{minutes}m {last:02d}s" if minutes else f"{last}s"
-
-
 def spike_rule(metric: str, threshold: float, window: int, least: int, message: str, hint: str) -> dict[str, Any]:
     return {
         "metric": metric,

@@ -18,7 +18,8 @@ from statistics import fmean
 from typing import Any
 
 from healthcheck.samples import Sample
-from healthcheck.trainers.lightning.monitor import MonitorCallback, duration, spike_rule
+from healthcheck.text import time_left
+from healthcheck.trainers.lightning.monitor import MonitorCallback, spike_rule
 
 _MIB = 1024**2
 
@@ -143,7 +144,7 @@ class ThroughputMonitorCallback(MonitorCallback):
     def eta(self) -> str:
         """The same in words: ``2h 34m``; empty while it is not known."""
         seconds = self.eta_seconds
-        return "" if seconds is None else duration(seconds)
+        return "" if seconds is None else time_left(seconds)
 
     def values(self) -> Mapping[str, float]:
         values: dict[str, float] = {}

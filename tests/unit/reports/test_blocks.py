@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from healthcheck.reports.console import alert_block
+from healthcheck.reports.console import alert_block, mentions
 from healthcheck.verdicts import ActionOutcome, Alert, SeriesFact, Severity
 
 
@@ -116,3 +116,11 @@ def test_a_full_block_has_five_lines_in_this_order() -> None:
 def test_a_rank_is_named_only_where_there_are_several() -> None:
     assert "rank" not in block(an_alert())
     assert "on rank 3" in block(an_alert(rank=3), world_size=64)
+
+
+def test_a_number_inside_another_number_is_not_mentioned() -> None:
+    """Else "normal 2" would be left out of "loss is 20" as if it had been said."""
+    assert not mentions("loss is 20", "2")
+    assert not mentions("loss is 2.31", "2")
+    assert mentions("loss is 2.", "2")
+    assert mentions("loss is 2, usually 1", "2")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from healthcheck.commands import main
+from healthcheck.reports.wording import with_exit
 
 Watched = Callable[..., Any]
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
@@ -199,3 +200,11 @@ def test_a_rule_that_fires_again_after_it_was_over_points_at_its_known_false_ala
     blocks = re.findall(r"^WARN high.*?(?=^WARN|^healthcheck)", result.stderr, re.DOTALL | re.MULTILINE)
     told = ["known false alarms: healthcheck explain high" in block for block in blocks]
     assert told == [False, True, False]
+
+
+def test_the_exit_code_stands_at_the_same_column() -> None:
+    assert with_exit("healthcheck: OK", 0).index("exit 0") == with_exit("healthcheck: FAILED", 1).index("exit 1")
+
+
+def test_a_long_closing_line_keeps_its_exit_code() -> None:
+    assert with_exit("x" * 120, 1).endswith("x  exit 1")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.reports.console import ascii_only
+
 WRITE = "from healthcheck.reports.console import Stderr; out = Stderr(); "
 
 
@@ -129,3 +131,7 @@ def test_a_rich_bar_is_drawn_below_our_line() -> None:
     before, _, after = seen.partition(b"ALERT")
     assert b"train" in after, "rich draws its bar again after our line"
     assert b"train" not in before.split(b"\x1b[2K")[-1]
+
+
+def test_text_outside_ascii_is_spelled_out() -> None:
+    assert ascii_only("Größe") == "Gr\\xf6\\xdfe"

@@ -1,0 +1,115 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from healthcheck import text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2.3123, "2.31"),
+        (2.0, "2"),
+        (2.0014, "2.00"),
+        (14_200.4, "14,200"),
+        (88.13, "88.1"),
+        (0.0123, "0.0123"),
+        (3e-4, "0.0003"),
+        (1.2e-7, "1.2e-07"),
+        (1e9, "1e+09"),
+        (-6.912, "-6.91"),
+        (9.996, "10.0"),
+        (0.0, "0"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_a_number_has_three_or_four_significant_digits(value: float, shown: str) -> None:
+    assert text.number(value) == shown
+
+
+def test_a_missing_number_is_a_dash_and_never_zero() -> None:
+    assert text.number(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (21.4 * 2**30, "bytes", "21.4 GiB"),
+        (0.25, "s", "250 ms"),
+        (0.00266, "s", "2.66 ms"),
+        (312, "s", "5 m 12 s"),
+        (0.904, "fraction", "90.4 %"),
+        (312, "1/s", "312/s"),
+    ],
+)
+def test_numbers_carry_their_unit(value: float, unit: str, shown: str) -> None:
+    assert text.number(value, unit) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.42, "0.4 s"),
+        (9.97, "10 s"),
+        (59.6, "1 m 0 s"),
+        (312, "5 m 12 s"),
+        (4200, "1 h 10 min"),
+        (273_600, "3 d 4 h"),
+        (3.15e8, "10 years"),
+    ],
+)
+def test_durations_read_like_speech(seconds: float, shown: str) -> None:
+    assert text.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(2.04321, "2.043"), (1502, "1,502"), (12_000.0, "12,000"), (9000.0, "9000"), (1e15, "1e+15"), (math.nan, "nan")],
+)
+def test_messages_of_rules_have_four_digits_and_separators_where_something_is_counted(value: float, shown: str) -> None:
+    assert text.in_message(value) == shown
+
+
+def test_a_count_that_arrives_as_a_float_is_written_whole() -> None:
+    assert text.in_message(131.0, whole=True) == "131"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(9.0, "9.000"), (139.61, "139.6"), (12_000_000.0, "1.2e+07"), (0.0, "0.000"), (None, "-"), (-math.inf, "-inf")],
+)
+def test_numbers_of_one_column_keep_their_zeros(value: float | None, shown: str) -> None:
+    assert text.aligned(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(8.0, "8"), (0.3, "0.3"), (1e-7, "1e-07"), (16777216.0, "16777216")])
+def test_a_threshold_reads_as_somebody_would_write_it(value: float, shown: str) -> None:
+    assert text.as_written(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(65504.0, "6.55e4"), (3.0, "3"), (1e-8, "1e-8")])
+def test_the_size_of_a_value_is_seen_at_a_glance(value: float, shown: str) -> None:
+    assert text.power(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(512, "512 B"), (1536, "1.5 KiB"), (812 * 2**20, "812 MiB"), (3 * 2**50, "3072 TiB")]
+)
+def test_bytes_are_powers_of_1024(count: float, shown: str) -> None:
+    assert text.size_text(count) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(9240.0, "2h 34m"), (312.0, "5m 12s"), (42.0, "42s"), (-1.0, "0s")])
+def test_time_left_hardly_changes_its_width(seconds: float, shown: str) -> None:
+    assert text.time_left(seconds) == shown
+
+
+def test_counts_and_lists_stay_short() -> None:
+    assert text.plural(1, "entry", "entries") == "1 entry"
+    assert text.plural(1560, "step") == "1,560 steps"
+    assert text.shorten(list("abcdef"), 3) == "a, b, c and 3 more"

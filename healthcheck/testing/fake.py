@@ -82,7 +82,7 @@ class FakeControls:
     def request_checkpoint(self, path: Path | None = None) -> str:
         self.asked.append("checkpoint")
         if path is None:
-            raise UsageError("the fake trainer saves only where it is told to")
+            raise UsageError("the fake trainer saves only to a path that it is given")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"step {self._trainer.step}\n", encoding="utf-8")
         self._trainer.emit(EventKind.CHECKPOINT_SAVED, path=str(path))

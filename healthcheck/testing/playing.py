@@ -52,7 +52,7 @@ class Played:
 def open_test_session(
     rules: Any = None, *, plugins: Sequence[object] = (), clock: Any = None, **options: Any
 ) -> Session:
-    """A real session that prints nothing, writes nothing and whose time moves only as told.
+    """A real session that prints nothing, writes nothing and whose clock is moved by the test.
 
     :param rules: path, pack, dict, YAML text, or a list of these; None: no rules at all.
     :param plugins: local plugins by path or module name, as ``-p`` takes them.

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^(`{3,})(\w*)([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`([\w./-]+\.\w+|[\w./-]+/)`")
-TITLES = ("A rule", "A metric", "A condition", "An action", "A reader")
+TITLES = ("A rule", "A metric", "An action", "A reader")
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def add_to_tuple(text: str, shown: str) -> str:
     return f"{text[:end]}\n    {new},{text[end:]}"
 
 
-@pytest.fixture
-def copy(tmp_path: Path, clone: Callable[[Path], Path]) -> Path:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, clone: Callable[[Path], Path]) -> Path:
     """A clone with a ``.venv`` in which it is installed as `make check` does it; the requirements are lent to it."""
-    folder = clone(tmp_path / "torch-healthcheck")
+    folder = clone(tmp_path_factory.mktemp("stranger") / "torch-healthcheck")
     binaries = folder / ".venv" / "bin"
     venv.create(folder / ".venv", with_pip=False)
     [site] = (folder / ".venv").glob("lib/python*/site-packages")
@@ -117,6 +117,14 @@ def copy(tmp_path: Path, clone: Callable[[Path], Path]) -> Path:
     return folder
 
 
+@pytest.fixture
+def copy(installed: Path) -> Iterator[Path]:
+    """The clone as it was cloned, for each test."""
+    yield installed
+    git(installed, "reset", "-q", "--hard")
+    git(installed, "clean", "-qfd")
+
+
 def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout
 
@@ -134,20 +142,19 @@ def changed(folder: Path) -> set[str]:
     return {line[3:] for line in git(folder, "status", "--porcelain", "--untracked-files=all").splitlines()}
 
 
-def do(title: str, folder: Path) -> list[str]:
+def do(title: str, folder: Path) -> str:
     """All that the list says, but for its last block, which are the commands that check it; returns those."""
     *steps, check = steps_of(built_in(title))
     assert check.language == "bash check"
     for step in steps:
         follow(step, folder)
-    return [check.text]
+    return check.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", TITLES)
 def test_what_the_page_lists_is_all_that_it_takes(title: str, copy: Path) -> None:
-    for commands in do(title, copy):
-        shell(commands, copy)
+    shell(do(title, copy), copy)
     named = FILE.findall(built_in(title))
     unnamed = {
         path for path in changed(copy) if not any(path == n or (n[-1] == "/" and path.startswith(n)) for n in named)

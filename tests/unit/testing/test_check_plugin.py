@@ -45,7 +45,7 @@ def test_a_wrong_argument_is_named_with_a_suggestion() -> None:
     )
 
 
-def test_a_wrong_annotation_is_told() -> None:
+def test_a_wrong_annotation_is_named() -> None:
     class Plugin:
         @hookimpl
         def healthcheck_step_end(self, event: Session) -> int:
@@ -78,7 +78,7 @@ def test_unknown_hooks_and_missing_marks_are_refused(name: str, said: str) -> No
     assert any(said in text for text in check_plugin(plugin()))
 
 
-def test_a_plugin_without_hooks_is_told_about_the_mark() -> None:
+def test_a_plugin_without_hooks_is_pointed_to_the_mark() -> None:
     assert check_plugin(type("Empty", (), {})()) == [
         '"Empty" implements no hook; mark its functions with @healthcheck.hookimpl'
     ]
@@ -243,7 +243,7 @@ def test_a_pack_must_load(tmp_path: Path) -> None:
     assert 'did you mean "loss"' in problem
 
 
-def test_a_registration_that_raises_is_told() -> None:
+def test_a_registration_that_raises_is_reported() -> None:
     class Plugin:
         @hookimpl
         def healthcheck_register_probes(self, register):

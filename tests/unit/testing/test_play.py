@@ -50,7 +50,7 @@ def test_series_without_data_are_not_judged_and_never_ok() -> None:
     assert played.exit_code == 5
 
 
-def test_time_passes_as_told() -> None:
+def test_time_passes_by_step_time() -> None:
     assert play(HIGH, {"loss": "1 x5"}, step_time=3.0).report["seconds"] == 15.0
 
 

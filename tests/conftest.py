@@ -8,12 +8,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from healthcheck.clock import VirtualClock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,10 +36,10 @@ def fast_only(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties are tried with 100 examples each, in the fast tests with 30."""
-    settings.register_profile("fast", settings(), max_examples=30)
-    if fast_only(config):
-        settings.load_profile("fast")
+    """Properties are tried with 100 examples each, in the fast tests with 30; how long one takes is no property."""
+    settings.register_profile("whole", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("fast", settings.get_profile("whole"), max_examples=30)
+    settings.load_profile("fast" if fast_only(config) else "whole")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -52,6 +57,37 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+PATIENCE = 120.0
+"""Seconds after which a test that waits for something gives up: it matters only where something is broken."""
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., None]:
+    """``wait_until(path.exists, "a report")``: waits for an event as long as a busy machine may need."""
+
+    def wait(happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not within {seconds:g} seconds")
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """Only ``time.sleep`` lets time pass for the sessions of this process: what sleeps is what costs, on any machine."""
+    from healthcheck import clock, probing, session
+
+    now = clock.VirtualClock(100.0)
+    monkeypatch.setattr(time, "sleep", now.advance)
+    monkeypatch.setattr(clock.LiveClock, "monotonic", now.monotonic)
+    for module in (probing, session):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: round(now.monotonic() * 1e9))
+    return now
 
 
 @pytest.fixture

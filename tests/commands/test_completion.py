@@ -68,7 +68,7 @@ def test_bash_completes_with_it(tmp_path: Path) -> None:
         "COMP_WORDS=(healthcheck run ''); COMP_CWORD=2; _healthcheck; echo ${#COMPREPLY[@]}\n"
     )
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env, timeout=60, check=False)
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env, timeout=120, check=False)
     assert result.stdout == "--observe\n0\n", result.stderr
 
 
@@ -79,4 +79,4 @@ def test_other_shells_accept_their_script(shell: str, capsys: pytest.CaptureFixt
     script.write_text(capsys.readouterr().out)
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
+    subprocess.run([shell, "-n", str(script)], check=True, timeout=120)

@@ -13,6 +13,8 @@ from healthcheck.assembly import open_session
 from healthcheck.events import Event, EventKind
 from healthcheck.session import Session
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 PLUGIN = """
 import time
 from healthcheck import hookimpl

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -141,18 +141,52 @@ def healthcheck_command(tmp_path: Path) -> Run:
     def run(
         *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
-        clean |= {"HEALTHCHECK_RUNS": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1", **(env or {})}
         return subprocess.run(
             [*head, *map(str, args)],
             cwd=cwd,
-            env=clean,
+            env=_environment(tmp_path, env),
             capture_output=True,
             text=True,
             encoding="utf-8",
             timeout=timeout,
             stdin=subprocess.DEVNULL,
         )
+
+    return run
+
+
+def _environment(folder: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
+    return {**clean, "HEALTHCHECK_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", **(more or {})}
+
+
+@pytest.fixture(scope="session")
+def warm_command(helper: Callable[[str], ModuleType]) -> Generator[Any, None, None]:
+    """One process that has torch imported, for all commands of this worker's tests."""
+    warm = helper("tests/warm.py").WarmCommand()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def healthcheck_warm(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm_command: Any, healthcheck_command: Run
+) -> Run:
+    """As ``healthcheck_command``, in a fork of a process that has torch imported: a toy run takes a tenth of the time.
+
+    For tests of what a run says, not of how a process begins.
+    """
+    if sys.platform != "linux":  # elsewhere a fork of a process with torch is not safe, or there is none
+        return healthcheck_command
+
+    def run(
+        *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        given, streams = list(map(str, args)), tmp_path_factory.mktemp("streams")
+        ended: subprocess.CompletedProcess[str] = warm_command.run(
+            given, cwd=cwd, env=_environment(tmp_path, env), streams=streams, timeout=timeout
+        )
+        return ended
 
     return run
 

@@ -55,9 +55,9 @@ def write(folder: Path, then: str, *, longer: float = 0) -> None:
     (folder / "healthcheck.yaml").write_text(RULES.replace("THEN", then))
 
 
-def test_a_hang_is_reported_with_the_line_and_nothing_is_killed(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_a_hang_is_reported_with_the_line_and_nothing_is_killed(healthcheck_warm: Run, tmp_path: Path) -> None:
     write(tmp_path, "warn")
-    done = healthcheck_command("run", "--report", "json=report.json", "train.py")
+    done = healthcheck_warm("run", "--report", "json=report.json", "train.py")
     assert "finished" in done.stdout
     assert "ERROR hang  step 5" in done.stderr
     assert "train.py:8 in stuck" in done.stderr
@@ -68,19 +68,19 @@ def test_a_hang_is_reported_with_the_line_and_nothing_is_killed(healthcheck_comm
 
 
 def test_abort_ends_the_process_with_the_code_of_the_rule_and_a_report(
-    healthcheck_command: Run, tmp_path: Path
+    healthcheck_warm: Run, tmp_path: Path
 ) -> None:
     write(tmp_path, "{stop: {mode: abort, exit_code: 17}}", longer=300)
-    done = healthcheck_command("run", "--report", "json=report.json", "train.py")
+    done = healthcheck_warm("run", "--report", "json=report.json", "train.py")
     assert done.returncode == 17
     assert "finished" not in done.stdout
     assert "STOPPED at step 5 by hang" in done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 17
 
 
-def test_observe_mode_does_not_end_a_hang(healthcheck_command: Run, tmp_path: Path) -> None:
+def test_observe_mode_does_not_end_a_hang(healthcheck_warm: Run, tmp_path: Path) -> None:
     write(tmp_path, "{stop: {mode: abort, exit_code: 17}}", longer=watchdog.GRACE + 2 * watchdog.TICK)
-    done = healthcheck_command("run", "--observe", "train.py")
+    done = healthcheck_warm("run", "--observe", "train.py")
     assert "finished" in done.stdout
     assert done.returncode == 0
     assert "would have stopped" in done.stderr

@@ -9,12 +9,17 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from healthcheck.clock import VirtualClock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -32,10 +37,10 @@ def fast_only(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties are tried with 100 examples each, in the fast tests with 30."""
-    settings.register_profile("fast", settings(), max_examples=30)
-    if fast_only(config):
-        settings.load_profile("fast")
+    """Properties are tried with 100 examples each, in the fast tests with 30; how long one takes is no property."""
+    settings.register_profile("whole", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("fast", settings.get_profile("whole"), max_examples=30)
+    settings.load_profile("fast" if fast_only(config) else "whole")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,6 +58,37 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+PATIENCE = 120.0
+"""Seconds after which a test that waits for something gives up: it matters only where something is broken."""
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., None]:
+    """``wait_until(path.exists, "a report")``: waits for an event as long as a busy machine may need."""
+
+    def wait(happened: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not within {seconds:g} seconds")
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """Only ``time.sleep`` lets time pass for the sessions of this process: what sleeps is what costs, on any machine."""
+    from healthcheck import clock, probing, session
+
+    now = clock.VirtualClock(100.0)
+    monkeypatch.setattr(time, "sleep", now.advance)
+    monkeypatch.setattr(clock.LiveClock, "monotonic", now.monotonic)
+    for module in (probing, session):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: round(now.monotonic() * 1e9))
+    return now
 
 
 @pytest.fixture
@@ -125,18 +161,52 @@ def healthcheck_command(tmp_path: Path) -> Run:
     def run(
         *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
-        clean |= {"HEALTHCHECK_RUNS": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1", **(env or {})}
         return subprocess.run(
             [*head, *map(str, args)],
             cwd=cwd,
-            env=clean,
+            env=_environment(tmp_path, env),
             capture_output=True,
             text=True,
             encoding="utf-8",
             timeout=timeout,
             stdin=subprocess.DEVNULL,
         )
+
+    return run
+
+
+def _environment(folder: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")}
+    return {**clean, "HEALTHCHECK_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", **(more or {})}
+
+
+@pytest.fixture(scope="session")
+def warm_command(helper: Callable[[str], ModuleType]) -> Generator[Any, None, None]:
+    """One process that has torch imported, for all commands of this worker's tests."""
+    warm = helper("tests/warm.py").WarmCommand()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def healthcheck_warm(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm_command: Any, healthcheck_command: Run
+) -> Run:
+    """As ``healthcheck_command``, in a fork of a process that has torch imported: a toy run takes a tenth of the time.
+
+    For tests of what a run says, not of how a process begins.
+    """
+    if sys.platform != "linux":  # elsewhere a fork of a process with torch is not safe, or there is none
+        return healthcheck_command
+
+    def run(
+        *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        given, streams = list(map(str, args)), tmp_path_factory.mktemp("streams")
+        ended: subprocess.CompletedProcess[str] = warm_command.run(
+            given, cwd=cwd, env=_environment(tmp_path, env), streams=streams, timeout=timeout
+        )
+        return ended
 
     return run
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+PATIENCE = 120.0
 SESSIONS = Path(__file__).resolve().parents[1] / "unit" / "reports" / "sessions.py"
 
 
@@ -22,18 +22,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def going_on(here: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """``going_on([2.0] * 2000, 0.02)``: a loss every so many seconds; returns once the run has a record."""
-    started: list[subprocess.Popen[bytes]] = []
+class LiveRun(subprocess.Popen[bytes]):
+    """A run in another process, which goes on until it is told to end."""
 
-    def start(loss: list[float | str], pause: float) -> subprocess.Popen[bytes]:
-        spec = json.dumps({"series": {"loss": loss}, "pause": pause})
-        command = [sys.executable, str(SESSIONS), spec]
-        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        deadline = time.monotonic() + 60
-        while not list(here.glob("*/samples.jsonl")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    def __init__(self, loss: list[float | str], pause: float, over: Path) -> None:
+        self.over = over
+        spec = json.dumps({"series": {"loss": loss}, "pause": pause, "until": str(over)})
+        super().__init__([sys.executable, str(SESSIONS), spec], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def end(self) -> int:
+        """Have it end as after its last step; returns its exit code."""
+        self.over.touch()
+        return self.wait(PATIENCE)
+
+
+@pytest.fixture
+def going_on(here: Path, wait_until: Callable[..., None]) -> Iterator[Callable[..., LiveRun]]:
+    """``going_on([2.0], 0.02)``: these losses over and over, one in so many seconds; returns once some are recorded."""
+    started: list[LiveRun] = []
+
+    def start(loss: list[float | str], pause: float) -> LiveRun:
+        started.append(LiveRun(loss, pause, here.parent / "over"))
+        wait_until(lambda: any(file.stat().st_size for file in here.glob("*/samples.jsonl")), "a record of the run")
         return started[-1]
 
     yield start

@@ -26,11 +26,11 @@ rules:
 
 @pytest.mark.slow
 def test_an_accepted_alert_is_shown_and_does_not_fail_a_new_one_does_and_a_mended_one_is_named(
-    healthcheck_command, healthcheck_here, tmp_path
+    healthcheck_warm, healthcheck_here, tmp_path
 ):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "healthcheck.yaml").write_text(RULES)
-    assert healthcheck_command("run", "train.py", 0.6).returncode == 1
+    assert healthcheck_warm("run", "train.py", 0.6).returncode == 1
 
     done = healthcheck_here("accept", "latest", "--reason", "warm start, agreed on Monday")
     assert done.returncode == 0, done.stderr
@@ -38,23 +38,23 @@ def test_an_accepted_alert_is_shown_and_does_not_fail_a_new_one_does_and_a_mende
     again = healthcheck_here("accept", "--reason", "twice")
     assert "nothing new" in again.stdout
 
-    known = healthcheck_command("run", "train.py", 0.6)
+    known = healthcheck_warm("run", "train.py", 0.6)
     assert known.returncode == 0, known.stderr
     assert "warm start, agreed on Monday" in known.stderr
     report = json.loads((tmp_path / "runs/latest/report.json").read_text())
     assert report["alerts"][0]["accepted"] == "warm start, agreed on Monday"
 
-    assert healthcheck_command("run", "train.py", 60).returncode == 1  # loss-high is new
-    fixed = healthcheck_command("run", "train.py", 0.1)
+    assert healthcheck_warm("run", "train.py", 60).returncode == 1  # loss-high is new
+    fixed = healthcheck_warm("run", "train.py", 0.1)
     assert fixed.returncode == 0
     assert "accepted, but nothing needed it: lr-high" in fixed.stderr
 
 
 @pytest.mark.slow
-def test_an_alert_that_stopped_the_run_is_accepted_only_by_force(healthcheck_command, healthcheck_here, tmp_path):
+def test_an_alert_that_stopped_the_run_is_accepted_only_by_force(healthcheck_warm, healthcheck_here, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "healthcheck.yaml").write_text(RULES.replace("severity: error}", "severity: error, then: [stop]}", 1))
-    assert healthcheck_command("run", "train.py", 0.6).returncode == 1
+    assert healthcheck_warm("run", "train.py", 0.6).returncode == 1
     refused = healthcheck_here("accept", "--reason", "x")
     assert refused.returncode == 4
     assert "lr-high stopped this run" in refused.stderr

@@ -130,7 +130,7 @@ def test_without_argcomplete_a_shell_that_asks_gets_no_answer_and_no_traceback()
         "sys.exit(main(['run', 'train.py']))"
     )
     env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": "healthcheck ru", "COMP_POINT": "14"}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", "")
 
 
@@ -142,4 +142,4 @@ def test_other_shells_accept_their_script(shell: str, capsys: pytest.CaptureFixt
     assert "torch-healthcheck" in script.read_text()
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
+    subprocess.run([shell, "-n", str(script)], check=True, timeout=120)

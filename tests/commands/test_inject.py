@@ -27,10 +27,10 @@ print("done")
 
 
 def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(
-    healthcheck_command: Callable[..., Any], tmp_path: Path
+    healthcheck_warm: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    result = healthcheck_command("run", "--inject", "nan-grad@4", "--report", "json=hc.json", "train.py")
+    result = healthcheck_warm("run", "--inject", "nan-grad@4", "--report", "json=hc.json", "train.py")
     assert result.returncode == 1
     assert "healthcheck: injected nan-grad at step 4" in result.stderr
     assert "ERROR grads-not-finite  step 4" in result.stderr
@@ -39,17 +39,17 @@ def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(
 
 
 def test_a_fault_that_never_came_about_is_told_and_changes_nothing(
-    healthcheck_command: Callable[..., Any], tmp_path: Path
+    healthcheck_warm: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    result = healthcheck_command("run", "--inject", "nan-grad@400", "--inject", "slow-data@2", "train.py")
+    result = healthcheck_warm("run", "--inject", "nan-grad@400", "--inject", "slow-data@2", "train.py")
     assert (result.returncode, result.stdout) == (0, "done\n")
     assert "nan-grad@400 never came about: the run had 10 steps" in result.stderr
     assert "slow-data@2 never came about: no DataLoader gave a batch" in result.stderr
 
 
-def test_a_mistake_is_told_before_anything_runs(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_mistake_is_told_before_anything_runs(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    result = healthcheck_command("run", "--inject", "nan-grd@4", "train.py")
+    result = healthcheck_warm("run", "--inject", "nan-grd@4", "train.py")
     assert (result.returncode, result.stdout) == (4, "")
     assert 'did you mean "nan-grad"?' in result.stderr

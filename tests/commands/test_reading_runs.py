@@ -345,7 +345,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped_and_no_traceback(record
         "for argv in (['runs'], ['report'], ['metrics', 'latest'], ['report', '--format', 'html']):\n"
         "    assert main(argv) == 0, argv\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=120)
     assert (result.returncode, result.stderr) == (0, b"")
     assert "größe.py" in result.stdout.decode("utf-8")  # the page says that it is UTF-8
 

@@ -139,17 +139,17 @@ def test_a_command_of_a_plugin_is_called(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_everything_after_the_script_belongs_to_the_script(healthcheck_command: Callable, work: Path) -> None:
+def test_everything_after_the_script_belongs_to_the_script(healthcheck_warm: Callable, work: Path) -> None:
     """No `--` is needed, and one that is there is the script's."""
-    result = healthcheck_command("run", "-q", "healthy.py", "--rules", "x", "-v", "--", "--max-steps", "3", cwd=work)
+    result = healthcheck_warm("run", "-q", "healthy.py", "--rules", "x", "-v", "--", "--max-steps", "3", cwd=work)
 
     assert result.stdout == "arguments ['--rules', 'x', '-v', '--', '--max-steps', '3']\n"
     assert result.returncode == 0
 
 
 @pytest.mark.slow
-def test_a_sick_run_is_stopped_with_1_and_reported(healthcheck_command: Callable, work: Path) -> None:
-    result = healthcheck_command("run", "--rules", "team.yaml", "--report", "json=hc.json", "sick.py", cwd=work)
+def test_a_sick_run_is_stopped_with_1_and_reported(healthcheck_warm: Callable, work: Path) -> None:
+    result = healthcheck_warm("run", "--rules", "team.yaml", "--report", "json=hc.json", "sick.py", cwd=work)
 
     assert result.returncode == 1
     assert result.stdout == ""
@@ -159,9 +159,9 @@ def test_a_sick_run_is_stopped_with_1_and_reported(healthcheck_command: Callable
 
 
 @pytest.mark.slow
-def test_observe_lets_it_run_and_exits_like_the_script(healthcheck_command: Callable, work: Path) -> None:
-    result = healthcheck_command("run", "--rules", "team.yaml", "--observe", "sick.py", cwd=work)
-    strict = healthcheck_command("run", "--rules", "team.yaml", "--observe", "--fail-on", "error", "sick.py", cwd=work)
+def test_observe_lets_it_run_and_exits_like_the_script(healthcheck_warm: Callable, work: Path) -> None:
+    result = healthcheck_warm("run", "--rules", "team.yaml", "--observe", "sick.py", cwd=work)
+    strict = healthcheck_warm("run", "--rules", "team.yaml", "--observe", "--fail-on", "error", "sick.py", cwd=work)
 
     assert result.returncode == 0
     assert "arguments []" in result.stdout
@@ -170,9 +170,9 @@ def test_observe_lets_it_run_and_exits_like_the_script(healthcheck_command: Call
 
 
 @pytest.mark.slow
-def test_max_steps_and_max_time_end_a_healthy_run_with_0(healthcheck_command: Callable, work: Path) -> None:
-    steps = healthcheck_command("run", "--max-steps", 5, "--report", "json=a.json", "healthy.py", cwd=work)
-    time = healthcheck_command("run", "--max-time", "0.001s", "--report", "json=b.json", "healthy.py", cwd=work)
+def test_max_steps_and_max_time_end_a_healthy_run_with_0(healthcheck_warm: Callable, work: Path) -> None:
+    steps = healthcheck_warm("run", "--max-steps", 5, "--report", "json=a.json", "healthy.py", cwd=work)
+    time = healthcheck_warm("run", "--max-time", "0.001s", "--report", "json=b.json", "healthy.py", cwd=work)
 
     assert (steps.returncode, steps.stdout) == (0, "")
     assert json.loads((work / "a.json").read_text())["steps"] == 5
@@ -219,14 +219,14 @@ def test_a_module_of_the_scripts_that_has_our_name_is_pointed_out(healthcheck_co
 
 
 @pytest.mark.slow
-def test_a_plugin_that_fails_never_ends_the_run(healthcheck_command: Callable, work: Path) -> None:
+def test_a_plugin_that_fails_never_ends_the_run(healthcheck_warm: Callable, work: Path) -> None:
     (work / "broken.py").write_text("raise RuntimeError('not today')")
     (work / "exits.py").write_text(
         "import sys, healthcheck\n@healthcheck.hookimpl\ndef healthcheck_step_end(event):\n    sys.exit(9)\n"
     )
 
-    result = healthcheck_command("run", "-p", "broken.py", "-p", "exits.py", "healthy.py", cwd=work)
-    strict = healthcheck_command("run", "--strict-plugins", "-p", "broken.py", "healthy.py", cwd=work)
+    result = healthcheck_warm("run", "-p", "broken.py", "-p", "exits.py", "healthy.py", cwd=work)
+    strict = healthcheck_warm("run", "--strict-plugins", "-p", "broken.py", "healthy.py", cwd=work)
 
     assert result.returncode == 0
     assert result.stdout == "arguments []\n"

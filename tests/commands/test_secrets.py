@@ -19,7 +19,7 @@ for i in range(3):
 
 
 @pytest.mark.slow
-def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = [
         "--api-key",
@@ -30,7 +30,7 @@ def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_command: Callable
         "Bearer SECRET-4",
     ]
     environment = {"WANDB_API_KEY": "SECRET-5", "NCCL_TOKEN": "SECRET-6", "MY_PASSWORD": "SECRET-7"}
-    done = healthcheck_command("run", "--report", "json=report.json", "train.py", *arguments, env=environment)
+    done = healthcheck_warm("run", "--report", "json=report.json", "train.py", *arguments, env=environment)
     assert done.returncode == 1, done.stderr
     files = [p for p in [*(tmp_path / "runs").rglob("*"), tmp_path / "report.json"] if p.is_file()]
     assert any(p.name == "environment.json" for p in files), "evidence was written"

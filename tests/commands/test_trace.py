@@ -30,10 +30,10 @@ def healthcheck_step_end(event):
 """
 
 
-def test_each_call_of_a_hook_is_a_line_on_stderr(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_each_call_of_a_hook_is_a_line_on_stderr(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "mine.py").write_text(PLUGIN)
-    result = healthcheck_command("run", "-p", "mine.py", "train.py", env={"HEALTHCHECK_TRACE": "1"})
+    result = healthcheck_warm("run", "-p", "mine.py", "train.py", env={"HEALTHCHECK_TRACE": "1"})
     lines = [line for line in result.stderr.splitlines() if line.startswith("trace: ")]
     assert any(line.startswith("trace: plugin mine (mine.py): step_end") for line in lines)
     calls = [line for line in lines if "step_end -> mine" in line]
@@ -42,7 +42,7 @@ def test_each_call_of_a_hook_is_a_line_on_stderr(healthcheck_command: Callable[.
     assert result.stdout == ""
 
 
-def test_without_the_variable_nothing_is_traced(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_the_variable_nothing_is_traced(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    result = healthcheck_command("run", "train.py", env={"HEALTHCHECK_TRACE": "0"})
+    result = healthcheck_warm("run", "train.py", env={"HEALTHCHECK_TRACE": "0"})
     assert "trace" not in result.stderr

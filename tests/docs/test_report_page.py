@@ -27,10 +27,10 @@ def documented() -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_every_key_of_a_report_is_documented(
-    healthcheck_command: Callable[..., Any], tmp_path: Path, documented: dict[str, set[str]]
+    healthcheck_warm: Callable[..., Any], tmp_path: Path, documented: dict[str, set[str]]
 ) -> None:
     target = tmp_path / "report.json"
-    result = healthcheck_command("run", "--report", f"json={target}", SCRIPT, "--nan-at", "20")
+    result = healthcheck_warm("run", "--report", f"json={target}", SCRIPT, "--nan-at", "20")
     assert result.returncode == 1, result.stderr
     report = json.loads(target.read_text(encoding="utf-8"))
     assert set(report) <= documented["Top level"]
@@ -40,10 +40,10 @@ def test_every_key_of_a_report_is_documented(
 
 
 @pytest.mark.slow
-def test_a_report_is_strict_json(healthcheck_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_report_is_strict_json(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     """NaN in a report is what the reader of a report most wants to know, and least wants to crash on."""
     target = tmp_path / "report.json"
-    healthcheck_command("run", "--report", f"json={target}", SCRIPT, "--nan-at", "20")
+    healthcheck_warm("run", "--report", f"json={target}", SCRIPT, "--nan-at", "20")
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")

@@ -69,7 +69,7 @@ def watch(
 ) -> tuple[list[Fired], dict[str, Any]]:
     """Run one script under the default rules; its alerts above info and the whole report."""
     report_file = folder / "report.json"
-    done = run("run", "--report", f"json={report_file}", entry["folder"] / entry["script"], "--seed", seed, timeout=180)
+    done = run("run", "--report", f"json={report_file}", entry["folder"] / entry["script"], "--seed", seed, timeout=600)
     assert report_file.exists(), f"no report; exit {done.returncode}\n{done.stderr[-3000:]}"
     report = json.loads(report_file.read_text())
     assert report["exit_code"] == done.returncode, done.stderr[-3000:]
@@ -92,11 +92,11 @@ def cases(kind: str) -> list[Any]:
 
 @pytest.mark.parametrize(("entry", "seed"), cases("fault"))
 def test_a_fault_is_found_in_its_range_and_not_before(
-    entry: dict[str, Any], seed: int, healthcheck_command: Callable[..., Any], tmp_path: Path
+    entry: dict[str, Any], seed: int, healthcheck_warm: Callable[..., Any], tmp_path: Path
 ) -> None:
     first, last = entry["alarm"]["first"], entry["alarm"]["last"]
     for _ in range(2 if entry.get("fault_class") in OF_THE_MACHINE else 1):
-        fired, _report = watch(healthcheck_command, entry, seed, tmp_path)
+        fired, _report = watch(healthcheck_warm, entry, seed, tmp_path)
         early = [f for f in fired if f.index < entry["healthy_until"]]
         found = [f for f in fired if first <= f.index <= last and f.answers_for(entry["detectors"])]
         if found and not early:
@@ -109,9 +109,9 @@ def test_a_fault_is_found_in_its_range_and_not_before(
 
 @pytest.mark.parametrize(("entry", "seed"), cases("control"))
 def test_a_healthy_script_that_looks_suspicious_stays_quiet(
-    entry: dict[str, Any], seed: int, healthcheck_command: Callable[..., Any], tmp_path: Path
+    entry: dict[str, Any], seed: int, healthcheck_warm: Callable[..., Any], tmp_path: Path
 ) -> None:
-    fired, report = watch(healthcheck_command, entry, seed, tmp_path)
+    fired, report = watch(healthcheck_warm, entry, seed, tmp_path)
     if fired and entry["id"] in FALSE_ALARMS:
         pytest.xfail(f"known false alarm: {FALSE_ALARMS[entry['id']]}")
     assert not fired, f"{entry['id']} looks like {entry['looks_like']}"

@@ -7,9 +7,17 @@ import threading
 import pytest
 
 from healthcheck.latch import CHECKPOINT
+from healthcheck.trainers import agreement
 from healthcheck.trainers.agreement import StoreAgreement
 
 STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_given_up(monkeypatch):
+    """Who waits for another rank waits for ever: that it goes on shows that it has stopped waiting, not that time is up."""
+    monkeypatch.setattr(agreement, "PARTING_SECONDS", 3600.0)
+    monkeypatch.setattr(agreement, "LEAVING_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -30,21 +38,21 @@ def test_rank_0_stays_after_an_agreed_stop_until_slower_ranks_have_read_it(pair)
     for rank in pair:
         assert rank.exchange(4) == []
     assert first.exchange(5)[0]["rule"] == "loss-not-finite"
-    leaving = threading.Thread(target=first.close)
+    leaving = threading.Thread(daemon=True, target=first.close)
     leaving.start()
     leaving.join(0.3)
     assert leaving.is_alive()
     assert second.exchange(5)[0]["ranks"] == [1]
     second.close()
-    leaving.join(10)
+    leaving.join(120)
     assert not leaving.is_alive()
 
 
 def test_without_an_agreed_stop_nobody_waits_for_the_others(pair):
     first, _ = pair
-    leaving = threading.Thread(target=first.close)
+    leaving = threading.Thread(daemon=True, target=first.close)
     leaving.start()
-    leaving.join(10)
+    leaving.join(120)
     assert not leaving.is_alive()
 
 
@@ -85,19 +93,19 @@ def test_all_ranks_save_before_they_stop_and_once_for_two_that_ask(pair):
 def test_a_rank_that_fails_by_an_alert_leaves_last_unless_somebody_hurries_it(pair):
     """A launcher ends all ranks when the first fails; the others may be saving still."""
     first, second = pair
-    leaving = threading.Thread(target=second.leave, kwargs={"failing": True, "hurried": lambda: False})
+    leaving = threading.Thread(daemon=True, target=second.leave, kwargs={"failing": True, "hurried": lambda: False})
     leaving.start()
     leaving.join(0.3)
     assert leaving.is_alive()
     first.leave(failing=False, hurried=lambda: False)
-    leaving.join(10)
+    leaving.join(120)
     assert not leaving.is_alive()
 
 
 def test_a_rank_that_was_told_to_end_does_not_wait_for_the_others(pair):
-    leaving = threading.Thread(target=pair[0].leave, kwargs={"failing": True, "hurried": lambda: True})
+    leaving = threading.Thread(daemon=True, target=pair[0].leave, kwargs={"failing": True, "hurried": lambda: True})
     leaving.start()
-    leaving.join(10)
+    leaving.join(120)
     assert not leaving.is_alive()
 
 

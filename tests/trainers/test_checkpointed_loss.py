@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,19 +49,9 @@ print(calls)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["classes", "numbers", "sides", "angles", "distances", "code", "by hand"])
-def test_a_checkpointed_loss_runs_as_often_as_without_us(tmp_path: Path, loss: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "healthcheck",
-        "run",
-        "--rules",
-        "healthcheck:strict",
-        "--observe",
-        str(script),
-        loss,
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_a_checkpointed_loss_runs_as_often_as_without_us(
+    healthcheck_warm: Callable[..., Any], tmp_path: Path, loss: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = healthcheck_warm("run", "--rules", "healthcheck:strict", "--observe", "train.py", loss)
     assert done.stdout.split() == ["120"], done.stderr

@@ -75,7 +75,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         env={**clean, "HEALTHCHECK_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         stdin=subprocess.DEVNULL,
     )
 

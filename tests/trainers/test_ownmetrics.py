@@ -17,6 +17,7 @@ for step in range(20):
 """
 DECLARED = """
 import torch, healthcheck
+torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 calls = []
@@ -41,11 +42,11 @@ def report_of(folder: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_a_rule_judges_what_the_function_returns_every_so_many_steps(
-    healthcheck_command: Callable, tmp_path: Path
+    healthcheck_warm: Callable, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(DECLARED + LOOP + "print(len(calls), 'calls')\n")
     (tmp_path / "healthcheck.yaml").write_text(RULES)
-    done = healthcheck_command("run", "train.py")
+    done = healthcheck_warm("run", "train.py")
     assert done.returncode == 1, done.stderr
     assert done.stdout == "4 calls\n"
     report = report_of(tmp_path)
@@ -55,20 +56,20 @@ def test_a_rule_judges_what_the_function_returns_every_so_many_steps(
 
 
 @pytest.mark.slow
-def test_it_is_not_called_where_no_rule_asks_or_nobody_watches(healthcheck_command: Callable, tmp_path: Path) -> None:
+def test_it_is_not_called_where_no_rule_asks_or_nobody_watches(healthcheck_warm: Callable, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DECLARED + LOOP + "print(len(calls), 'calls')\n")
     (tmp_path / "healthcheck.yaml").write_text("version: 1\nrules: {r: {metric: loss, when: {above: 1.0e+9}}}\n")
-    assert healthcheck_command("run", "train.py").stdout == "0 calls\n"
-    assert healthcheck_command("run", "train.py", env={"HEALTHCHECK": "off"}).stdout == "0 calls\n"
+    assert healthcheck_warm("run", "train.py").stdout == "0 calls\n"
+    assert healthcheck_warm("run", "train.py", env={"HEALTHCHECK": "off"}).stdout == "0 calls\n"
 
 
 @pytest.mark.slow
-def test_a_function_that_raises_is_told_and_training_goes_on(healthcheck_command: Callable, tmp_path: Path) -> None:
+def test_a_function_that_raises_is_told_and_training_goes_on(healthcheck_warm: Callable, tmp_path: Path) -> None:
     broken = DECLARED.replace("calls.append(1)", "raise ValueError('no attention here')")
     watch = "with healthcheck.watch(model, optimizer, rules='healthcheck.yaml'):\n"
     (tmp_path / "train.py").write_text(broken + watch + LOOP.replace("\n", "\n    ") + "\nprint('to the end')\n")
     (tmp_path / "healthcheck.yaml").write_text(RULES)
-    done = healthcheck_command("run", "train.py")
+    done = healthcheck_warm("run", "train.py")
     assert done.stdout == "to the end\n"
     assert "no attention here" in done.stderr
 

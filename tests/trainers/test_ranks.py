@@ -52,7 +52,7 @@ def launch(
     *,
     bad_rank: int,
     watched: set[int],
-    timeout: float = 180,
+    timeout: float = 600,
     options: tuple[str, ...] = (),
     train: str = TRAIN,
 ) -> list[tuple[int, str, str]]:
@@ -154,7 +154,6 @@ def test_four_ranks_print_one_block_and_write_one_report(tmp_path):
         4,
         bad_rank=3,
         watched=set(range(4)),
-        timeout=400,
         options=("--report", "github", "--report", "junit=hc.xml"),
     )
     assert [code for code, _, _ in results] == [1] * 4, results[0][2]

@@ -67,7 +67,7 @@ def launch(folder: Path, *argv: str) -> list[subprocess.CompletedProcess[str]]:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=300) for process in ranks]
+        said = [process.communicate(timeout=600) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

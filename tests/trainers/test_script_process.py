@@ -181,7 +181,7 @@ def killed(tmp_path: Path, script: Callable[..., Path], number: int, before: str
         assert process.poll() is None
     time.sleep(0.1)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
     return process.returncode, out
 
 

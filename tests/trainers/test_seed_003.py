@@ -180,7 +180,7 @@ class Reporter(healthcheck.Callback):
 
     def post(self, what: dict[str, Any]) -> None:
         request = urllib.request.Request(self.address, json.dumps(what).encode(), {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=5).close()
+        urllib.request.urlopen(request, timeout=120).close()
 
     def on_alert(self, alert: Any) -> None:
         self.post({"rule": alert.rule, "step": alert.fired_step})

@@ -5,27 +5,51 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from healthcheck.clock import LiveClock
+from healthcheck.clock import LiveClock, VirtualClock
 from healthcheck.held import no_exit_here, waits_for_a_person
 from healthcheck.latch import StopRequest, StopState
 from healthcheck.testing.fake import FakeTrainer
 from healthcheck.testing.playing import open_test_session
 from healthcheck.watchdog import Watchdog
 
+PATIENCE = 120.0
+
+
+class Silences(list[float]):
+    """Seconds of silence at each look of a watchdog."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = threading.Condition()
+
+    def append(self, seconds: float) -> None:
+        with self._looked:
+            super().append(seconds)
+            self._looked.notify_all()
+
+    def at_next_look(self) -> float:
+        """What a look finds that begins after this call; it has ended when this returns.
+
+        Of the next three looks the first may have begun earlier, and the third need not have ended.
+        """
+        with self._looked:
+            looks = len(self) + 3
+            assert self._looked.wait_for(lambda: len(self) >= looks, PATIENCE), "the watchdog does not look"
+            return self[-1]
+
 
 class Beat:
     """What a watchdog is given: a clock, when something last happened, who judges silence, and the stop of the run."""
 
     def __init__(self) -> None:
-        self.clock = LiveClock()
+        self.clock = VirtualClock()
         self.last_event_at = self.clock.monotonic()
-        self.silences: list[float] = []
+        self.silences = Silences()
         self.stop = StopState()
         self.stop_after: float | None = None
         self.notes: list[str] = []
@@ -44,6 +68,7 @@ class Beat:
 
 
 def watchdog(beat: Beat, **options: Any) -> Watchdog:
+    """One that looks a hundred times a second of real time; silence is counted in seconds of the beat's own clock."""
     return Watchdog(
         beat.clock,
         last_event=lambda: beat.last_event_at,
@@ -51,21 +76,20 @@ def watchdog(beat: Beat, **options: Any) -> Watchdog:
         stop=beat.stop,
         finish=beat.finish,
         note=beat.notes.append,
-        **{"tick": 0.05, "late": 1.0, **options},
+        **{"tick": 0.01, "late": 1.0, **options},
     ).start()
 
 
 def test_silence_grows_while_nothing_happens_and_ends_with_an_event() -> None:
     beat = Beat()
     dog = watchdog(beat)
-    time.sleep(0.5)
-    grown = max(beat.silences)
-    assert grown > 0.3
+    assert beat.silences.at_next_look() == 0.0
+    for silent in (0.5, 1.0, 1.5):
+        beat.clock.advance(0.5)
+        assert beat.silences.at_next_look() == silent
     beat.beat()
-    beat.silences.clear()
-    time.sleep(0.12)
+    assert beat.silences.at_next_look() == 0.0
     dog.stop()
-    assert max(beat.silences) < 0.3
 
 
 SILENCE = {"metric": "heartbeat", "when": {"stale": "5m"}, "severity": "warning"}
@@ -87,28 +111,21 @@ def test_a_thread_exists_only_where_a_rule_is_on_silence_and_ends_with_the_run(
 def test_a_tick_that_came_far_too_late_restarts_the_budget() -> None:
     """Ctrl-Z, a sleeping laptop, a paused container: the process stood still, not the training."""
 
-    class Jumping(LiveClock):
-        offset = 0.0
-
-        def monotonic(self) -> float:  # type: ignore[override]
-            return time.monotonic() + self.offset
-
     beat = Beat()
-    beat.clock = Jumping()
-    beat.beat()
     dog = watchdog(beat)
-    time.sleep(0.15)
-    beat.clock.offset = 3600.0  # type: ignore[attr-defined]
-    time.sleep(0.3)
+    beat.clock.advance(0.5)
+    assert beat.silences.at_next_look() == 0.5
+    beat.clock.advance(3600)
+    assert beat.silences.at_next_look() == 0.0
     dog.stop()
-    assert beat.silences
-    assert max(beat.silences) < 1.0
+    assert max(beat.silences) == 0.5
 
 
 def test_stop_ends_the_thread_and_may_be_called_twice() -> None:
     dog = watchdog(Beat())
     dog.stop()
     dog.stop()
+    dog._thread.join(PATIENCE)
     assert not dog._thread.is_alive()
 
 
@@ -120,7 +137,7 @@ def test_a_failure_of_the_watchdog_is_said_and_breaks_nothing() -> None:
 
     beat.silence = fail  # type: ignore[method-assign]
     dog = watchdog(beat)
-    time.sleep(0.2)
+    dog._thread.join(PATIENCE)
     assert not dog._thread.is_alive()
     assert beat.notes == ["the watchdog failed and is off: RuntimeError: boom"]
 
@@ -131,21 +148,30 @@ def test_a_failure_of_the_watchdog_is_said_and_breaks_nothing() -> None:
 def test_abort_writes_the_report_and_leaves_with_the_code_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
     beat, codes = Beat(), []
-    beat.stop_after = 0.1
-    dog = watchdog(beat, grace=0.2, leave=codes.append)
-    time.sleep(0.8)
-    dog.stop()
+    beat.stop_after = 0.5
+    dog = watchdog(beat, grace=0.25, leave=codes.append)
+    beat.clock.advance(0.5)
+    beat.silences.at_next_look()
+    assert (codes, beat.finished) == ([], 0)
+    beat.clock.advance(0.25)
+    dog._thread.join(PATIENCE)
     assert (codes, beat.finished) == ([17], 1)
 
 
 def test_a_process_that_comes_back_within_the_grace_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
     beat, codes = Beat(), []
-    beat.stop_after = 0.1
-    dog = watchdog(beat, grace=0.4, leave=codes.append)
-    time.sleep(0.25)
+    beat.stop_after = 0.5
+    dog = watchdog(beat, grace=0.5, leave=codes.append)
+    beat.clock.advance(0.5)
+    beat.silences.at_next_look()
+    assert beat.stop.request is not None
+    beat.clock.advance(0.25)
     beat.beat()
-    time.sleep(0.6)
+    beat.silences.at_next_look()
+    for _ in range(4):
+        beat.clock.advance(0.5)
+        beat.silences.at_next_look()
     dog.stop()
     assert (codes, beat.finished) == ([], 0)
 
@@ -153,9 +179,12 @@ def test_a_process_that_comes_back_within_the_grace_is_not_ended(monkeypatch: py
 def test_under_pytest_nothing_is_ended() -> None:
     assert no_exit_here() == "a test run"
     beat, codes = Beat(), []
-    beat.stop_after = 0.1
-    watchdog(beat, grace=0.1, leave=codes.append)
-    time.sleep(0.5)
+    beat.stop_after = 0.5
+    dog = watchdog(beat, grace=0.25, leave=codes.append)
+    beat.clock.advance(0.5)
+    beat.silences.at_next_look()
+    beat.clock.advance(0.25)
+    dog._thread.join(PATIENCE)
     assert codes == []
     assert beat.notes == ["the process hangs; it is not ended, because it is a test run"]
 
@@ -172,10 +201,22 @@ STAND = """
 import sys, threading, time
 from healthcheck.held import waits_for_a_person
 
+standing = threading.Event()
+
+def stand():
+    standing.set()
+    time.sleep(600)
+
 def look():
-    time.sleep(0.7)
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    print("WAITS", waits_for_a_person(frame), flush=True)
+    # Code that works says when it does; a prompt cannot say that it waits, and is looked at until it does.
+    waits, until = False, time.monotonic() + 120
+    while not waits and time.monotonic() < until:
+        working = standing.is_set()
+        waits = waits_for_a_person(sys._current_frames().get(threading.main_thread().ident))
+        if working:
+            break
+        time.sleep(0.01)
+    print("WAITS", waits, flush=True)
     import os; os._exit(0)
 
 threading.Thread(target=look, daemon=True).start()
@@ -183,19 +224,19 @@ threading.Thread(target=look, daemon=True).start()
 
 
 STANDS = {
-    "working": ("time.sleep(5)", "False"),
+    "working": ("stand()", "False"),
     "breakpoint": ("breakpoint()", "True"),
-    "pdb": ("import pdb; pdb.Pdb(nosigint=True).set_trace(); time.sleep(5)", "True"),
+    "pdb": ("import pdb; pdb.Pdb(nosigint=True).set_trace(); stand()", "True"),
     "interact": ("import code; code.interact()", "True"),
-    "shell-runs-code": ("import code; code.InteractiveConsole().push('import time; time.sleep(5)')", "False"),
+    "shell-runs-code": ("import code; code.InteractiveConsole(globals()).push('stand()')", "False"),
     "cmd": ("import cmd; cmd.Cmd().cmdloop()", "True"),
     "under-pdb": (
-        "import pdb; pdb.Pdb(nosigint=True, stdin=open('/dev/null')).run('import time; time.sleep(5)')",
+        "import pdb; pdb.Pdb(nosigint=True, stdin=open('/dev/null')).run('stand()')",
         "True",
     ),
     # A trace function alone says nothing: coverage sets one, too.
     "coverage": (
-        "def trace(frame, event, arg):\n    return trace\ndef work():\n    time.sleep(5)\nsys.settrace(trace)\nwork()",
+        "def trace(frame, event, arg):\n    return trace\nsys.settrace(trace)\nstand()",
         "False",
     ),
 }
@@ -204,7 +245,7 @@ STANDS = {
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All of them at once: each takes most of a second of doing nothing."""
+    """All of them at once: they wait more than they work."""
     started = {}
     for name, (body, _) in STANDS.items():
         script = tmp_path_factory.mktemp("stand") / "script.py"
@@ -218,7 +259,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
         )
     yield started
     for process in started.values():
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("name", STANDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,10 +191,9 @@ def test_dump_stacks_names_the_line_where_the_main_thread_stands(
     alert: Alert, context: Context, tmp_path: Path
 ) -> None:
     outcomes = []
-    thread = threading.Timer(0.2, lambda: outcomes.append(DumpStacks().run(alert, context(event=None))))
+    thread = threading.Thread(target=lambda: outcomes.append(DumpStacks().run(alert, context(event=None))))
     thread.start()
-    time.sleep(0.6)  # the main thread stands here
-    thread.join()
+    thread.join()  # the main thread stands here
     (outcome,) = outcomes
     assert "test_actions.py" in outcome.text
     assert "test_dump_stacks_names_the_line" in outcome.text

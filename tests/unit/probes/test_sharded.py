@@ -55,7 +55,7 @@ def test_shards_add_up_and_replicas_count_once(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    results = [process.communicate(timeout=240) for process in ranks]
+    results = [process.communicate(timeout=600) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], results
     # 5, sqrt(0 + 1 + 4 + 9 + 16), 4; together sqrt(25 + 30 + 16)
     expected = "norms [5.0, 5.477226, 4.0] 8.42615"

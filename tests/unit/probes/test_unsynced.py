@@ -47,6 +47,6 @@ def test_a_wrapper_that_is_passed_by_shares_nothing(tmp_path: Path) -> None:
         [sys.executable, script, tmp_path / "meet", Path(__file__).parent],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -5,7 +5,9 @@ Also run as a script in a process of its own: ``python sessions.py SPEC.json``, 
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -75,11 +77,25 @@ RULES: dict[str, Any] = {
 }
 
 
-def play(session: Session, series: Mapping[str, Sequence[float | None]], *, pause: float = 0.0, first: int = 1) -> None:
-    """Feed columns of numbers, one step a row; stops where a rule stops. None: no sample."""
+def play(
+    session: Session,
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    pause: float = 0.0,
+    first: int = 1,
+    until: str | None = None,
+) -> None:
+    """Feed columns of numbers, one step a row; stops where a rule stops. None: no sample.
+
+    :param until: a file; the rows come again and again until there is one.
+    """
     session.bind(NumbersOnly())  # type: ignore[arg-type]
-    for row in range(max(map(len, series.values()))):
-        step = first + row
+    rows = max(map(len, series.values()))
+    for step in itertools.count(first):
+        row = step - first
+        if (until is None and row == rows) or (until is not None and os.path.exists(until)):
+            return
+        row %= rows
         values = {name: column[row] for name, column in series.items() if row < len(column) and column[row] is not None}
         session.log(values, step=step)
         session.emit(Event(EventKind.BEFORE_UPDATE, step))
@@ -91,12 +107,17 @@ def play(session: Session, series: Mapping[str, Sequence[float | None]], *, paus
 
 
 def run(
-    series: Mapping[str, Sequence[Any]], *, rules: Any = None, pause: float = 0.0, **options: Any
+    series: Mapping[str, Sequence[Any]],
+    *,
+    rules: Any = None,
+    pause: float = 0.0,
+    until: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """One whole session; returns its report."""
     columns = {name: [None if v is None else float(v) for v in column] for name, column in series.items()}
     session = open_session(target=options.pop("target", "train.py"), rules=rules or RULES, **options)
-    play(session, columns, pause=pause)
+    play(session, columns, pause=pause, until=until)
     return session.finish(Ending())
 
 

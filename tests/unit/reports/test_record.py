@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -99,13 +98,12 @@ def test_the_record_gives_the_same_alerts_again(seed: int, watched: Watched) -> 
     assert replay(run) == recorded(run)
 
 
-def test_alerts_are_on_disk_while_the_run_goes_on(runs: Path, sessions: ModuleType) -> None:
+def test_alerts_are_on_disk_while_the_run_goes_on(
+    runs: Path, sessions: ModuleType, wait_until: Callable[..., None]
+) -> None:
     session = sessions.open_session(target="t.py", rules=sessions.RULES, console=False)
     sessions.play(session, {"loss": SPIKES, "norm": HEALTHY})
-    folder = session.info.run_dir
-    deadline = time.monotonic() + 3
-    while not (folder / "alerts.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: find_run().alerts, "an alert on disk")
     run = find_run()
     assert run.report is None
     assert run.status == "running"
@@ -114,22 +112,23 @@ def test_alerts_are_on_disk_while_the_run_goes_on(runs: Path, sessions: ModuleTy
 
 
 @pytest.mark.slow
-def test_kill_9_loses_at_most_a_second(process: Callable[..., subprocess.Popen[bytes]], runs: Path) -> None:
-    child = process(series={"loss": HEALTHY * 20, "norm": HEALTHY * 20}, pause=0.01, console=False)
-    deadline = time.monotonic() + 60
-    while not list(runs.glob("*/samples.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(2.0)
+def test_kill_9_loses_nothing_that_was_written_and_leaves_no_hole(
+    process: Callable[..., subprocess.Popen[bytes]], runs: Path, wait_until: Callable[..., None]
+) -> None:
+    """How long a line may wait to be written: ``test_writing.py``."""
+    child = process(series={"loss": HEALTHY, "norm": HEALTHY}, pause=0.01, until=str(runs / "never"), console=False)
+
+    def recorded_steps() -> int:
+        return len(find_run().samples.batches) if list(runs.glob("*/samples.jsonl")) else 0
+
+    wait_until(lambda: recorded_steps() > 100, "a record that grows")
+    seen = recorded_steps()
     os.kill(child.pid, signal.SIGKILL)
-    killed = time.time()
-    child.wait(10)
-    file = find_run().folder / "samples.jsonl"
-    assert killed - file.stat().st_mtime < 1.0, "written within the last second"
+    child.wait(120)
     run = find_run()
     batches = run.samples.batches
     assert [batch.at for batch in batches] == list(range(1, len(batches) + 1)), "no hole before the end"
-    assert len(batches) > 20
+    assert len(batches) >= seen
     assert run.status == "killed"
 
 

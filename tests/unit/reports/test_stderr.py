@@ -20,7 +20,7 @@ WRITE = "from healthcheck.reports.console import Stderr; out = Stderr(); "
 
 def python(code: str, *, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    return subprocess.run([sys.executable, "-c", code], env={**clean, **(env or {})}, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([sys.executable, "-c", code], env={**clean, **(env or {})}, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def test_lines_go_to_stderr_and_nothing_to_stdout() -> None:
@@ -93,7 +93,7 @@ def on_a_terminal(code: str, **env: str) -> bytes:
             break
         seen += chunk
     os.close(controller)
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     return seen
 
 

@@ -19,6 +19,8 @@ from healthcheck.probing import ProbeBoard
 from healthcheck.samples import Metric
 from healthcheck.session import Session
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 PLUGIN = """
 import time
 from healthcheck import hookimpl

@@ -10,9 +10,9 @@ from healthcheck.engine.planning import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
 from healthcheck.latch import SessionControls
-from healthcheck.probing import History
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.runinfo import RunInfo
+from healthcheck.samples import History
 from healthcheck.verdicts import ActionOutcome, Alert, Severity
 
 _STAGES = {"observe": 0, "mitigate": 1, "stop": 2}

@@ -1,20 +1,23 @@
-"""How a run ended: exit code, its reason in words, and the content of ``report.json``.
+"""How a run ended: exit code, why a rule was not judged, and the content of ``report.json``.
 
 The report is a contract, described in docs/reference/report.md; every other output derives from it.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.alertjson import alert_json as alert_json
-from healthcheck.alertjson import verdict_json as verdict_json
 from healthcheck.engine.engine import Engine
+from healthcheck.events import EventKind
 from healthcheck.latch import StopRequest
 from healthcheck.protocols import Capabilities
-from healthcheck.rulelang.rule import RuleSet
-from healthcheck.verdicts import Alert, Outcome, Severity, Verdict
+from healthcheck.registry import Registry
+from healthcheck.rulelang.rule import Derived, Rule, RuleSet
+from healthcheck.samples import encode_number
+from healthcheck.verdicts import ActionOutcome, Alert, Outcome, Severity, Verdict
 
 REPORT_FORMAT = "healthcheck-report"
 REPORT_VERSION = 1
@@ -220,3 +223,179 @@ def _verdict(judged: list[Verdict], stopped: bool) -> str:
     if Outcome.WARNED in outcomes:
         return Outcome.WARNED.value
     return Outcome.OK.value if Outcome.OK in outcomes else Outcome.NOT_JUDGED.value
+
+
+# --------------------------------------------------------------------------- why a rule was not judged
+
+NEEDS = {
+    "cuda": "no GPU",
+    "amp": "no GradScaler in use",
+    "gate": "no rule holds back updates of this optimizer",
+    "clipping": "the loop does not clip",
+    "evaluation": "no evaluation seen",
+    "ranks": "single process, needs 2 or more ranks",
+    "linux": "not on Linux",
+    "epochs": "the trainer announces no epochs",
+    "optimizer": "no optimizer seen",
+    "compile": "nothing is compiled",
+    "tokens": "the number of tokens is not known",
+    "max_steps": "the length of the run is not known",
+}
+"""What a metric may need (``Metric.needs``) -> why there was no sample."""
+
+
+class UnjudgedReasons:
+    """Knows why a rule's metric gave no sample.
+
+    :param engine: what was seen.
+    :param derived: metrics that the rule file defines by formulas.
+    :param registry: which probe provides a metric, and what it needs.
+    :param quarantined: whether an owner was switched off after errors.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        derived: Iterable[Derived],
+        registry: Registry,
+        quarantined: Callable[[str], bool],
+    ) -> None:
+        self._engine = engine
+        self._derived = derived
+        self._registry = registry
+        self._quarantined = quarantined
+
+    def why(self, rule: Rule, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> str:
+        """One sentence fragment for the report.
+
+        :param step: the last step of the run.
+        :param capabilities: of its trainer; None if no trainer came.
+        :param seen: kinds of event that came.
+        """
+        if not step:
+            return "no training step was seen"
+        # The order is from what is surest to what is only likely: the first answer that holds is given.
+        key = rule.selector.key
+        gaps = capabilities.gaps if capabilities is not None else {}
+        for name in (key, rule.selector.metric):
+            if name in gaps:
+                return gaps[name]
+        for derived in self._derived:
+            if derived.name == rule.selector.metric:
+                missing = [n for n in derived.inputs if n not in self._engine.lookups.last]
+                return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
+        metric = self._registry.metrics.get(key)
+        if metric is None:
+            return f"nothing logged {rule.selector.metric}"
+        probe = self._registry.metric_probe[key]
+        if self._quarantined(probe.name):
+            return f"the probe {probe.name} was switched off after errors"
+        if capabilities is not None:
+            unseen = [k for k in probe.listens_to if k not in capabilities.events]
+            if len(unseen) == len(probe.listens_to):
+                return gaps.get(unseen[0].value, f"{capabilities.trainer} does not show {unseen[0]}")
+        met = self._needs_met(seen) if metric.needs else set()
+        lacking = [need for need in metric.needs if need not in met]
+        if lacking:
+            return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
+        # Updates that nobody sees take the gradients with them; a probe that listens to losses as well is not blind.
+        if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
+            return gaps["before_update"]
+        if step < rule.every:
+            return f"first due at step {rule.every:,}"
+        return f"no sample of {rule.selector} was seen"
+
+    def _needs_met(self, seen: Collection[EventKind]) -> set[str]:
+        """What this run did have: another metric with the same need gave samples, or an event says so."""
+        engine = self._engine
+        metrics = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
+        known = self._registry.metrics.values()
+        met = {need for metric in known if metric.name in metrics for need in metric.needs}
+        if {EventKind.EVAL_START, EventKind.EVAL_END} & set(seen):
+            met.add("evaluation")
+        if sys.platform.startswith("linux"):
+            met.add("linux")
+        return met
+
+
+# --------------------------------------------------------------------------- verdicts and alerts as JSON
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "verdict": verdict.outcome.value,
+        "severity": str(verdict.severity),
+        "origin": verdict.origin,
+        "episodes": verdict.episodes,
+        "samples": verdict.samples,
+        "threshold": verdict.threshold,
+    }
+    if verdict.reason:
+        entry["reason"] = verdict.reason
+    if verdict.required:
+        entry["required"] = True
+    if verdict.closest is not None:
+        entry["closest"] = {"score": encode_number(verdict.closest), "step": verdict.closest_step}
+    return entry
+
+
+def alert_json(alert: Alert) -> dict[str, Any]:
+    """One alert in the form of the report contract; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "rule": alert.rule,
+        "number": alert.number,
+        "severity": str(alert.severity),
+        "phase": alert.phase,
+        "series": [
+            {
+                "name": f.name,
+                "value": encode_number(f.value),
+                "score": encode_number(f.score),
+                "normal": encode_number(f.normal),
+            }
+            for f in alert.series
+        ],
+        "count": alert.count,
+        "rank": alert.rank,
+        "episode": alert.episode,
+        "fired_step": alert.fired_step,
+        "fired_sample": alert.fired_sample,
+        "detected_step": alert.detected_step,
+        "acted_step": alert.acted_step,
+        "cleared_step": alert.cleared_step,
+        "value": encode_number(alert.value),
+        "score": encode_number(alert.score),
+        "normal": encode_number(alert.normal),
+        "threshold": alert.threshold,
+        "message": alert.message,
+        "hint": alert.hint or None,
+        "docs": alert.docs or None,
+        "tags": list(alert.tags),
+        "explained_by": alert.explained_by or None,
+        "muted": alert.muted or None,
+        "accepted": alert.accepted or None,
+        "time": round(alert.time, 3),
+        "facts": {key: _plain(value) for key, value in alert.facts.items()},
+        "actions": [_action_json(outcome) for outcome in alert.actions],
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _action_json(outcome: ActionOutcome) -> dict[str, Any]:
+    entry = {"action": outcome.action, "done": outcome.done, "text": outcome.text, "step": outcome.step}
+    if outcome.held:
+        entry["held"] = True
+    return {**entry, **{key: _plain(value) for key, value in outcome.data.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return encode_number(value)
+    if isinstance(value, (str, int, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return str(value)

@@ -27,16 +27,15 @@ from healthcheck.errors import StopTraining, UsageError
 from healthcheck.events import Event, EventKind
 from healthcheck.judging import JUDGED_AT, Judge, acted_upon
 from healthcheck.latch import SessionControls, StopState
-from healthcheck.outcome import Ending, JudgedRun, exit_code, live_report
+from healthcheck.outcome import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.plugins import PluginHost, implementations_of
-from healthcheck.probing import DeviceTimer, History, ProbeBoard
+from healthcheck.probing import DeviceTimer, ProbeBoard
 from healthcheck.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.runinfo import RunFacts, RunInfo
-from healthcheck.samples import NO_LABELS, Sample
-from healthcheck.unjudged import UnjudgedReasons
+from healthcheck.samples import NO_LABELS, History, Sample
 from healthcheck.verdicts import Alert, Verdict
 from healthcheck.watchdog import Watchdog
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.engine.demand import RuleDemand
+from healthcheck.outcome import NEEDS
 from healthcheck.registry import Registry
 from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import Cost, Metric
-from healthcheck.unjudged import NEEDS
 
 _DEPENDS = {
     "amp": "only with a GradScaler",

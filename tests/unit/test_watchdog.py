@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from healthcheck.clock import LiveClock, VirtualClock
-from healthcheck.held import no_exit_here, waits_for_a_person
 from healthcheck.latch import StopRequest, StopState
 from healthcheck.testing.fake import FakeTrainer
 from healthcheck.testing.playing import open_test_session
-from healthcheck.watchdog import Watchdog
+from healthcheck.watchdog import Watchdog, no_exit_here, waits_for_a_person
 
 PATIENCE = 120.0
 
@@ -190,7 +189,7 @@ def test_under_pytest_nothing_is_ended() -> None:
 
 
 def test_a_process_that_pytest_started_may_be_ended() -> None:
-    code = "from healthcheck.held import no_exit_here; print(repr(no_exit_here()))"
+    code = "from healthcheck.watchdog import no_exit_here; print(repr(no_exit_here()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "''"
 
@@ -199,7 +198,7 @@ def test_a_process_that_pytest_started_may_be_ended() -> None:
 
 STAND = """
 import sys, threading, time
-from healthcheck.held import waits_for_a_person
+from healthcheck.watchdog import waits_for_a_person
 
 standing = threading.Event()
 

@@ -15,10 +15,9 @@ from healthcheck.errors import StopTraining
 from healthcheck.events import Event, EventKind
 from healthcheck.latch import SessionControls, StopState
 from healthcheck.plugins import PluginHost
-from healthcheck.probing import History
 from healthcheck.protocols import ActionContext
 from healthcheck.runinfo import RunInfo
-from healthcheck.samples import Sample
+from healthcheck.samples import History, Sample
 from healthcheck.verdicts import ActionOutcome, Alert
 
 PLUGIN = '''

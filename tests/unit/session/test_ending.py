@@ -10,10 +10,9 @@ from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
 from healthcheck.events import EventKind
 from healthcheck.latch import StopRequest
-from healthcheck.outcome import Ending, JudgedRun, exit_code, live_report
+from healthcheck.outcome import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.protocols import Capabilities
 from healthcheck.samples import Sample
-from healthcheck.unjudged import UnjudgedReasons
 
 RULES = {
     "high": {"metric": "loss", "when": {"above": 5}, "severity": "error"},

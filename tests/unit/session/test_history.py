@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.probing import History
-from healthcheck.samples import Sample
+from healthcheck.samples import History, Sample
 
 
 def remembering(**series: list[float]) -> History:

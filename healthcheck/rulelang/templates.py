@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from healthcheck.dispatch import suggest
+from healthcheck.dispatch import nearest
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.text import in_message, size_text
 
@@ -88,12 +88,12 @@ def _compile(text: str) -> list[str | tuple[str, str]]:
 def _placeholder(inner: str, column: int, width: int) -> tuple[str, str]:
     name, colon, spec = inner.partition(":")
     if name not in PLACEHOLDERS:
-        near = suggest(name, PLACEHOLDERS).replace('"', "`{", 1).replace('"', "}`", 1)
+        near = nearest(name, PLACEHOLDERS)
         raise TemplateError(
             f"unknown placeholder {{{shorten(name)}}}",
             column,
             width,
-            suggestion=near or f"there are {', '.join(PLACEHOLDERS)}",
+            suggestion=f"did you mean `{{{near}}}`?" if near else f"there are {', '.join(PLACEHOLDERS)}",
         )
     if colon and not _FORMAT.fullmatch(spec):
         raise TemplateError(

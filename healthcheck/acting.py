@@ -13,7 +13,7 @@ from healthcheck.latch import SessionControls
 from healthcheck.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.runinfo import RunInfo
 from healthcheck.samples import History
-from healthcheck.verdicts import ActionOutcome, Alert, Severity
+from healthcheck.verdicts import OBSERVE_MODE, ActionOutcome, Alert, Severity
 
 _STAGES = {"observe": 0, "mitigate": 1, "stop": 2}
 _PER_UPDATE = ("skip_update", "scale_lr")
@@ -91,7 +91,7 @@ class Actor:
         if action.stage == "observe":
             return ""
         if self.observe or item.rule.mode == "observe":
-            return "observe mode"
+            return OBSERVE_MODE
         ranks = self._info.world_size
         if ranks < 2:
             return ""

@@ -63,6 +63,10 @@ class SeriesFact:
     normal: float | None
 
 
+OBSERVE_MODE = "observe mode"
+"""``ActionOutcome.text`` of an action that only observe mode held back; in ``report.json`` readers find it by this text."""
+
+
 @dataclass(slots=True)
 class ActionOutcome:
     """What one action did. ``text`` is a sentence fragment: ``released 812 MiB``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.options import add_format, add_plugin_option, add_profile, loaded_host
+from healthcheck.commands.options import add_format, add_plugin_option, add_profile, loaded_host, print_json
 from healthcheck.commands.usage import misplaced
 from healthcheck.errors import Problem, UsageError
 from healthcheck.record.lines import read_samples
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from healthcheck.rulelang.compile import Loaded
 
 PASSES = 3
-"""What hid behind a mistake is found once that is mended."""
+"""How often ``--fix`` looks again: one mistake may hide another, in the same file or in one that extends it."""
 
 NAME = "check"
 HELP = "check rule files: all mistakes at once, with line and column"
@@ -208,7 +207,7 @@ def _say(
             from healthcheck.rulelang.origins import config_json
 
             shaped["config"] = [config_json(loaded) for loaded, _ in results]
-        print(json.dumps(shaped, indent=1, allow_nan=False))
+        print_json(shaped)
         return
     if args.format == "github":
         if problems:
@@ -231,16 +230,15 @@ def _say(
 
 
 def _closing(errors: int, warnings: int, rules: int) -> str:
-    count = ", ".join(
-        f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((errors, "error"), (warnings, "warning")) if n
-    )
+    count = ", ".join(plural(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n)
     if errors:
         return f"{count}; nothing was run"
-    loaded = f"{rules} rule{'' if rules == 1 else 's'}"
-    return f"ok: {loaded}" + (f", {count}" if count else "")
+    return f"ok: {plural(rules, 'rule')}" + (f", {count}" if count else "")
 
 
 # --------------------------------------------------------------------------- how many steps a count of samples is
+
+# `for: 3` counts samples. Where a metric is logged every 500 steps that is 1,500 steps, which surprises people.
 
 TAIL = 2**20
 """Bytes of a record that are read: its end says how often a metric comes, and `check` stays quick."""
@@ -266,13 +264,13 @@ def rate_lines(rules: Iterable[Rule]) -> list[str]:
             "min_samples": rule.min_samples,
             "warmup": int(rule.warmup.amount) if rule.warmup.unit == "samples" else 0,
         }
-        told = [
+        counted = [
             f"`{key}` of {plural(count, 'sample')} is about {step(round(count * rate))} steps"
             for key, count in counts.items()
             if count > 1
         ]
-        if told and rate >= SPARSE:
-            lines.append(f"  {rule.id}: {rule.selector.metric} comes every {rate:,.0f} steps; {', '.join(told)}")
+        if counted and rate >= SPARSE:
+            lines.append(f"  {rule.id}: {rule.selector.metric} comes every {rate:,.0f} steps; {', '.join(counted)}")
     return [f"at the logging rate of {run.shown}", *lines] if lines else []
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
-from healthcheck.commands.options import add_format, add_plugin_option, local_plugins
+from healthcheck.commands.options import add_format, add_plugin_option, local_plugins, print_json
 from healthcheck.errors import HealthCheckError, RuleFileError, UsageError
+from healthcheck.text import plural
 
 NAME = "doctor"
 HELP = "report on this environment: versions, devices, name clashes, plugins, rules"
@@ -56,12 +57,11 @@ def main(args: argparse.Namespace) -> int:
     problems = [f for f in findings if f.level == "problem"]
     if args.format == "json":
         content = {"problems": len(problems), "findings": [asdict(f) for f in findings]}
-        print(json.dumps({**content, **({"measured": measured} if measured else {})}, indent=1))
+        print_json({**content, **({"measured": measured} if measured else {})})
     else:
         for finding in findings:
             print("\n".join(_lines(finding)))
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}" if problems else "no problems"
-        print(f"healthcheck doctor: {count}")
+        print(f"healthcheck doctor: {plural(len(problems), 'problem') if problems else 'no problems'}")
     return 1 if problems else 0
 
 
@@ -282,9 +282,14 @@ def rules(host: Any) -> Iterator[Finding]:
 
 # --------------------------------------------------------------------------- a script, with and without us
 
+# Each run is a process of its own (doctor_child.py): a second training in one process would find a warm allocator,
+# a compiled model and our hooks from before.
+
 ORDER = ("bare", "watched", "watched", "bare", "bare", "watched")
+"""The first four are mirrored, so that a machine that warms up or slows down costs both sides the same."""
 STEPS = 30
 TIMEOUT = 1800
+"""Seconds that one run may take."""
 NOISY = 1.25
 """Runs of the same that differ by more say nothing about a few percent."""
 
@@ -307,7 +312,7 @@ def run_trials(
 ) -> list[Trial]:
     """Run the script in turn without and with us.
 
-    :param say: told one line per run, since all of them may take minutes.
+    :param say: gets one line per run, since all of them may take minutes.
 
     Raises ``UsageError`` if there is no such script, or if it does not run on its own.
     """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from healthcheck.commands.choosing import add_choice, numbered, run_and_alert, worst_first
-from healthcheck.commands.options import add_format
-from healthcheck.core.strictjson import strict
+from healthcheck.commands.options import add_format, print_json
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
 from healthcheck.record.evidence import Bundle, bundles_of, kept_beside
@@ -41,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     chosen = bundles if wanted is None else _chosen(run, bundles, wanted)
     if args.format == "json":
         content = {"run": run.name, "bundles": [bundle.to_json() for bundle in chosen]}
-        print(json.dumps(strict(content), indent=1, allow_nan=False))
+        print_json(content)
     elif len(chosen) == 1:
         print("\n".join(bundle_text(run, chosen[0])))
     else:

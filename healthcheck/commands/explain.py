@@ -8,15 +8,21 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.commands.options import add_format, add_plugin_option, add_rule_sources, loaded_host
+from healthcheck.commands.options import add_format, add_plugin_option, add_rule_sources, loaded_host, print_json
 from healthcheck.dispatch import suggest
 from healthcheck.errors import UsageError
+from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import asks
+from healthcheck.rulelang.compile import Loaded, load_all
+from healthcheck.rulelang.discover import discover
+from healthcheck.rulelang.document import Document
+from healthcheck.rulelang.origins import flow, rule_rows
+from healthcheck.rulelang.settings import SETTINGS
+from healthcheck.rulelang.sources import pack_names
 
 if TYPE_CHECKING:
     from healthcheck.protocols import Action
     from healthcheck.registry import Registry
-    from healthcheck.rulelang.compile import Loaded
 
 NAME = "explain"
 HELP = "the manual of a rule, condition, action, metric or setting; a rule also as it stands here (for one alert: why)"
@@ -32,68 +38,56 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from healthcheck.rulelang.compile import load_all
-    from healthcheck.rulelang.discover import discover
-    from healthcheck.rulelang.settings import SETTINGS
-
-    registry = loaded_host(args).registry
+    host = loaded_host(args)
     found = discover(args.rules)
-    loaded = load_all(found.sources, registry=registry, profile=args.profile)
-    rules = loaded.merged.rules
-    name = args.rule
-    if name is None:
-        print(_list(loaded, found.label))
+    loaded = load_all(found.sources, registry=host.registry, profile=args.profile)
+    if args.rule is None:
+        print("\n".join(_list(loaded, found.label)))
         return 0
-    if name in rules:
-        shaped = _rule_json(loaded, name)
-        print(json.dumps(shaped, indent=1) if args.format == "json" else _rule_text(loaded, name, found.label))
-        return 0
+    content, text = _looked_up(args.rule, loaded, found.label, host.registry)
+    if args.format == "json":
+        print_json(content)
+    else:
+        print(text)
+    return 0
+
+
+def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tuple[Any, str]:
+    """What the name stands for, for a program and for a person. Raises ``UsageError`` with the nearest name."""
+    if name in loaded.merged.rules:
+        return _rule_json(loaded, name), _rule_text(loaded, name, label)
     if name in registry.conditions:
         kind = registry.conditions[name]
-        print(
-            json.dumps(dict(kind.schema), indent=1)
-            if args.format == "json"
-            else _condition_text(name, kind.help, kind.schema)
-        )
-        return 0
+        return dict(kind.schema), _condition_text(name, kind.help, kind.schema)
     if name in registry.actions:
         action = registry.actions[name]
-        print(json.dumps(dict(action.options_schema), indent=1) if args.format == "json" else _action_text(action))
-        return 0
-    metrics = [metric for metric in registry.metrics.values() if metric.name == name]
+        return dict(action.options_schema), _action_text(action)
+    metrics = [_metric_facts(registry, metric.key) for metric in registry.metrics.values() if metric.name == name]
     if metrics:
-        shaped_metrics = [_metric_facts(registry, metric.key) for metric in metrics]
-        print(json.dumps(shaped_metrics, indent=1) if args.format == "json" else _metric_text(shaped_metrics, loaded))
-        return 0
+        return metrics, _metric_text(metrics, loaded)
     if name in SETTINGS:
         setting = SETTINGS[name]
-        print(f"settings: {name}\n  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}")
-        return 0
-    from healthcheck.rulelang.document import Document
-    from healthcheck.rulelang.sources import pack_names
-
+        words = f"  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}"
+        facts = {"setting": name, "help": setting.help, "default": setting.default, "environment": setting.env}
+        return facts, f"settings: {name}\n{words}"
     for pack in pack_names(registry):  # a rule of a pack that is not in use here can be read all the same
         other = load_all([Document(pack, {"version": 1, "extends": [pack]})], registry=registry)
         if name in other.merged.rules:
-            print(_rule_text(other, name, f"{pack}, which is not in use here"))
-            return 0
-    known = [*rules, *registry.conditions, *registry.actions, *(m.name for m in registry.metrics.values()), *SETTINGS]
+            return _rule_json(other, name), _rule_text(other, name, f"{pack}, which is not in use here")
+    known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS]
+    known += [metric.name for metric in registry.metrics.values()]
     hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
     raise UsageError(f'"{name}" is no rule, condition, action, metric or setting; {hint}')
 
 
-def _list(loaded: Loaded, label: str) -> str:
-    width = max((len(rule.id) for rule in loaded.ruleset.rules), default=0)
-    lines = [f"{label}: {len(loaded.ruleset.rules)} rules"]
-    lines += [f"  {rule.id.ljust(width)}  {rule.severity!s:<7}  {asks(rule)}" for rule in loaded.ruleset.rules]
-    if loaded.ruleset.off:
-        lines.append(f"  off: {', '.join(loaded.ruleset.off)}")
-    return "\n".join(lines)
+def _list(loaded: Loaded, label: str) -> list[str]:
+    """All rules in force: what ``explain`` prints without a name."""
+    rules = loaded.ruleset.rules
+    lines = [f"{label}: {len(rules)} rules", *table_lines([rule.id, str(rule.severity), asks(rule)] for rule in rules)]
+    return lines + ([f"  off: {', '.join(loaded.ruleset.off)}"] if loaded.ruleset.off else [])
 
 
 def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
-    from healthcheck.rulelang.origins import rule_rows
-
     draft = loaded.merged.rules[rule_id]
     rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
     lines = [
@@ -129,8 +123,6 @@ def _rule_json(loaded: Loaded, rule_id: str) -> dict[str, Any]:
 
 
 def _condition_text(name: str, help: str, schema: Any) -> str:
-    from healthcheck.rulelang.origins import flow
-
     lines = [f"condition {name}", f"  {schema.get('description', help)}"]
     options = schema.get("properties", {})
     if options:

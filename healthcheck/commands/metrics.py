@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from healthcheck.commands.options import add_format, add_plugin_option, loaded_host
-from healthcheck.core.strictjson import strict
+from healthcheck.commands.options import add_format, add_plugin_option, loaded_host, print_json
 from healthcheck.record.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
 from healthcheck.reports.tables import table_lines
@@ -30,16 +28,14 @@ def main(args: argparse.Namespace) -> int:
     if args.run is None:
         metrics, owners = host.registry.metrics, host.registry.owners
         if args.format == "json":
-            print(
-                json.dumps([_metric_json(m, owners.get(("metrics", key), "")) for key, m in metrics.items()], indent=1)
-            )
+            print_json([_metric_json(m, owners.get(("metrics", key), "")) for key, m in metrics.items()])
         else:
             print("\n".join(_catalogue(metrics)))
         return 0
     run = find_run(args.run)
     units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
     if args.format == "json":
-        print(json.dumps(strict(_run_json(run)), indent=1, allow_nan=False))
+        print_json(_run_json(run))
     else:
         print("\n".join(_run_text(run, units, families=args.all)))
     return 0

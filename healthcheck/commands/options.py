@@ -7,9 +7,12 @@ program takes: plugins into a host, rule options into a :class:`~healthcheck.ass
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.strictjson import strict
 
 if TYPE_CHECKING:
     from healthcheck.assembly import RuleChoice
@@ -127,3 +130,11 @@ def records_folder(args: argparse.Namespace) -> Path:
     from healthcheck.record.runs import reading_folder
 
     return Path(args.folder) if args.folder else reading_folder()
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def print_json(content: Any) -> None:
+    """What ``--format json`` prints: strict JSON, in which a NaN is the text ``"nan"``."""
+    print(json.dumps(strict(content), indent=1, allow_nan=False))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from healthcheck.commands.options import add_format, add_plugin_option, add_rule_options, loaded_host, rule_choice
+from healthcheck.commands.options import (
+    add_format,
+    add_plugin_option,
+    add_rule_options,
+    loaded_host,
+    print_json,
+    rule_choice,
+)
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
@@ -51,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         rules.rules = [rule for rule in rules.rules if rule.id in wanted]
     plan = make_plan(rules, host.registry, max_steps=args.max_steps)
     if args.format == "json":
-        print(json.dumps(plan_json(plan, rules, args.max_steps), indent=1, allow_nan=False))
+        print_json(plan_json(plan, rules, args.max_steps))
     else:
         print("\n".join(_text(plan, rules, args.script, args.max_steps)))
     return 0

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
 from healthcheck.assembly import plugin_host
-from healthcheck.commands.options import add_format, add_plugin_option, local_plugins
+from healthcheck.commands.options import add_format, add_plugin_option, local_plugins, print_json
 from healthcheck.errors import UsageError
 from healthcheck.plugins import PluginHost, PluginInfo
 from healthcheck.registry import BUILTIN
+from healthcheck.reports.tables import table_lines
 
 NAME = "plugins"
 HELP = "list loaded plugins and what each adds"
 
+# The order in which a reader of the page for plugin authors meets them.
 KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "packs", "trainers", "commands")
 
 
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         return _new(args.words, args.dir)
     host = plugin_host(local_plugins(args))
     if args.format == "json":
-        print(json.dumps(_as_json(host), indent=1))
+        print_json(_as_json(host))
     else:
         print("\n".join(_as_text(host, verbose=args.verbose)))
     return 3 if args.strict_plugins and host.failures else 0
@@ -83,6 +84,7 @@ def _as_text(host: PluginHost, *, verbose: bool) -> list[str]:
         lines.append(f"{info.name}   {info.source}")
         adds = added(host, info.name)
         lines += _kinds(adds)
+        # What it registers stands above by name; the rest of its hooks listen to the run.
         loop = [hook for hook in info.hooks if not hook.startswith("register_") and hook != "add_commands"]
         if loop:
             lines.append(f"  listens to: {', '.join(loop)}")
@@ -99,7 +101,7 @@ def _as_text(host: PluginHost, *, verbose: bool) -> list[str]:
 
 
 def _kinds(adds: dict[str, list[str]]) -> list[str]:
-    return [f"  {kind}: {', '.join(names)}" for kind, names in adds.items()]
+    return table_lines([f"{kind}:", ", ".join(names)] for kind, names in adds.items())
 
 
 def _as_json(host: PluginHost) -> dict[str, Any]:

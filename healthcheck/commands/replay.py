@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import io
-import json
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from healthcheck.commands.options import (
     add_report_option,
     add_rule_options,
     local_plugins,
+    print_json,
     rule_choice,
 )
 from healthcheck.dispatch import suggest
@@ -61,6 +61,7 @@ NAME = "replay"
 HELP = "judge recorded runs by rules: when would each rule have fired?"
 
 _WORST_FIRST = (INTERNAL, ALERTS, NOTHING_JUDGED, OK)
+"""Of several runs the exit code is the first of these that one of them has."""
 MANY = 5
 """From this many runs on there is a table instead of timelines."""
 
@@ -108,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
     for problem in write_reports(wanted, [o.to_json() for o in outcomes if o.report], kinds=kinds):
         print(f"healthcheck: {problem}", file=sys.stderr)
     if args.format == "json":
-        print(json.dumps([o.to_json() for o in outcomes], indent=1, allow_nan=False))
+        print_json([o.to_json() for o in outcomes])
         say_problems(outcomes)
         return code
     _print_text(args, outcomes, code)
@@ -165,7 +166,7 @@ def _find(args: argparse.Namespace, given: Given) -> tuple[list[str], list[Outco
         Outcome(str(f.path), problem=f.problem, named=str(f.path) in given_paths) for f in found if f.reader is None
     ]
     for problem in problems:
-        if Path(problem.path).is_dir():
+        if Path(problem.path).is_dir():  # a folder without any run in it: somebody named it, and gets an answer
             problem.named = True
     return runs, problems
 
@@ -182,7 +183,7 @@ def _records_since(args: argparse.Namespace) -> list[str]:
 
 
 def _latest(name: str) -> str:
-    """``latest`` and names of recorded runs work as everywhere."""
+    """The folder of a recorded run by its name or ``latest``, as every command takes them; other words as they are."""
     if os.path.exists(os.path.expanduser(name)) or os.sep in name or _is_glob(name):
         return name
     try:
@@ -218,6 +219,7 @@ class Outcome:
     named: bool = False
     """The user named this very file."""
     extra: Any = None
+    """With ``--against``: the report by the old rules."""
 
     def to_json(self) -> dict[str, Any]:
         return self.report or {"path": self.path, "problem": self.problem}
@@ -225,7 +227,7 @@ class Outcome:
 
 @dataclass
 class Given:
-    """The command line, in words that every process understands."""
+    """What the command line says, in plain values: with ``--jobs`` each process gets a copy and compiles for itself."""
 
     choice: RuleChoice = field(default_factory=dict)  # type: ignore[assignment]
     fail_on: str | None = None
@@ -237,6 +239,7 @@ class Given:
     _host: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Plugins hold modules and functions, which do not pickle; the other process loads them by name.
         return {**self.__dict__, "_host": None}
 
     @property
@@ -259,6 +262,7 @@ class Given:
         chosen: RuleChoice = {**self.choice, "set": [*self.choice.get("set", ()), *more]}
         settings = {"fail_on": self.fail_on} if self.fail_on else {}
         loaded = load_rules_for(host=self.host, settings=settings, notes=notes, **chosen)
+        # A session calls this hook when it opens; a replay has no session, and must judge the same rules.
         self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
         return loaded
 
@@ -397,7 +401,7 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
             ]
     outcomes = [*outcomes, *problems]
     if args.format == "json":
-        print(json.dumps([change.to_json() for change in found], indent=1, allow_nan=False))
+        print_json([change.to_json() for change in found])
     else:
         print("\n".join(change_lines(found, sum(bool(o.report) for o in outcomes))))
     say_problems(outcomes)
@@ -405,7 +409,12 @@ def against(args: argparse.Namespace, given: Given, paths: Sequence[str], proble
 
 
 def old_rules(text: str, folder: Path) -> str:
-    """A file or pack as it is; ``GIT_REV:path`` is taken out of git, with the rule files beside it."""
+    """A file or pack as it is; ``GIT_REV:path`` is taken out of git, with the rule files beside it.
+
+    :param folder: where files from git are written.
+
+    Raises ``UsageError`` for a revision or a path that git does not know.
+    """
     if Path(text).exists() or ":" not in text:
         return text
     revision, _, path = text.partition(":")
@@ -417,6 +426,7 @@ def old_rules(text: str, folder: Path) -> str:
         )
     inside = _path_in_tree(revision, path)
     parent = str(PurePosixPath(inside).parent)
+    # The whole folder: the file may extend its neighbours, and they must be of the same revision.
     packed = _git("archive", "--format=tar", revision, *([] if parent == "." else [parent]))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive.getmembers():
@@ -443,7 +453,7 @@ def _path_in_tree(revision: str, path: str) -> str:
 def _git(*words: str) -> bytes:
     """Standard output of git, from the top of the repository where it matters; empty if it fails."""
     where = ["git"]
-    if words[0] == "archive":
+    if words[0] == "archive":  # it takes paths from where it is called, and only below it
         top = _git("rev-parse", "--show-toplevel").decode().strip()
         where += ["-C", top]
     try:
@@ -466,14 +476,15 @@ def sweep(args: argparse.Namespace, given: Given, paths: Sequence[str], problems
         try:
             only_rules(given.load(more=[f"{rule_id}.{key}={value}"]), {rule_id})
         except RuleFileError as error:
-            raise UsageError(str(error).replace("--set ", "--sweep ")) from error
+            option = f"--sweep {rule_id}.{key}={value}"
+            raise UsageError("\n".join(str(replace(p, path=option)) for p in error.problems)) from error
     bad = _bad(args.bad, given)
     prepare = functools.partial(_judge, given, rule_id, key, tuple(values), frozenset(bad))
     results = list(_judge_all(paths, prepare, args.jobs))
     unread = [*problems, *(Outcome(s.path, problem=s.problem) for s in results if s.problem)]
     unreadable = {str(Path(o.path)): o.problem for o in unread}
     if args.format == "json":
-        print(json.dumps(sweep_json(rule_id, key, values, results, unreadable), indent=1, allow_nan=False))
+        print_json(sweep_json(rule_id, key, values, results, unreadable))
     else:
         rows = sum(s.rows for s in results)
         note = f" ({len(unread)} unreadable: named on stderr)" if unread else ""
@@ -501,9 +512,9 @@ def _rule(rules: RuleSet, rule_id: str) -> Rule:
     for rule in rules.rules:
         if rule.id == rule_id:
             return rule
-    hint = suggest(rule_id, [r.id for r in rules.rules])
-    off = "it is switched off" if rule_id in rules.off else hint
-    raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {off}')
+    hint = suggest(rule_id, [r.id for r in rules.rules]) or "`healthcheck explain` lists them"
+    why = "it is switched off" if rule_id in rules.off else hint
+    raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {why}')
 
 
 def _bad(named: Sequence[str], given: Given) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from healthcheck.commands.options import add_format, add_run, loaded_host
+from healthcheck.commands.options import add_format, add_run, loaded_host, print_json
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
@@ -35,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     if args.share:
         content = shareable(content, names_to_hide(run.facts))
     if args.format == "json":
-        print(json.dumps(content, indent=1, allow_nan=False))
+        print_json(content)
     elif args.format == "html":
         _write_utf8(_page(run, content))
     else:

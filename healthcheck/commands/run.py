@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     _need_plugin_files(args.plugins)
     from healthcheck.trainers.opening import SessionOptions, switched_off
 
-    if switched_off():
+    if switched_off():  # before anything of ours that a script could notice is imported
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
@@ -103,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
 
         with rehearsal(session, faults):
             return trainer.run(target, argv, args.module, restore=False)
+    # restore=False: the process ends with the script, whose exit functions still see the program that they belong to.
     code = trainer.run(target, argv, args.module, restore=False)
     behind = _behind_the_script(argv) if code == ARGPARSE_ERROR else ""
     if behind:
@@ -119,7 +120,7 @@ def _behind_the_script(argv: Sequence[str]) -> str:
 
 
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
-    """The script and its arguments, or the right line for what was typed instead."""
+    """The script and its arguments. Raises ``UsageError`` with the right line for what was typed instead."""
     if args.target is None:
         raise UsageError(f"healthcheck run: nothing to run; usage: {_USAGE}")
     target, rest = str(args.target), list(args.rest)
@@ -156,7 +157,10 @@ def _need_plugin_files(plugins: Sequence[str]) -> None:
 
 
 def _need_module(name: str) -> None:
-    """Say that a module does not exist before anything is opened; imports nothing."""
+    """Say that a module does not exist before anything is opened. Imports nothing: its packages are the script's to import.
+
+    Raises ``UsageError``.
+    """
     if Path(name).is_file():
         raise UsageError(f"healthcheck run: {name} is a file, no module; leave -m out: healthcheck run {name}")
     top = name.partition(".")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.commands.choosing import age, parse_since
-from healthcheck.commands.options import add_format, add_records_folder, records_folder
+from healthcheck.commands.options import add_format, add_records_folder, print_json, records_folder
 from healthcheck.errors import UsageError
 from healthcheck.record.runs import Run, all_runs
 from healthcheck.reports.tables import table_lines
+from healthcheck.reports.wording import would_have_stopped
 from healthcheck.text import duration, moment, plural, shorten, step
 
 NAME = "runs"
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         made, table = [run_row(run) for run in runs], _run_table
     if args.format == "json":
-        print(json.dumps(made, indent=1, allow_nan=False))
+        print_json(made)
         return 0
     if not runs:
         print(_none(folder, args.since))
@@ -122,14 +122,7 @@ def by_rule(runs: list[Run]) -> dict[str, Any]:
         stop = (run.report or {}).get("stop") or {}
         if stop.get("rule") in rules:
             rules[stop["rule"]]["stopped"] += 1
-        held = {
-            str(a["rule"])
-            for a in run.alerts
-            if any(
-                o["action"] == "stop" and o.get("held") and o["text"] == "observe mode" for o in a.get("actions", ())
-            )
-        }
-        for rule in held & set(rules):
+        for rule in {str(alert["rule"]) for alert in run.alerts if would_have_stopped(alert)} & set(rules):
             rules[rule]["would_stop"] += 1
         warned.update({str(a["rule"]) for a in run.alerts if a["severity"] == "warning" and not a.get("explained_by")})
         for alert in run.alerts:

@@ -21,6 +21,7 @@ HELP = "run rule tests (*.hctest.yaml)"
 AUTOLOAD = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 
 OK, FAILED, BAD_FILES, NOTHING = 0, 1, 4, 5
+"""Exit codes; pytest's own mean the same for 0, 1 and 5, and 4 is ours for files that cannot be read."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -52,9 +52,9 @@ def _live(run: Run, follower: Follower, units: Mapping[str, str], every: float) 
 
     with Live(auto_refresh=False) as live:
         while True:
-            now = load_run(run.folder)  # a report or a new alert may have come
+            now = load_run(run.folder)  # samples are followed line by line; report and alerts are small and read anew
             follower.look()
-            live.update(Text("\n".join(screen(now, follower, units))), refresh=True)
+            live.update(Text.from_ansi("\n".join(screen(now, follower, units))), refresh=True)
             if now.status not in ("running", "unfinished"):
                 return
             time.sleep(every)

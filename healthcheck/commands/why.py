@@ -1,17 +1,19 @@
-"""``healthcheck why``: the reasons of one alert, recomputed from the record by the real engine."""
+"""``healthcheck why``: the steps around one alert, with value, baseline, score and state of each.
+
+The record keeps samples and rules, not every judgement. So the engine judges the recorded samples once more, which
+gives the numbers that it had then; where the rules cannot be compiled any more, the alert's own numbers must do.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from healthcheck.commands.choosing import add_choice, numbered, rule_ids, run_and_alert, worst_first
-from healthcheck.commands.options import add_format, add_plugin_option, loaded_host
-from healthcheck.core.strictjson import strict
+from healthcheck.commands.options import add_format, add_plugin_option, loaded_host, print_json
 from healthcheck.dispatch import suggest
 from healthcheck.engine.trace import TraceRow
 from healthcheck.errors import HealthCheckError, UsageError
@@ -41,12 +43,17 @@ def main(args: argparse.Namespace) -> int:
     rules, problem = _rules(run, host)
     alert = _choose(run, wanted, rules)
     if alert is None:
-        print(_silent_json(run, wanted) if args.format == "json" else "\n".join(silent_text(run, wanted)))
+        if args.format == "json":
+            verdicts = (run.report or {}).get("rules", {})
+            chosen = verdicts if wanted is None else {wanted: verdicts.get(wanted)}
+            print_json({"run": run.name, "alert": None, "rules": chosen})
+        else:
+            print("\n".join(silent_text(run, wanted)))
         return 0
     units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
     explanation = explain_alert(run, alert, rules, problem)
     if args.format == "json":
-        print(json.dumps(strict(explanation.to_json()), indent=1, allow_nan=False))
+        print_json(explanation.to_json())
     else:
         print("\n".join(alert_text(explanation, units)))
     return 0
@@ -65,6 +72,7 @@ def _rules(run: Run, host: PluginHost) -> tuple[RuleSet | None, str]:
 
 
 def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, Any] | None:
+    """The alert that is meant; None if nothing fired. Raises ``UsageError`` for a rule that the run did not have."""
     if wanted is None:
         return next(iter(worst_first(run.alerts)), None)
     if wanted.isdigit():
@@ -72,21 +80,18 @@ def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, An
     for alert in run.alerts:
         if alert["rule"] == wanted:
             return alert
-    known = rule_ids(run) or [rule.id for rule in rules.rules] if rules is not None else rule_ids(run)
+    known = rule_ids(run)
+    if not known and rules is not None:  # no report yet: the run goes on or was killed
+        known = [rule.id for rule in rules.rules]
     if wanted in known:
         return None
     raise UsageError(f'{run.name} had no rule "{wanted}"; {suggest(wanted, known) or "its rules: " + ", ".join(known)}')
 
 
-def _silent_json(run: Run, rule: str | None) -> str:
-    entries = (run.report or {}).get("rules", {})
-    chosen = {rule: entries.get(rule)} if rule is not None else entries
-    return json.dumps({"run": run.name, "alert": None, "rules": chosen}, indent=1, allow_nan=False)
-
-
 # --------------------------------------------------------------------------- what to say
 
 MOST_PENDING = 5
+"""Rows of the way to an alert that are shown; of a longer one the first two and the last three."""
 
 
 def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
@@ -111,7 +116,7 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
 
 
 def ranks_text(run: Run) -> list[str]:
-    """Where alerts of other ranks are told."""
+    """Other ranks with alerts, and the command that shows them."""
     lines = []
     for other in run.other_ranks[:8]:
         rules = shorten(list(dict.fromkeys(str(alert["rule"]) for alert in other.alerts)), 3)

@@ -50,7 +50,9 @@ class TraceRow:
     """An episode began here; ``cleared``: it ended here. Told from the row before."""
     cleared: bool = False
     note: str = ""
-    """Why this sample was not judged: ``warm-up until step 100``, ``guard amp.skipped``."""
+    """Why this sample was not judged: ``warm-up until step 100``, ``held by only_if amp.skipped``."""
+    key: str = ""
+    """The key of the rule that kept it from being judged: ``min_samples``, ``warmup``, ``only_if``, ``every``."""
 
     @property
     def words(self) -> str:
@@ -173,20 +175,27 @@ def _look(state: RuleState, batch: Batch, counts: dict[Labels, int], guarded: st
         elif batch.silent is not None:
             continue
         elif not came:
-            yield replace(row, note=guarded or "no sample")
+            yield replace(row, note=guarded or "no sample", key="only_if" if guarded else "")
         elif series.n == counts.get(labels, 0):
             value = values[labels]
             owned = owner and not math.isfinite(value)
-            yield replace(row, note=guarded or (f"{owner} has it" if owned else f"every {rule.every} steps"))
+            if guarded:
+                yield replace(row, note=guarded, key="only_if")
+            elif owned:
+                yield replace(row, note=f"{owner} has it")
+            else:
+                yield replace(row, note=f"every {rule.every} steps", key="every")
         else:
             nonfinite = not math.isfinite(series.value) and not series.nonfinite_ok
+            note, key = _unjudged(series, batch.step)
             yield replace(
                 row,
                 value=series.value,
                 score=series.score,
                 normal=series.scorer.normal,
                 progress=progress(series, batch.now),
-                note=_unjudged(series, batch.step) or ("non-finite" if nonfinite else ""),
+                note=note or ("non-finite" if nonfinite else ""),
+                key=key,
             )
 
 
@@ -199,17 +208,17 @@ def _add_silence(rows: list[TraceRow], row: TraceRow) -> None:
         rows[-1] = row
 
 
-def _unjudged(series: SeriesState, step: int) -> str:
-    """Why a sample that came could not make the rule fire."""
+def _unjudged(series: SeriesState, step: int) -> tuple[str, str]:
+    """Why a sample that came could not make the rule fire, and the key of the rule that says so; both empty if it could."""
     if series.state is not State.WARMING:
-        return ""
+        return "", ""
     rule = series.rule
     need = max(rule.min_samples, getattr(rule.condition, "min_samples", 0))
     if series.score is None or series.n < rule.min_samples:
-        return f"needs {need} samples, has {series.n}"
+        return f"needs {need} samples, has {series.n}", "min_samples"
     if rule.warmup.unit == "steps":
-        return f"warm-up until step {series.warm_until}" if step <= series.warm_until else ""
-    return f"warm-up of {rule.warmup}"
+        return (f"warm-up until step {series.warm_until}" if step <= series.warm_until else ""), "warmup"
+    return f"warm-up of {rule.warmup}", "warmup"
 
 
 def progress(series: SeriesState, now: float) -> str:

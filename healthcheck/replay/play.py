@@ -23,7 +23,7 @@ from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import Sample
-from healthcheck.verdicts import ActionOutcome, Alert, Verdict
+from healthcheck.verdicts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
 
 Batch = tuple[int, float, list[Sample]]
 
@@ -76,7 +76,7 @@ class Play:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
-            why = planned.held or ("observe mode" if self._observing or planned.rule.mode == "observe" else "")
+            why = planned.held or (OBSERVE_MODE if self._observing or planned.rule.mode == "observe" else "")
             why = why or str(planned.alert.facts.get("capped", ""))
             name, step = planned.spec.name, planned.alert.detected_step
             planned.alert.actions.append(ActionOutcome(name, False, why or "replay", step, held=True))

@@ -14,11 +14,11 @@ from typing import Any
 from healthcheck import __version__
 from healthcheck.reports.wording import (
     by_severity,
-    closing_line,
     count_line,
     excused,
     fails_from,
     headline,
+    how_it_ended,
     place,
     story,
 )
@@ -59,7 +59,7 @@ def job_summary(reports: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for report in reports:
         parts.append(f"### healthcheck: {_cell(str(report.get('path') or report.get('target', 'run')))}\n")
-        parts.append(_cell(" ".join(closing_line(report).removeprefix("healthcheck: ").split())) + "\n")
+        parts.append(_cell(f"{how_it_ended(report)} exit {report['exit_code']}") + "\n")
         if report["alerts"]:
             parts.append("| | rule | step | what | try |\n|---|---|---|---|---|")
             parts += [_row(alert) for alert in by_severity(report["alerts"])]

@@ -21,7 +21,7 @@ from healthcheck.record.runs import new_rules
 from healthcheck.reports.planned import cannot_fill
 from healthcheck.reports.wording import PAST, closing_block, closing_line
 from healthcheck.text import number, plural, shorten, step
-from healthcheck.verdicts import ActionOutcome, Alert, Severity, Transition
+from healthcheck.verdicts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -302,7 +302,7 @@ def action_text(outcome: ActionOutcome) -> str:
     if outcome.held:
         if outcome.action in _SILENT:
             return ""
-        reason = "observe" if outcome.text == "observe mode" else outcome.text
+        reason = "observe" if outcome.text == OBSERVE_MODE else outcome.text
         return f"would have {past} ({reason})"
     if outcome.action in _SILENT:
         return "" if outcome.done or not outcome.text else f"{outcome.action}: {outcome.text}"

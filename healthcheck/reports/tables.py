@@ -13,6 +13,10 @@ from collections.abc import Iterable, Sequence
 
 PIPED_WIDTH = 2**14
 """Characters of a row that nobody looks at in a window: wide enough that none is ever wrapped."""
+SHORT = 20
+"""Longest text that stands in one line wherever there is room: a date, a duration, a list of two actions."""
+LEAST = 8
+"""Width that a column of sentences must get for the others to keep theirs."""
 NARROWEST = 40
 """Below this many characters a table is drawn as if there were so many, and the terminal breaks its lines."""
 
@@ -41,7 +45,7 @@ def table_lines(
     """Lines of a table without rules or boxes, as they fit standard output.
 
     :param rows: cells of each row; shorter rows are filled up. No rows and no heads make no lines.
-    :param align: one letter per column, ``l`` or ``r``; missing ones mean ``l``.
+    :param align: ``l`` or ``r`` for each column, as in ``llr``; missing ones mean ``l``.
     :param heads: names of the columns. A table without rows has no use for them: then there are no lines either.
     :param indent: spaces before each line, which the width leaves out.
     """
@@ -50,26 +54,46 @@ def table_lines(
         return []
     import io
 
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, show_header=bool(heads), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    count = max(len(heads), *map(len, cells))
+    on_terminal = _is_terminal()
+    width = (max(NARROWEST, shutil.get_terminal_size().columns) if on_terminal else PIPED_WIDTH) - indent
+    table = [list(heads), *cells] if heads else cells
+    count = max(map(len, table))
+    columns = [[row[i] for row in table if i < len(row)] for i in range(count)]
+    natural = [max(map(cell_len, column)) for column in columns]
+    # Left alone, rich takes space from the widest columns, whatever they hold, and breaks names in the middle. So where
+    # there is room for it, columns of names and numbers keep their width, and sentences share the rest.
+    flexible = [natural[i] > SHORT and any(" " in cell for cell in columns[i]) for i in range(count)]
+    if not any(flexible):
+        flexible[-1] = True
+    gaps = 2 * (count - 1)
+    fixed = gaps + sum(n for n, shares in zip(natural, flexible, strict=True) if not shares)
+    sharing = sum(natural) + gaps > width >= fixed + LEAST * sum(flexible)
+    drawn = Table(
+        box=None,
+        show_header=bool(heads),
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+        expand=sharing,
+    )
     for i in range(count):
-        # "fold" never drops a character: a number that is cut off would be another number.
         drawn.add_column(
             Text(heads[i] if i < len(heads) else ""),
             justify="right" if align[i : i + 1] == "r" else "left",
-            overflow="fold",
+            overflow="fold",  # never drops a character: a number that is cut off would be another number
+            no_wrap=sharing and not flexible[i],
+            ratio=min(natural[i], 2 * SHORT) if sharing and flexible[i] else None,
         )
     for row in cells:
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    on_terminal = _is_terminal()
-    width = max(NARROWEST, shutil.get_terminal_size().columns) if on_terminal else PIPED_WIDTH
     out = io.StringIO()
     # Both are said, since rich would else ask variables such as FORCE_COLOR and COLUMNS, and a pipe would depend on them.
-    Console(file=out, width=width - indent, force_terminal=on_terminal, legacy_windows=False).print(drawn)
+    Console(file=out, width=width, force_terminal=on_terminal, legacy_windows=False).print(drawn)
     return [" " * indent + line.rstrip() if line.strip() else "" for line in out.getvalue().splitlines()]
 
 

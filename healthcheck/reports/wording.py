@@ -10,7 +10,7 @@ from typing import Any
 from healthcheck.rulelang.rule import Rule
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.text import duration, plural, shorten, step
-from healthcheck.verdicts import Severity
+from healthcheck.verdicts import OBSERVE_MODE, Severity
 
 PAST = {
     "stop": "stopped",
@@ -82,7 +82,8 @@ def actions_done(alert: Mapping[str, Any]) -> str:
         name = str(outcome["action"])
         past = PAST.get(name, f"ran {name}")
         if outcome.get("held"):
-            held.setdefault(str(outcome["text"]).removesuffix(" mode"), []).append(past)
+            reason = "observe" if outcome["text"] == OBSERVE_MODE else str(outcome["text"])
+            held.setdefault(reason, []).append(past)
         elif name == "evidence" and outcome["done"]:
             texts.append(past)
         else:
@@ -211,7 +212,7 @@ def _alerts_line(report: Mapping[str, Any]) -> str:
             f"{rule} at step {step(a['fired_step'])}, explained by {a['explained_by']}" for rule, a in named.items()
         ]
         parts.append("also: " + "; ".join(texts[:3]) + (f" and {len(texts) - 3} more rules" if len(texts) > 3 else ""))
-    would = sum(1 for a in report["alerts"] if any(map(_held_stop, a.get("actions", ()))))
+    would = sum(map(would_have_stopped, report["alerts"]))
     if would:
         parts.append(f"would have stopped {plural(would, 'time')} (observe mode)")
     muted = [str(a["rule"]) for a in report["alerts"] if a.get("muted") or a.get("accepted")]
@@ -220,9 +221,12 @@ def _alerts_line(report: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _held_stop(outcome: Mapping[str, Any]) -> bool:
-    """A stop that only observe mode held back; one that another alert explains is the same stop again."""
-    return bool(outcome["action"] == "stop" and outcome.get("held") and outcome["text"] == "observe mode")
+def would_have_stopped(alert: Mapping[str, Any]) -> bool:
+    """Whether only observe mode held back a stop; one that another alert explains is the same stop again."""
+    return any(
+        outcome["action"] == "stop" and bool(outcome.get("held")) and outcome["text"] == OBSERVE_MODE
+        for outcome in alert.get("actions", ())
+    )
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:

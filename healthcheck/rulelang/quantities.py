@@ -59,7 +59,15 @@ LONGEST = 64
 
 
 class QuantityError(ValueError):
-    """A quantity, span or hold cannot be read; the message says what is accepted."""
+    """A quantity, span or hold cannot be read; the message says what is accepted.
+
+    :param problem: what is wrong.
+    :param advice: what to write instead, where that holds in a rule only; ``str`` has both.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem}; {advice}" if advice else problem)
+        self.problem = problem
 
 
 def _nearest_unit(written: str) -> str:
@@ -91,7 +99,7 @@ def parse_quantity(value: Any) -> float:
             raise QuantityError(f'unknown unit "{unit}"{hint}')
         number = float(found[1].replace("_", "")) * UNITS.get(unit, 1.0)
     if not math.isfinite(number):
-        raise QuantityError("a threshold must be finite; to catch NaN and infinity write `when: nonfinite`")
+        raise QuantityError("a threshold must be finite", "to catch NaN and infinity write `when: nonfinite`")
     return number
 
 

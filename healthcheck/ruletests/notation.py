@@ -195,7 +195,7 @@ def _number(found: re.Match[str], name: str, start: int) -> float:
     try:
         return parse_quantity(text)
     except QuantityError as error:
-        raise NotationError(str(error).split("; to catch")[0], *_span(found, name, start)) from None
+        raise NotationError(error.problem, *_span(found, name, start)) from None
 
 
 def _span(found: re.Match[str], name: str, start: int) -> tuple[int, int]:

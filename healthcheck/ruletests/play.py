@@ -17,7 +17,7 @@ from healthcheck.rulelang.rule import RuleSet
 from healthcheck.ruletests.loading import RuleTest, Source
 from healthcheck.ruletests.notation import expand
 from healthcheck.samples import Labels, Sample, series_name
-from healthcheck.verdicts import Alert
+from healthcheck.verdicts import OBSERVE_MODE, Alert
 
 EVAL_PREFIXES = ("eval.", "val.", "test.")
 """Series that belong to phase ``eval``, as in ``healthcheck.log``."""
@@ -278,7 +278,7 @@ class Player:
         if self.stages.get(action) == "observe":
             return ""
         observing = mode == "observe" or self.played.rules.settings.get("mode") == "observe"
-        return "observe mode" if observing else ""
+        return OBSERVE_MODE if observing else ""
 
     def _resume(self, step: int) -> None:
         """Save, go through JSON as a checkpoint does, and start again from nothing."""

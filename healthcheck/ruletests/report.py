@@ -102,11 +102,9 @@ def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:
         return "for" if has_for else "when"
     row = next((r for r in rows if r.step == difference.wanted), rows[-1])
     if row.state is State.WARMING:
-        return "min_samples" if row.note.startswith("needs") else "warmup"
-    if row.note.startswith("held"):
-        return "only_if"
-    if row.note.startswith("every"):
-        return "every"
+        return "min_samples" if row.key == "min_samples" else "warmup"
+    if row.key:
+        return row.key
     if row.note:
         return ""
     if row.state in (State.PENDING, State.FIRING):

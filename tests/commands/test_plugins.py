@@ -36,7 +36,7 @@ def test_a_local_plugin_is_listed_with_its_source_and_what_it_adds(healthcheck_h
     done = healthcheck_here("plugins", "-p", "acme.py")
     assert done.returncode == 0, done.stderr
     assert "acme   acme.py" in done.stdout
-    assert "actions: acme.page" in done.stdout
+    assert "actions:  acme.page" in done.stdout
     assert "listens to: step_end" in done.stdout
     assert "stop" not in done.stdout  # names of the built-ins only with -v
 
@@ -46,7 +46,7 @@ def test_verbose_names_the_built_ins(healthcheck_here: Run) -> None:
     # The built-ins come first; a plugin that this machine has installed is listed behind them.
     actions = next(line for line in done.stdout.splitlines() if line.startswith("  actions:"))
     assert {"stop", "warn", "evidence", "cleanup", "skip_update"} <= set(
-        actions.removeprefix("  actions: ").split(", ")
+        actions.removeprefix("  actions:").strip().split(", ")
     )
 
 

@@ -66,3 +66,11 @@ def test_names_of_modules_and_metrics_are_no_markup() -> None:
 
 def test_a_table_without_rows_has_no_heads_either() -> None:
     assert table_lines([], heads=("rule", "step")) == []
+
+
+def test_names_keep_their_line_and_sentences_share_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule's id is there to be copied."""
+    on_a_terminal(monkeypatch, 60)
+    lines = table_lines([["grads-not-finite-streak", "error", LONG]], indent=0)
+    assert lines[0].startswith("grads-not-finite-streak  \x1b[31merror\x1b[0m  the gradient norm is")
+    assert len(lines) > 2

@@ -268,6 +268,7 @@ class DeadUnitProbe:
                 yield Sample("units.dead", event.step, shares[k], (("module", name),))
 
     def _choose(self, modules: Sequence[tuple[str, Any]]) -> Iterable[tuple[Any, Hook]]:
+        # By the name of the class: subclasses may put out something else.
         for name, module in modules:
             if type(module).__name__ in _KINDS and getattr(module, "min_val", 0.0) >= 0.0:
                 yield module, self._hook(name or "model")
@@ -279,6 +280,7 @@ class DeadUnitProbe:
             # Only passes that train: evaluation and no_grad passes see other data.
             if not torch.is_tensor(output) or not module.training or not torch.is_grad_enabled() or output.dim() < 2:
                 return
+            # Channels of images; features of everything else, sequences included.
             unit = 1 if output.dim() > 3 else output.dim() - 1
             alive = (output.detach() > 0).any(dim=tuple(d for d in range(output.dim()) if d != unit))
             known = self._alive.get(name)

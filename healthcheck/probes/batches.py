@@ -128,6 +128,7 @@ class BatchProbe:
                     count = number((~tensor.detach().isfinite()).sum())
                     self._bad.append((name, count, tensor.numel()))
         if demand.wants("batch.hash_repeat"):
+            # Equal contents, whatever objects they come in: loaders make new tensors for each batch.
             mark = content_hash(tensors)
             if mark is not None:
                 # Only in a row: an epoch without shuffling brings all batches again, in their order.
@@ -195,6 +196,7 @@ def content_hash(tensors: list[tuple[str, Any]]) -> int | None:
         if not on_host(tensor) or tensor.layout is not torch.strided:
             return None
         flat = tensor.detach().reshape(-1)
+        # Large images: enough to tell batches apart, at a bounded cost.
         flat = flat[:: max(1, flat.numel() // HASHED_ELEMENTS)].contiguous()
         mark = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), mark)
         mark = zlib.crc32(host_bytes(flat), mark)

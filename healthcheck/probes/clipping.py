@@ -39,6 +39,7 @@ class ClippingProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.max_norm is None:
+            # Only at the end of the step is it sure that no clipping will come.
             if event.kind is EventKind.STEP_END:
                 self.rests_until = ask_again(event.step)
             return ()
@@ -103,6 +104,7 @@ class UnclippedGradientProbe:
         count = sum(p.numel() for p in own)
         if not count:
             return ()
+        # Which parameters a loop clips hardly ever changes while it runs.
         if not left_out:
             self.rests_until = event.step + AGAIN
         clips_nothing = not event.clipped

@@ -30,6 +30,7 @@ class RecentGradients:
         before clipping spread a NaN over all parameters.
         """
         self._facts[step] = facts
+        # Steps come in order, so the first key is the oldest.
         if len(self._facts) > _KEPT:
             del self._facts[next(iter(self._facts))]
 
@@ -73,6 +74,7 @@ def loss_facts(
     if bad_input:
         facts["input"] = f"the batch itself is not finite: {bad_input['first']}"
     if known is not None:
+        # Statistics of that very step, even if its gradients are long overwritten.
         facts |= {key: value for key, value in known().items() if key != "largest"}
     elif not late:
         facts |= bad_gradient_facts(named)
@@ -86,6 +88,7 @@ def _facts(named: Sequence[tuple[str, Any]], what: str) -> dict[str, Any]:
     first, bad = "", 0
     with waiting_allowed():
         for name, tensor in named:
+            # Some types and layouts cannot be asked for finiteness; what they hold stays unknown.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 values = plain_values(tensor)[0]
                 count = int((~torch.isfinite(values)).sum())
@@ -166,6 +169,7 @@ class GradientFacts:
 
     def _zero_flags(self, numbers: Sequence[float]) -> list[bool]:
         norms = self._stats.row_of(numbers, "norm")
+        # Nearly always so, and found out in C.
         if 0.0 not in norms:
             return [False] * len(norms)
         return [norm == 0 == norms[k] for norm, k in zip(norms, _with_weight(self.names), strict=True)]

@@ -154,6 +154,7 @@ class GradientPass:
         """
         if self._table is None or len(params) != len(self._ids):
             return None
+        # Another list object, or a caller that has none: the parameters themselves are compared.
         if same is None or same is not self._same:
             if list(map(id, params)) != self._ids:
                 return None
@@ -162,6 +163,7 @@ class GradientPass:
         if hold is not None:
             hold.append(gradients)
         if self._absent:
+            # A gradient that was absent has come: the table has no place for it.
             if any(gradients[i] is not None for i in self._absent):
                 return None
             gradients = [gradients[i] for i in self._present]
@@ -174,6 +176,7 @@ class GradientPass:
         except (AttributeError, RuntimeError, TypeError):  # a gradient is gone, or of another layout
             return None
         if addresses != self._known:
+            # A gradient that moved may have been made anew with another size or alignment.
             if not self._table.fits(addresses) or self._bytes != list(map(_BYTES, gradients)):
                 return None
             self._known = addresses
@@ -181,6 +184,7 @@ class GradientPass:
 
     def _prepare(self, params: Sequence[Any]) -> bool:
         """Make the table for the gradients that are there; False where the kernel cannot read them."""
+        # Anew from scratch: what was known is of other gradients.
         self._table, self._sharded, self._known = None, [], []
         present = [i for i, p in enumerate(params) if p.grad is not None]
         kernel = _kernel(params[present[0]].grad) if present else None
@@ -259,6 +263,7 @@ def _kernel(gradient: Any) -> Any:
     """The kernel's module where the device is CUDA or ROCm and Triton is installed and works."""
     if gradient.device.type != "cuda" or _broken:
         return None
+    # The module is imported on first use: it needs Triton, and compiles nothing before its first launch.
     global _all_at
     try:
         _all_at = getattr(sys.modules["torch"]._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -287,6 +292,7 @@ def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> N
         every = len(columns) == result.shape[1]
         index = slice(None) if every else _index(columns, result)
         part = result[:, index]
+        # Squares of norms, counts of non-finite values and of zeros add up over shards; the largest value is a maximum.
         sums = torch.stack([part[0].square(), part[2], part[3]])
         largest = part[1].clone()
         for dimension, placement in enumerate(placements):
@@ -357,6 +363,7 @@ class InnerGradients:
 
         places = {id(p): (place, name) for place, (name, p) in enumerate(named)}
         found = [places.get(id(p), (len(places) + k, f"param{k}")) for k, p in enumerate(params)]
+        # They came in the order of the backward pass; people know the model's.
         order = sorted(range(len(params)), key=lambda k: found[k][0])
         home = norms[0].device
         rows = [torch.stack([norms[k].to(home, non_blocking=True) for k in order])]

@@ -12,7 +12,7 @@ from healthcheck.probes.gradient_facts import GradientFacts, RecentGradients
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
 from healthcheck.probes.kernels.foreach import nonfinite_counts
 from healthcheck.probes.labels import optimizer_labels, with_label
-from healthcheck.probes.transfer.deferred import calculate, is_finite, number, quotient, where
+from healthcheck.probes.transfer.deferred import calculate, number, quotient
 from healthcheck.protocols import Demand
 from healthcheck.references import weak
 from healthcheck.samples import Cost, Labels, Metric, Sample
@@ -52,6 +52,8 @@ class TrainedParameters:
             self._age += 1
             lists = list(map(_PARAMS, optimizers[0].param_groups))
             flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
+            # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
+            # every LOOK_EVERY steps the rest.
             first, last = self._ends
             if (
                 flat
@@ -89,6 +91,7 @@ class TrainedParameters:
                 self._lists = (list(map(id, lists)), list(map(len, lists)))
                 self._ends = (weak(flat[0]), weak(flat[-1]))
                 self._age = 0
+        # The same list object while nothing changes: callers compare it instead of a thousand names.
         ids = list(map(id, params))
         if ids != self._ids or names != self.names:
             self._ids, self.names = ids, names
@@ -155,12 +158,14 @@ class GradientProbe:
         if not before_update:
             if event.kind is not EventKind.BACKWARD_END:
                 return self._afterwards(event, demand)
+            # Still multiplied with the loss scale: wait until they are unscaled, before the update.
             if event.loss_scale is not None:
                 return ()
         params = self._trained.of(event)
         if not params:
             return ()
         names, kept = self._trained.names, event.kept_gradients
+        # On a CPU nothing can be prepared from step to step.
         if params[0].is_cpu:
             stats = gradient_stats(params, kept)
         else:
@@ -208,6 +213,7 @@ class GradientProbe:
         norm = stats.norm if factor is None else stats.norm * factor
         known = type(norm) is float
         if not known or not math.isfinite(norm):
+            # On a device nobody knows yet whether they are finite: the facts are kept either way, and cost nothing unread.
             self._recent.remember(step, facts)
         value = norm if given is None else _better_norm(given, norm)
         samples = [Sample("grad_norm", step, value, labels, detail=facts)]
@@ -257,13 +263,35 @@ def _to_undo(event: Event, given: Any) -> Any:
         return quotient(1.0, number(scale))
     if given is None or event.max_norm is None:
         return None
-    ratio = quotient(given + 1e-6, event.max_norm)
-    return where(is_finite(ratio) * (ratio > 1.0), ratio, 1.0)
+    return calculate(_clipped_by, given, event.max_norm, on_device=_clipped_by_on_device)
+
+
+def _clipped_by(norm: float, limit: float) -> float:
+    """How many times smaller clipping made gradients of this norm; 1 where it left them alone."""
+    ratio = (norm + 1e-6) / limit if limit else math.inf
+    return ratio if math.isfinite(ratio) and ratio > 1.0 else 1.0
+
+
+def _clipped_by_on_device(norm: Any, limit: float) -> Any:
+    import torch
+
+    ratio = (norm + 1e-6) / limit
+    return torch.where(ratio.isfinite() & (ratio > 1.0), ratio, 1.0)
 
 
 def _better_norm(given: Any, own: Any) -> Any:
     """The loop's norm, except where only its float32 overflowed."""
-    return where(is_finite(given), given, where(is_finite(own), own, given))
+    return calculate(_finite_one, given, own, on_device=_finite_one_on_device)
+
+
+def _finite_one(given: float, own: float) -> float:
+    return own if not math.isfinite(given) and math.isfinite(own) else given
+
+
+def _finite_one_on_device(given: Any, own: Any) -> Any:
+    if isinstance(given, float):
+        return given if math.isfinite(given) else own
+    return given if isinstance(own, float) else given.where(given.isfinite() | ~own.isfinite(), own)
 
 
 def _layer_ratio(first: float, last: float) -> float | None:

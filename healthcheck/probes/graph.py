@@ -104,6 +104,7 @@ def all_behind(root: Any) -> list[Any]:
     """
     order: list[Any] = []
     known: dict[int, Any] = {}
+    # Depth first without recursion: graphs are thousands of nodes deep.
     waiting: list[tuple[Any, bool]] = [(root, False)]
     while waiting:
         node, done = waiting.pop()

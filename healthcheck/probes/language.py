@@ -119,6 +119,7 @@ def _layer(node: Any, reach: dict[int, frozenset[int]]) -> Iterator[Layer]:
         if key is None or len(shape) != 4 or len(keys) != 4 or shape[-2] != keys[-2]:
             return
         layer = Layer(reach[id(key)], causal=bool(node._saved_is_causal), length=shape[-2])
+        # With an explicit mask, that decides; without any, everything is seen.
         if not layer.causal:
             masked = [keeps(node, name) for name in _MASKS if hasattr(node, f"_raw_saved_{name}")]
             if len(masked) != 1 or masked[0] is None:
@@ -254,9 +255,11 @@ def _pairs(loss: Any, lookup: Any) -> Iterator[_Pair]:
         return
     read = read.detach().reshape(1, -1) if read.dim() < 2 else read.detach()
     left_out = signed(int(loss._saved_ignore_index))
+    # Batches lie as (rows, length) or as (length, rows); the loss has flattened them either way.
     for rows_first in (True, False):
         tokens = read if rows_first else read.t()
         rows, length = tokens.shape
+        # Targets may be fewer than tokens: those at the end have no next one.
         width, rest = divmod(wanted.numel(), rows)
         if rest or not length - MOST_AHEAD <= width <= length:
             continue
@@ -384,6 +387,7 @@ class PaddingProbe:
             return
         flat = targets.detach().reshape(-1)
         pads = flat == token
+        # Padding behind padding: the first one may be an end of text that is meant to be learnt.
         share = (pads[1:] & pads[:-1]).sum() / (flat != ignored).sum().clamp(min=1)
         weights: Any = saved(node, "weight")
         yield share if weights is None else share * (weights.detach()[token] != 0)

@@ -150,6 +150,7 @@ class _Course:
         """One update more, with this rate."""
         if self.updates % STRETCH == 0:
             self.recent = (0.0, self.recent[0])
+        # Two stretches, so that the highest rate is forgotten in steps and not all at once.
         self.recent = (max(self.recent[0], rate), self.recent[1])
         self.before, self.rate = (self.rate if self.updates else rate), rate
         self.peak = max(self.peak, rate)
@@ -199,6 +200,7 @@ class _Courses:
             course, jump, replaced, detail = self._begin(event, rate)
         elif course.updates >= SETTLED:
             jump = 1.0
+            # A steady warm-up by hand goes on as it went from the update before to the last one.
             ceiling = max(course.peak, course.rate, 2 * course.rate - course.before)
             if rate > ceiling > 0 and not scheduled:
                 jump = rate / ceiling
@@ -354,6 +356,7 @@ class ScheduleReachProbe:
         if event.optimizer is None or event.optimizer_index > 0:
             return ()
         rate, goal = largest_rate(event.optimizer), scheduled_goal(event.optimizer)
+        # A run that goes on from a checkpoint is in the middle of its schedule.
         goes_on = not self._updates and (event.step > 1 or len(event.optimizer.state) > 0)
         if type(rate) is not float or goes_on or (self._updates and not goal) or rate >= REACHED * goal > 0:
             self.rests_until = sys.maxsize

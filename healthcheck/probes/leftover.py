@@ -56,6 +56,7 @@ class GradientMarks:
         """
         if event.optimizer is not self.optimizer() or event.step != self.step + 1 or event.loss_scale is not None:
             return None
+        # The backward pass writes once, clipping once more.
         writes = 1 if event.max_norm is None else 2
         held = 0
         for parameter, gradient, version in self.marks:
@@ -189,6 +190,7 @@ class LeftoverProbe:
             left.cleared = True
             left.still = [flags & False for flags in left.still]
             return
+        # At the first loss since the update exactly the old values, at later ones at least not zero: micro-batches add to them.
         for k, (old, now) in enumerate(zip(left.fingerprint, left.sampler.gradients("now"), strict=True)):
             held = (now.values == old.values).all(1) if first else (now.values != 0).any(1)
             left.still[k] = left.still[k] & held
@@ -203,6 +205,7 @@ class LeftoverProbe:
             return (Sample("grads.leftover", event.step, 0.0, labels),)
         home = usable[0].device
         asked = number(torch.stack([rows.sum().to(home) for rows in usable]).sum())
+        # Without an old gradient that may have been added to, nothing was left over, whatever values look like.
         held: Any = 0.0
         if any(map(_added_to, left.sampler.params, left.gradients)):
             held = number(torch.stack([rows.sum().to(home) for rows in left.still]).sum())

@@ -76,6 +76,7 @@ class DryLoaderProbe:
         return (Sample("batch.stale", event.step, float(waited if self._is_over_last(event.loss_graph) else 0)),)
 
     def _batch_ready(self, event: Event) -> Iterable[Sample]:
+        # Announced as an empty batch: a pass that ended before it began.
         if event.n_samples == 0:
             if self._batches:
                 self._empty += 1
@@ -149,6 +150,7 @@ class PassOrderProbe:
                 self._marks = marks(event.batch)
         elif self._marks is not None and event.optimizer is not None and event.optimizer_index == 0:
             new, self._marks = self._marks, None
+            # Folds and trials may be seeded alike on purpose, each with an optimizer of its own.
             same = self._optimizer() is event.optimizer and bool(new & self._before)
             self._row = self._row + 1 if same else 0
             self._before, self._optimizer = new, weak(event.optimizer)

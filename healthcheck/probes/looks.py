@@ -52,6 +52,7 @@ class GraphLooks:
         self._passes += 1
         self._in_step += 1
         looks = self._passes >= self._ahead[-1]
+        # More than one may have passed during a rest; they count as one look.
         while self._ahead and self._passes >= self._ahead[-1]:
             self._ahead.pop()
         if self._ahead:

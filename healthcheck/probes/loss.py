@@ -114,6 +114,7 @@ class LossProbe:
         if value is None:
             return ()
         graph = event.loss_graph
+        # The graph is there now and not later: the cause is noted before anybody asks for it.
         if graph is not None and type(value) is float and not math.isfinite(value):
             self._cause = (event.step, why_not_finite(graph))
         known = self._open.get(event.optimizer_index)
@@ -184,6 +185,7 @@ class LossProbe:
         """Outputs of the last linear layer, if more than one; looked up once per model."""
         if event.model is None:
             return None
+        # Walking through a thousand modules in each step would cost more than the loss.
         if event.step < self._look_at:
             return self._width
         self._look_at = event.step + LOOK_EVERY

@@ -100,6 +100,7 @@ class LossBalanceProbe:
             return ()
         index, step = event.optimizer_index, event.step
         self._indices.add(index)
+        # With one optimizer there is nobody to lose against.
         if len(self._indices) < 2:
             self.rests_until = step + LOOK_EVERY
             return ()
@@ -133,6 +134,7 @@ class LossBalanceProbe:
 
 def _targets_differ(root: Any) -> Any:
     """1 if the loss holds a distance to targets that are not all one number, else 0."""
+    # A discriminator's least-squares loss has one target for a whole batch, a critic's has one for each state.
     for node in near(root):
         targets: Any = saved(node, "target") if kind_of(node) in DISTANCES else None
         if is_tensor(targets) and targets.numel() > 1:

@@ -173,6 +173,7 @@ def _without_logarithm(node: Any) -> str:
 
     Reads a few values of ``t``, on the host: the same difference may be made of other things.
     """
+    # The first term of torch's `kl_div`, `xlogy(t, t)`, has no gradient; the second is `t * input`.
     parents = [parent for parent, _ in node.next_functions]
     if len(parents) != 2 or parents[0] is not None or kind_of(parents[1]) != "Mul":
         return ""
@@ -397,6 +398,7 @@ def _signs(root: Any) -> Iterator[float]:
         node, sign = waiting.pop()
         seen += 1
         kind = kind_of(node)
+        # Too long a way back: a sign that is not seen counts as unknown.
         if seen > NODES:
             yield 0.0
         elif _is_error(node, kind):

@@ -78,6 +78,7 @@ class MemoryProbe:
             if name in stats
         ]
         allocated, reserved = stats.get("allocated"), stats.get("reserved")
+        # What is reserved is gone for others, used or not.
         held = reserved if reserved is not None else allocated
         capacity = self.device.capacity_bytes()
         if held is not None and capacity:
@@ -343,6 +344,7 @@ class MemoryForecastProbe:
         if not used or not capacity:
             return ()
         self._points.append((self._clock(), event.step, used))
+        # Every second point goes and the stride doubles: the trend always spans the whole run.
         if len(self._points) > POINTS:
             del self._points[1::2]
             self._stride *= 2
@@ -366,6 +368,7 @@ class MemoryForecastProbe:
         size = len(self._points) / PARTS
         parts = [self._points[int(i * size) : int((i + 1) * size)] for i in range(PARTS)]
         levels = [statistics.median(p[2] for p in part) for part in parts]
+        # One stretch that does not rise, and it is a staircase or a cache that has filled up.
         if any(after <= before for before, after in itertools.pairwise(levels)):
             return None
         if levels[-1] - levels[0] < MIN_GROWTH * levels[0]:

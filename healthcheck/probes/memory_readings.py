@@ -94,6 +94,7 @@ def _cgroup_limits(root: Path, proc: Path) -> list[int]:
         base = root if version == "v2" else root / "memory"
         name = "memory.max" if version == "v2" else "memory.limit_in_bytes"
         folder = base / group.strip("/")
+        # Limits of the groups above bind as well.
         while True:
             limit = _read_limit(folder / name)
             if limit is not None:

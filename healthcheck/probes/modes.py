@@ -87,6 +87,7 @@ class ModeProbe:
         self._hit = hit
 
     def _rebuild(self, modules: Sequence[tuple[str, Any]]) -> None:
+        # A layer that was met in train mode stays known when the rest of the model is rebuilt.
         before = [p.module for p in self._parts if p.trained]
         self._parts = list(sensitive_parts(modules))
         for part in self._parts:
@@ -238,6 +239,7 @@ def _never_in_train(modules: Sequence[tuple[str, Any]], trained: set[int]) -> li
                 found.append(part.name)
             continue
         root = part.module
+        # Dropout has nothing to train itself: what counts is the whole model that holds it.
         while id(root) in parents:
             root = parents[id(root)]
         own = list(root.parameters())

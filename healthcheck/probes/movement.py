@@ -104,6 +104,7 @@ class Streaks:
             given = iter(vectors)
             for moved, without, moves in waiting:
                 pairs = [(next(given), group) for group in moved.groups]
+                # Against the largest gradient of all tensors: a bias in front of a normalisation has only rounding noise.
                 largest = max((max(numbers[5 * len(group) :]) for numbers, group in pairs), default=0.0)
                 for numbers, group in pairs:
                     self._count(numbers, group, without, moves, self.negligible * largest)
@@ -206,6 +207,7 @@ class MovementProbe:
         seen = self._known.get(event.optimizer_index)
         if seen is None or seen.before is None or seen.optimizer() is not event.optimizer:
             return ()
+        # Compared once: a second event after the same update would see no change.
         before, seen.before = seen.before, None
         if event.skipped:
             return ()
@@ -224,6 +226,7 @@ class MovementProbe:
             # A tensor without a gradient now that had one at the look before, or was changed since, has its turns.
             absent = [-1 if gradient is not None else p._version for p, gradient in zip(params, gradients, strict=True)]
             seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
+            # While tensors take turns, an absent gradient is no sign of anything.
             seen.absent = absent
             seen.without = [version >= 0 and not seen.turns for version in absent]
 
@@ -233,6 +236,7 @@ class MovementProbe:
         seen = self._known.get(event.optimizer_index)
         if seen is not None and seen.optimizer() is event.optimizer and _same(params, seen.sampler.params):
             return seen
+        # What was known of optimizers that are gone holds their parameters.
         self._known = {k: w for k, w in self._known.items() if w.optimizer() is not None}
         by_id = {id(p): name for name, p in event.model.named_parameters()}
         names = [by_id.get(id(p), f"param{i}") for i, p in enumerate(params)]

@@ -83,6 +83,7 @@ class RebuiltOptimizerProbe:
         if optimizer is None or event.optimizer_index > 0:
             return ()
         follows, self._step = self._step == event.step - 1, event.step
+        # A second update by the same object: this loop keeps its optimizer.
         if self._optimizer() is optimizer:
             self._row = 0
             self.rests_until = event.step + REBUILT_LOOK_EVERY
@@ -190,6 +191,7 @@ class UnsteppedSchedules:
         if not there:
             self.next_look = sys.maxsize
             return (Sample("schedule.unstepped", step, 0.0),)
+        # Optimizers differ in their goals, and so in how long a wait proves something.
         needed = {id(o): self._needed(o, made, event.epoch) for _, o in there}
         self.next_look = min((n for n in needed.values() if n > made), default=sys.maxsize)
         hit = [(s, o) for s, o in there if needed[id(o)] <= made]
@@ -322,6 +324,7 @@ class IdleOptimizerProbe:
         held = {id(p) for optimizer in stepping for p in _parameters(optimizer)}
         around = live_objects("Optimizer", "LRScheduler")
         idle = {id(p): p for optimizer in around for p in _idle(optimizer, held)}
+        # Gradients may be left from an earlier training of this process: only who gets a new one counts, at the next update.
         self._idle = [(weak(p), weak(p.grad), p.grad._version) for p in idle.values()]
         schedulers = [(s, _driven(s, stepping)) for s in around if hasattr(s, "last_epoch")]
         elsewhere = [s for s, optimizer in schedulers if _is_elsewhere(s, optimizer, stepping, held)]

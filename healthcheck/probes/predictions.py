@@ -124,6 +124,7 @@ class PredictionProbe:
         found: dict[str, list[Any]] = {}
         for key, value in self._looked_at(event.loss_graph, due):
             found.setdefault(key, []).append(value)
+        # A loss shows the same parts in every step, or takes turns with others.
         self._shown.update(found)
         if not due <= self._shown:
             self._look_at.update((key, ask_again(step)) for key in due - self._shown)
@@ -303,12 +304,14 @@ class FrequencyProbe:
             known = self._counts = torch.full((classes,), 0.5, device=labels.device)
             self._looks = 0
         counts = (labels != left_out) & (labels >= 0) & (labels < classes)
+        # What is left out keeps its place, with the weight 0.
         labels = labels.clamp(0, classes - 1)
         frequencies = (known / known.sum()).log()
         apart = max(1, labels.shape[0] // FREQUENCY_ROWS)
         some, weights = labels[::apart], counts[::apart].float()
         given = answers[::apart].gather(1, some.unsqueeze(1)).squeeze(1).float()
         cost, base = (given * weights).sum(), (frequencies[some] * weights).sum()
+        # After the comparison: the counter must not know the batch at hand.
         known.index_add_(0, labels, counts.float())
         self._looks += 1
         return torch.where(base < 0, cost / base.clamp(max=-1e-6), torch.zeros_like(base))

@@ -43,6 +43,7 @@ class HandUpdates:
         there = [p for _, p in model.named_parameters() if p.grad is not None]
         if not there:
             return None
+        # The last one always: who trains a head by hand trains the end of the model.
         chosen = [*evenly(there, TENSORS - 1), there[-1]]
         before, known = self._before, {id(tensor()): values for tensor, values in self._before}
         with no_grad():
@@ -124,6 +125,10 @@ class StepCountProbe:
         self._missing = 0.0
         """Backward passes of earlier steps whose update has not come."""
         self._by_hand: HandUpdates | None = None
+        self._counts_passes = True
+
+    def plan(self, demand: Demand) -> None:
+        self._counts_passes = demand.wants("micro_batches")
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
@@ -140,7 +145,7 @@ class StepCountProbe:
                 changed = self._by_hand.changed(event.model)
             missing = calculate(partial(self._count, passes), 0.0 if changed is None else changed)
         samples = [Sample("updates.missing", event.step, missing)] if changed is not None else []
-        if passes and demand.wants("micro_batches"):
+        if passes and self._counts_passes:
             samples.append(Sample("micro_batches", event.step, float(passes)))
         return samples
 

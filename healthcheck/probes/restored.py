@@ -57,6 +57,7 @@ class RestoredWeightProbe:
             return ()
         watch = self._watches.get(index)
         if watch is not None and watch.optimizer() is not optimizer:
+            # Another optimizer took its place: its weights are others.
             del self._watches[index]
             watch = None
         if event.kind is EventKind.AFTER_UPDATE:
@@ -94,6 +95,7 @@ def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Label
             count += n
             for k in range(n):
                 squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
+                # Changed by the update, and not a clamp that holds all weights at one size.
                 if changed and not math.isclose(squares, there * largest * largest, rel_tol=1e-5):
                     moves += 1
                     hits += not today[2 * n + k]

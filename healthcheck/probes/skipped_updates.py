@@ -76,6 +76,7 @@ class LossScaleProbe:
 
     def _in_a_row(self, index: int, skipped: float, scale: float) -> float:
         if skipped > 0.0:
+            # GradScaler begins at 65536 and halves until gradients are finite: no fault, and no streak.
             searching = scale > SEARCH_FLOOR and index not in self._applied
             self._streak[index] = self._streak.get(index, 0.0) + (0.0 if searching else 1.0)
         else:

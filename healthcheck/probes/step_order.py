@@ -104,6 +104,7 @@ class StepOrderProbe:
         if order.armed:
             samples += self._judge(order, event)
         elif "grads.cleared" in demand.due_now:
+            # On a device the common case must be found without a look at values.
             if _is_there(event.optimizer):
                 self._rest(order, demand)
                 return [*samples, Sample("grads.cleared", step, 0.0, labels)]
@@ -152,6 +153,7 @@ class StepOrderProbe:
 
             return hook
 
+        # Removed again at the next update: one backward pass is enough to see whether gradients come.
         order.armed = [p.register_post_accumulate_grad_hook(took(n)) for n, p in enumerate(few) if p.is_leaf]
 
     def _judge(self, order: _Order, event: Event) -> Iterable[Sample]:
@@ -283,6 +285,7 @@ class DiscardedGradientProbe:
         self._begin(event.step)
         if not demand.due("grads.discarded", event.step) or event.optimizer_index > 0:
             return ()
+        # No accumulation, so nothing that could have been thrown away.
         if passes < 2:
             self._params = []
             return (Sample("grads.discarded", event.step, 0.0),)

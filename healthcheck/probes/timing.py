@@ -70,6 +70,10 @@ class StepTimeProbe:
         self._recent: deque[float] = deque(maxlen=ETA_WINDOW)
         self._timed = 0
         self._step = 0
+        self._wanted = frozenset(metric.key for metric in self.provides)
+
+    def plan(self, demand: Demand) -> None:
+        self._wanted = frozenset(metric.key for metric in self.provides if demand.wants(metric.key))
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.BATCH_READY:
@@ -89,13 +93,14 @@ class StepTimeProbe:
         self._step = event.step
         now = self._clock()
         self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
+        # A run with a pause before every step would have no times at all.
         clean = not self._paused or self._paused_in_a_row > ALWAYS
         taken = now - self._last if clean and self._last is not None else None
         self._last, self._paused = now, False
-        return self._samples_of(event, taken, demand)
+        return self._samples_of(event, taken)
 
-    def _samples_of(self, event: Event, taken: float | None, demand: Demand) -> list[Sample]:
-        step, wanted = event.step, demand.wants
+    def _samples_of(self, event: Event, taken: float | None) -> list[Sample]:
+        step, wanted = event.step, self._wanted
         wait = event.data_wait if event.data_wait is not None else self._wait
         count = event.n_samples if event.n_samples is not None else self._samples
         tokens = event.n_tokens if event.n_tokens is not None else self._tokens
@@ -103,21 +108,21 @@ class StepTimeProbe:
         self._counts_samples = self._counts_samples or count > 0
         samples = []
         if taken is not None and taken > 0:
-            if wanted("time.step"):
+            if "time.step" in wanted:
                 samples.append(Sample("time.step", step, taken))
-            if wait is not None and wanted("time.data"):
+            if wait is not None and "time.data" in wanted:
                 samples.append(Sample("time.data", step, wait))
             # One unit per run: a step without a count must not mix steps/s into samples/s.
-            if (count > 0 or not self._counts_samples) and wanted("throughput"):
+            if (count > 0 or not self._counts_samples) and "throughput" in wanted:
                 samples.append(Sample("throughput", step, (count or 1) / taken))
-            if tokens > 0 and wanted("tokens_per_sec"):
+            if tokens > 0 and "tokens_per_sec" in wanted:
                 samples.append(Sample("tokens_per_sec", step, tokens / taken))
             self._recent.append(taken)
             self._timed += 1
         if event.max_steps:
-            if wanted("progress"):
+            if "progress" in wanted:
                 samples.append(Sample("progress", step, min(1.0, step / event.max_steps)))
-            if self._timed >= ETA_WARMUP and wanted("eta"):
+            if self._timed >= ETA_WARMUP and "eta" in wanted:
                 left = max(0, event.max_steps - step)
                 samples.append(Sample("eta", step, left * statistics.median(self._recent)))
         return samples
@@ -214,6 +219,7 @@ class PaceProbe:
         self._due = self.rests_until = step + EVERY
         if last is None or step <= last[0]:
             return ()
+        # Waits for a processor may be noted late by the kernel, and then exceed the time between two looks.
         pace = max(0.0, now - last[1]) / (step - last[0]) / (self._terms or 1)
         if len(self._first) <= LOOKS:
             self._first.append(pace)

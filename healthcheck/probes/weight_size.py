@@ -94,6 +94,7 @@ def _layers(modules: Named) -> list[tuple[str, Any]]:
     from torch import nn
     from torch.nn.modules.conv import _ConvNd
 
+    # A head that is tied to its embedding has the embedding's initial values, not a layer's.
     embedded = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding)}
     found = []
     for name, module in modules:
@@ -195,6 +196,7 @@ class WeightGrowthProbe:
 def _growth(usual: float, size: float, first: float) -> float | None:
     if not first:
         return None
+    # Small on purpose, as the last layer of a residual branch: growing up to the usual size is what it is meant to do.
     if first < TINY * usual and size > first:
         return max(1.0, size / usual)
     return size / first

@@ -96,6 +96,7 @@ class TiedWeightProbe:
             return ()
         if self._ties is not None and event.step < self.rests_until:  # the second optimizer of a step
             return ()
+        # At multiples, so that the optimizers of one step look together.
         self.rests_until = event.step - event.step % TIES_EVERY + TIES_EVERY
         if self._ties is None:
             self._ties = _shared(modules)
@@ -134,6 +135,7 @@ def _shared(modules: Iterable[tuple[str, Any]]) -> list[list[str]]:
     owners: dict[int, list[str]] = {}
     for name, parameter in _held(modules).items():
         owners.setdefault(id(parameter), []).append(name)
+    # Names only: no parameter, and so no model, is kept alive.
     return [names for names in owners.values() if len(names) > 1]
 
 

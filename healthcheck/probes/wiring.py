@@ -200,6 +200,7 @@ class WiringProbe:
 
         Of parts that take turns, one may never have its own: an expert that no token was sent to, say.
         """
+        # Who has paused before may be pausing again: experts and heads that take turns.
         in_turns = [id(p) for p in own if id(p) in self._pauses]
         if not in_turns:
             return [p for p in own if self._absent[id(p)] >= PATIENCE]
@@ -216,6 +217,7 @@ class WiringProbe:
         built again after the optimizer. A part of the model that is merely unused has none. Where no
         module is known, an optimizer of which not one tensor ever got a gradient holds orphans only.
         """
+        # Each stray tensor is the twin of one orphan at most.
         shapes = Counter(tuple(p.shape) for _, p in stray if self._stray[id(p)] >= PATIENCE)
         inside = self._in_modules(event)
         orphans, twins = [], 0

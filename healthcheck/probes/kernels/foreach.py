@@ -54,6 +54,7 @@ def l2_norms(tensors: Sequence[Any]) -> Tensor:
         order += members
     if len(vectors) == 1:
         return vectors[0]
+    # Several types or devices: back into the order given.
     together = torch.empty(len(tensors), dtype=kind, device=home)
     together[torch.tensor(order).to(home, non_blocking=True)] = torch.cat(vectors)
     return together

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.probes.transfer import tensors
@@ -45,7 +45,7 @@ class Deferred:
         """
         raise NotImplementedError
 
-    def leaves(self) -> Iterator[DeviceScalar | DeviceVector]:
+    def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
         """What has to come from the device before it can be calculated."""
         raise NotImplementedError
 
@@ -124,8 +124,8 @@ class DeviceScalar(Deferred):
     def on_device(self) -> Any:
         return self.value() if self.tensor is None else self.tensor.reshape(())
 
-    def leaves(self) -> Iterator[DeviceScalar | DeviceVector]:
-        yield self
+    def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
+        return (self,)
 
     def sent(self, page: Any, index: int, fetch: Callable[[], object]) -> None:
         """It will stand at ``page[index]`` once the copy is done; device memory is let go now, for the reason given at
@@ -222,8 +222,8 @@ class _Element(Deferred):
         tensor = self.vector.tensor
         return self.value() if tensor is None else tensor.view(-1)[self.position]
 
-    def leaves(self) -> Iterator[DeviceScalar | DeviceVector]:
-        yield self.vector
+    def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
+        return (self.vector,)
 
 
 SLOTS = 32
@@ -379,6 +379,7 @@ class _Calculation(Deferred):
 
     def value(self) -> float | None:
         if self._function is not None:
+            # Let go of first: a function that raises is not called again, and pages are free for the next step.
             function, self._function = self._function, None
             operands, self._operands = list(map(_arrived, self._operands)), ()
             if not any(operand is None for operand in operands):
@@ -396,12 +397,14 @@ class _Calculation(Deferred):
             return None
         return self._on_device(*operands) if any(map(is_tensor, operands)) else self.value()
 
-    def leaves(self) -> Iterator[DeviceScalar | DeviceVector]:
+    def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
+        found: list[DeviceScalar | DeviceVector] = []
         for operand in self._operands:
-            if isinstance(operand, DeviceVector):
-                yield operand
-            elif isinstance(operand, Deferred):
-                yield from operand.leaves()
+            if isinstance(operand, Deferred):
+                found += operand.leaves()
+            elif isinstance(operand, DeviceVector):
+                found.append(operand)
+        return found
 
 
 def _arrived(operand: Any) -> Any:

@@ -79,24 +79,28 @@ class StepMailbox:
         kept: list[Sample] = []
         late: list[Sample] = []
         transfers: dict[int, Transfer] = {}
+        asked: dict[int, bool] = {}
         for sample in samples:
             value = sample.value
             if type(value) is not float:
-                value = sample.value = number(value)
-                if value is None:
-                    continue
+                if not isinstance(value, Deferred):
+                    value = sample.value = number(value)
+                    if value is None:
+                        continue
                 if isinstance(value, Deferred):
-                    if not _add(transfers, value.leaves()) and sample.step % READ_EVERY:
+                    if not _add(transfers, value.leaves(), asked) and sample.step % READ_EVERY:
                         self._unread.append(sample)
                         continue
                     late.append(sample)
             kept.append(sample)
+        # Rather less data than a wait: the host has run far ahead of its device.
         if transfers and self._too_many():
             self.dropped += len(late)
             gone = set(map(id, late))
             kept, late, transfers = [s for s in kept if id(s) not in gone], [], {}
         for transfer in transfers.values():
             self._memory.send(transfer)
+        # Nothing is late, so nothing needs to queue.
         if not transfers and not self._under_way:
             self._arrived += _calculated(kept)
         elif kept:
@@ -146,19 +150,24 @@ def _calculated(samples: Iterable[Sample]) -> list[Sample]:
     return found
 
 
-def _add(transfers: dict[int, Transfer], leaves: Iterable[DeviceScalar | DeviceVector]) -> bool:
-    """Note what has to be sent from each device; False if one of them would have to be read with a wait."""
+def _add(transfers: dict[int, Transfer], leaves: Iterable[DeviceScalar | DeviceVector], asked: dict[int, bool]) -> bool:
+    """Note what has to be sent from each device; False if one of them would have to be read with a wait.
+
+    :param asked: the answers for leaves of this post by their id: many samples are made of a few.
+    """
     for leaf in leaves:
-        tensor = leaf.tensor
-        if tensor is None:  # sent already
-            continue
-        if tensor.device.type not in tensors.PINNED:
+        sends = asked.get(id(leaf))
+        if sends is None:
+            tensor = leaf.tensor
+            sends = asked[id(leaf)] = tensor is None or tensor.device.type in tensors.PINNED
+            if sends and tensor is not None:  # else it was sent before
+                device = tensor.get_device()
+                transfer = transfers.get(device)
+                if transfer is None:
+                    transfer = transfers[device] = Transfer(device)
+                transfer.add(leaf)
+        if not sends:
             return False
-        device = tensor.get_device()
-        transfer = transfers.get(device)
-        if transfer is None:
-            transfer = transfers[device] = Transfer(device)
-        transfer.add(leaf)
     return True
 
 
@@ -290,6 +299,7 @@ class PinnedMemory:
             return 0, None
         slots = self._own_slots(torch, transfer.device)
         if not transfer.vectors:
+            # The plain way is below; the driver's copy saves most of its host time.
             direct = shortcuts.driver_copies()
             if direct is not None:
                 sent = direct.send(stream, transfer.tensors, slots)

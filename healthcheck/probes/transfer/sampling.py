@@ -185,6 +185,7 @@ class ElementSampler:
             known = self._buffers[role, number] = (rows, targets)
         rows, targets = known
         with no_grad():
+            # Rows of absent gradients must be zero, not what was read there before.
             if any(map(IS_NONE, sources)):
                 rows.zero_()
                 there = [k for k, source in enumerate(sources) if source is not None]
@@ -235,6 +236,7 @@ def _compared(now: Any, before: Any, gradients: Any) -> Any:
     """The :data:`ROWS` of a comparison one after the other, by torch's own kernels: float64, except on MPS."""
     import torch
 
+    # The same rows as the kernel makes, so that everything behind them is written once.
     delta = now - before
     if gradients is None:
         active = size = torch.zeros_like(delta, dtype=torch.bool)

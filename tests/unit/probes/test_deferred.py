@@ -10,6 +10,7 @@ import pytest
 import torch
 from standin import LateMemory, NoReads, elsewhere
 
+from healthcheck.engine.gating import Bound
 from healthcheck.probes.transfer.deferred import (
     Deferred,
     calculate,
@@ -28,6 +29,7 @@ from healthcheck.probes.transfer.deferred import (
 )
 from healthcheck.probes.transfer.mailbox import StepMailbox
 from healthcheck.samples import Sample
+from healthcheck.trainers.gating import device_flag
 
 SOME = (-2.5, -0.0, 0.0, 1.0, 7.25, math.inf, -math.inf, math.nan)
 
@@ -211,3 +213,13 @@ def test_what_turns_out_to_be_no_number_gives_no_sample(device: Any) -> None:
     share = calculate(lambda part, whole: part / whole if whole else None, device(0.0), device(0.0))
     mailbox.post(1, [Sample("share", 1, share), Sample("double", 1, share * 2.0), Sample("lr", 1, 0.1)])
     assert [s.metric for s in mailbox.drain()] == ["lr"]
+
+
+def test_a_gate_compares_the_number_that_its_rule_judges(device: Any) -> None:
+    """Not one of those that it is made of: the mean of two losses, a norm without its scale."""
+    sums_to_8, scaled, scale = device(3.0) + device(5.0), device(4096.0), device(1024.0)
+    for value in (sums_to_8 / 2.0, scaled / scale):
+        assert device_flag([(Sample("loss", 1, value), Bound(high=5.0))]) == 0.0
+        assert device_flag([(Sample("loss", 1, value), Bound(high=3.0))]) == 1.0
+    late = calculate(lambda n: n, device(8.0))
+    assert device_flag([(Sample("loss", 1, late), Bound(high=5.0))]) is None, "what only the host can say waits for it"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from healthcheck.probes.transfer import tensors
-from healthcheck.probes.transfer.mailbox import StepMailbox
+from healthcheck.probes.transfer.deferred import SLOTS, DeviceScalar, DeviceVector, Slots
+from healthcheck.probes.transfer.mailbox import StepMailbox, Transfer, _packed
 from healthcheck.samples import Sample
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
@@ -80,3 +83,55 @@ def test_the_number_under_way_is_bounded() -> None:
     arrived = mailbox.drain()
     assert sum(s.metric == "lr" for s in arrived) == 10
     assert sum(s.metric == "loss" for s in arrived) == 2
+
+
+def sent(transfer: Transfer, own: Slots | None = None) -> list[float]:
+    """What stands on the page that a transfer is copied to, scalars first."""
+    packed, begin = _packed(transfer, own or Slots(torch.zeros(SLOTS, dtype=torch.float64), SLOTS))
+    numbers = packed.double().tolist()
+    return numbers[: len(transfer.tensors)] + numbers[begin:] if transfer.vectors else numbers[: len(transfer.tensors)]
+
+
+def transfer_of(scalars: list[torch.Tensor], vectors: list[DeviceVector]) -> Transfer:
+    transfer = Transfer(0)
+    for leaf in (*map(DeviceScalar, scalars), *vectors):
+        transfer.add(leaf)
+    return transfer
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 9, SLOTS, SLOTS + 5])
+@pytest.mark.parametrize("vectors", [0, 1, 2])
+@pytest.mark.parametrize("slots", [False, True], ids=["without slots", "with slots"])
+def test_scalars_and_vectors_of_any_type_are_packed_into_one_vector(count: int, vectors: int, slots: bool) -> None:
+    """As on a device; only the copy itself needs one."""
+    types = [torch.float32, torch.int64, torch.bfloat16, torch.bool]
+    scalars = [torch.tensor(n % 2, dtype=types[n % 4]).reshape([1] * (n % 3)) for n in range(count)]
+    given = []
+    for n in range(vectors):
+        whole = torch.zeros(SLOTS + 3, dtype=torch.float64)
+        whole[SLOTS:] = torch.tensor([n + 0.5, math.nan, math.inf])
+        given.append(DeviceVector(whole[SLOTS:], Slots(whole, SLOTS)) if slots else DeviceVector(whole[SLOTS:].clone()))
+    if not count and not vectors:
+        return
+    found = sent(transfer_of(scalars, given))
+    wanted = [float(n % 2) for n in range(count)]
+    for n in range(vectors):
+        wanted += [n + 0.5, math.nan, math.inf]
+    assert found == pytest.approx(wanted, nan_ok=True)
+
+
+def test_what_two_samples_are_made_of_is_sent_once() -> None:
+    loss, vector = torch.tensor(1.5), DeviceVector(torch.tensor([2.0, 3.0]))
+    transfer = transfer_of([loss, loss], [vector, vector])
+    assert sent(transfer) == [1.5, 2.0, 3.0]
+
+
+def test_a_vector_that_the_device_writes_to_the_host_itself_is_not_copied() -> None:
+    vector = DeviceVector(torch.tensor([2.0, 3.0]), own_page=[2.0, 3.0])
+    transfer = transfer_of([torch.tensor(1.5)], [vector])
+    assert transfer.vectors == []
+    assert sent(transfer) == [1.5]
+    transfer.sent([1.5], 1, None)
+    assert vector.tensor is None, "device memory is let go as soon as the copy is under way"
+    transfer.arrived()
+    assert list(vector.numbers()) == [2.0, 3.0]

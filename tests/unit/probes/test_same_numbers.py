@@ -19,8 +19,10 @@ from standin import LateMemory, NoReads, elsewhere
 from torch import nn
 from torch.nn import functional as F
 
+from healthcheck.engine.gating import GATEABLE_METRICS
 from healthcheck.events import Event, EventKind
 from healthcheck.probes import PROBES
+from healthcheck.probes.transfer.deferred import Deferred
 from healthcheck.probes.transfer.mailbox import StepMailbox
 from healthcheck.samples import Sample, series_name
 
@@ -213,8 +215,16 @@ def contrastive(play: Play) -> None:
 PLAYS = [classifier, regression, scaled, zero_gradients, autoencoder, adversaries, language, contrastive]
 
 
-def played(play: Callable[[Play], None], mailbox: StepMailbox, guard: Any) -> dict[str, list[tuple[int, float]]]:
-    """All series of one training."""
+def played(
+    play: Callable[[Play], None],
+    mailbox: StepMailbox,
+    guard: Any,
+    see: Callable[[Sample], None] = lambda sample: None,
+) -> dict[str, list[tuple[int, float]]]:
+    """All series of one training.
+
+    :param see: is shown each sample as its probe made it.
+    """
     demand, samples = Everything(), list[Sample]()
     probes = [probe for probe in (kind() for kind in PROBES) if probe.name not in OF_THIS_MACHINE]
     state: dict[str, Any] = {"user_state": {}}
@@ -225,6 +235,8 @@ def played(play: Callable[[Play], None], mailbox: StepMailbox, guard: Any) -> di
         event = Event(kind, step, user_state=state["user_state"], held_back=state.get("held_back"), **facts)
         with torch.no_grad(), guard():
             made = [s for probe in probes if kind in probe.listens_to for s in probe.sample(event, demand)]
+            for sample in made:
+                see(sample)
             mailbox.post(step, made)
             samples.extend(mailbox.ready())
 
@@ -262,6 +274,24 @@ def test_every_metric_is_the_same_on_the_host_and_late(
         assert [step for step, _ in late[name]] == [step for step, _ in series], name
         values = [value for _, value in series]
         assert [value for _, value in late[name]] == pytest.approx(values, rel=1e-5, abs=1e-12, nan_ok=True), name
+
+
+@pytest.mark.parametrize("play", [classifier, regression, scaled], ids=lambda play: play.__name__)
+def test_what_a_gate_compares_on_the_device_is_the_number_that_arrives(
+    play: Callable[[Play], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of the micro-batches, the norm without clipping and loss scale."""
+    elsewhere(monkeypatch)
+    seen: list[tuple[str, Any, Deferred]] = []
+
+    def see(sample: Sample) -> None:
+        if sample.metric in GATEABLE_METRICS and isinstance(sample.value, Deferred):
+            seen.append((sample.metric, sample.value.on_device(), sample.value))
+
+    played(play, StepMailbox(memory=LateMemory()), NoReads, see)
+    assert {"loss", "grad_norm"} <= {metric for metric, _, _ in seen}
+    for metric, on_device, value in seen:
+        assert float(on_device) == pytest.approx(value.value(), rel=1e-5, nan_ok=True), metric
 
 
 def test_the_plays_show_what_is_deferred() -> None:

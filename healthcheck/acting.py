@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from healthcheck.dispatch import from_signal_handler
-from healthcheck.engine.planning import PlannedAction
+from healthcheck.engine.evaluation import PlannedAction
 from healthcheck.errors import StopTraining
 from healthcheck.events import Event
 from healthcheck.latch import SessionControls

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from healthcheck.engine.engine import Engine
-from healthcheck.engine.evaluation import NOTHING, Evaluation, step_by_step
+from healthcheck.engine.engine import Engine, step_by_step
+from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.events import Event, EventKind
 from healthcheck.protocols import Action, Mailbox
 from healthcheck.rulelang.rule import Derived, Rule
@@ -119,7 +119,7 @@ class Judge:
             if ready or step_ends:  # rules that count steps without a sample are judged at the end of each
                 for samples in step_by_step(ready):
                     result = self._engine.evaluate(step, samples, now)
-                    if result is not NOTHING and result:
+                    if result is not NOTHING:
                         self._found(result, event)
             if step_ends and self.exchange is not None:
                 self.exchange(step)
@@ -151,7 +151,7 @@ def acted_upon(rules: Iterable[Rule], derived: Iterable[Derived], actions: Mappi
         known = (actions.get(spec.name) for spec in rule.actions)
         if any(a is not None and (a.stage != "observe" or getattr(a, "before_update", False)) for a in known):
             wanted.append(rule.selector.metric)
-            wanted += [selector.metric for selector, _ in getattr(rule.condition, "parts", ()) if selector is not None]
+            wanted += [selector.metric for selector, _ in rule.condition.parts if selector is not None]
             wanted += [guard.metric for guard in rule.only_if]
     formulas = {formula.name: formula.inputs for formula in derived}
     found: set[str] = set()

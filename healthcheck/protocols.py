@@ -1,4 +1,5 @@
-"""What plugins write and what they are given. Protocols only: no base class is required.
+"""What plugins write and what they are given. Protocols, and the few values that they exchange: no base class is
+required.
 
 Standard library only. A plugin registers objects of these shapes through the hooks in
 :mod:`healthcheck.hookspecs`; the built-ins do exactly the same.
@@ -6,6 +7,8 @@ Standard library only. A plugin registers objects of these shapes through the ho
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
@@ -236,42 +239,142 @@ class Probe(Protocol):
 # --------------------------------------------------------------------------- conditions
 
 
-class Scorer(Protocol):
-    """The memory of one condition for one series.
+@dataclass(slots=True)
+class Bound:
+    """A closed interval of numbers that are fine: what lies outside breaches, and so does NaN.
 
-    ``update`` scores ``value`` against what came before it, then learns it. ``None`` means:
-    cannot judge yet. Values are finite unless the condition sets ``judges_nonfinite``.
-    ``normal`` is what the last value was compared with (median, mean, best, ...).
-    ``state``/``restore`` round-trip through JSON; a ``restore`` that raises costs only its rule.
-
-    A costly scorer may also have ``learn(value, step) -> bool``, which takes a value without scoring it and says
-    whether there are enough to judge (parts of an ``all`` that has failed already), and ``join(other) -> Scorer | None``,
-    which gives a scorer that reads what another part remembers of the same values, where that is the same: the other itself
-    if both score alike. ``forgetful`` is true while the score depends on the value alone: a part on another metric is then
-    scored when somebody asks.
+    Comparators publish one of scores, scorers one of values. A strict limit is written with the float next to
+    it: scores that are not ``at_least 8`` end at ``math.nextafter(8.0, -math.inf)``.
     """
 
-    normal: float | None
+    low: float
+    high: float
 
-    def update(self, value: float, step: int) -> float | None: ...
+    def holds(self, number: float) -> bool:
+        """Whether ``number`` is fine."""
+        return self.low <= number <= self.high
+
+
+EMPTY = Bound(math.inf, -math.inf)
+"""The bound that no number keeps."""
+FINITE = Bound(-sys.float_info.max, sys.float_info.max)
+"""The bound that only NaN and the infinities break: "non-finite only"."""
+
+
+class Comparator(Protocol):
+    """Which scores breach, and which of two is nearer to it: ``above 8``, with its wording.
+
+    :class:`healthcheck.Threshold` is one for a limit or two; write your own only for a test of another kind.
+    """
+
+    @property
+    def text(self) -> str:
+        """``above 8``, as alerts and reports write it."""
+
+    @property
+    def direction(self) -> int:
+        """1 if greater scores are closer to a breach, -1 if smaller ones are, 0 if :meth:`closer` must be asked."""
+
+    @property
+    def healthy(self) -> Bound:
+        """Scores that do not breach; :data:`EMPTY` if no interval says it. It never changes.
+
+        Nobody asks about a score within it: this is what makes healthy samples cheap, and what a device
+        compares with where an update is held back before the host has seen its values.
+        """
+
+    @property
+    def exact(self) -> bool:
+        """Whether every score outside :attr:`healthy` breaches, so that nobody need ask at all."""
+
+    def __call__(self, score: float) -> bool:
+        """Whether ``score`` breaches."""
+
+    def closer(self, score: float, than: float) -> bool:
+        """Whether ``score`` is closer to a breach than another one, or breaches by more.
+
+        Finds the closest approach of a run, and the worst of several series.
+        """
+
+    def quiet(self, closest: float) -> Bound:
+        """Scores that neither breach nor are closer to it than ``closest``: they change nothing in any report.
+
+        :data:`EMPTY` is always right; a wider interval saves work.
+        """
+
+
+Scored = tuple[float | None, float | None]
+"""``(score, normal)`` of one sample. Without a score it cannot be judged yet. ``normal`` is what the value was
+compared with (median, mean, best, ...), None if there is no such thing."""
+
+
+class Scorer(Protocol):
+    """The memory of one condition for one series: a window of samples in, score and normal out.
+
+    ``state``/``restore`` round-trip through JSON (no NaN); a ``restore`` that raises costs only its rule.
+
+    A costly scorer may offer two more methods for the time when it is a part of ``all`` or ``any``:
+    ``learn(values, steps) -> int`` takes a run without scoring it and returns how many of its samples, from the
+    first on, could not have been judged (for an ``all`` that has failed already); ``join(other) -> Scorer | None``
+    gives a scorer that reads what another part remembers of the same values: the other itself if both score alike.
+    """
+
+    @property
+    def normal(self) -> float | None:
+        """What the last value was compared with."""
+
+    @property
+    def memoryless(self) -> bool:
+        """True while the score depends on the value alone, ``normal`` stays and nothing is learnt.
+
+        Values within ``bound(quiet)`` are then not even handed over. Once true it stays so until ``restore``.
+        """
+
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        """Score a run of samples, each against what came before it, and learn them.
+
+        One sample is a run of one. How a stream is cut into runs must not matter.
+
+        :param values: finite, unless the condition sets ``judges_nonfinite``; oldest first, at least one.
+        :param steps: the training step of each value.
+        :param quiet: scores that nobody will look at.
+
+        Returns one :data:`Scored` for each value. Those at the beginning of the run whose scores lie within
+        ``quiet`` may be left out, which for most runs means all of them.
+        """
+
+    def bound(self, healthy: Bound) -> Bound | None:
+        """The values whose scores would lie within ``healthy`` if they came next; learns nothing.
+
+        It must agree with :meth:`update` to the last bit (:func:`healthcheck.exact_bound` sees to rounding): an
+        update is let through or held back by it before the value is judged. None where the next value will not
+        be scored, or where no interval says it; the latter always goes with ``Condition.bounded = False``.
+        """
+
     def state(self) -> Any: ...
     def restore(self, state: Any) -> None: ...
 
 
-class Comparator(Protocol):
-    """``above 8``: a test of a score, with its wording."""
+class AbsenceScorer(Scorer, Protocol):
+    """A scorer of a condition that watches absence. Its values are lengths of silence, in seconds or steps."""
+
+    def arrived(self, gap: float) -> None:
+        """A sample came after so much silence, which no rule has called an alert. A value of 0 follows."""
+
+
+class OtherPart(Protocol):
+    """A part of a condition that watches another metric, as the engine follows it."""
 
     @property
-    def text(self) -> str: ...
-
-    def __call__(self, score: float) -> bool: ...
+    def breach(self) -> bool | None:
+        """Whether the newest sample of that metric breaches; None before one was judged."""
 
 
 class Condition(Protocol):
     """A compiled condition of one rule: options are checked, nothing changes any more.
 
-    ``score(value, threshold)`` style state lives in the :class:`Scorer` objects that ``start``
-    makes, one per series.
+    Shared by all series of the rule; memory belongs into the scorers that ``start`` makes, one per series.
+    :class:`healthcheck.CompiledCondition` is a ready-made one, with defaults for all that is not asked for.
     """
 
     @property
@@ -279,22 +382,66 @@ class Condition(Protocol):
 
     @property
     def breaches(self) -> Comparator:
-        """Applied by the engine to every score."""
+        """Applied to every score."""
+
+    @property
+    def sentence(self) -> str:
+        """Default message of a rule with this condition; placeholders as in ``message``."""
 
     @property
     def judges_nonfinite(self) -> bool:
-        """True if NaN and infinity are handed to ``update`` (the ``nonfinite`` condition)."""
+        """True if NaN and infinity are handed to ``update`` (the ``nonfinite`` condition).
+
+        Otherwise they are a breach without being scored, unless a ``nonfinite`` rule watches the same metric.
+        """
 
     @property
-    def absence(self) -> str:
-        """``""``; or ``steps`` / ``seconds``: judged by the clock instead of by samples
-        (``missing``, ``stale``)."""
+    def bounded(self) -> bool:
+        """True if its scorers publish a bound: a rule with it can then hold back the update of a bad value."""
 
     @property
     def baseline(self) -> bool:
-        """True if it needs earlier samples: ``min_samples`` applies."""
+        """True if it learns from earlier samples: ``outliers`` and ``reseed`` apply."""
 
-    def start(self) -> Scorer: ...
+    @property
+    def min_samples(self) -> int:
+        """Samples from which on it judges, after defaults and the rule's ``min_samples``."""
+
+    @property
+    def window(self) -> int:
+        """Samples that it looks back at most; 0 if that has no limit. The placeholder ``{window}``."""
+
+    @property
+    def absence(self) -> str:
+        """``""``; or ``steps`` / ``seconds``: judged by the clock instead of by samples (``missing``, ``stale``).
+
+        ``start`` then makes an :class:`AbsenceScorer`.
+        """
+
+    @property
+    def first(self) -> float:
+        """With ``absence``: seconds or steps of silence that are fine until the first sample."""
+
+    @property
+    def across(self) -> str:
+        """A label: each value comes divided by the median of the series that differ in it alone; empty: as it is."""
+
+    @property
+    def parts(self) -> Sequence[tuple[Any, Condition]]:
+        """``(selector, condition)``: what it is made of (``all``, ``any``). The selector names another metric, or
+        is None for the rule's own; the engine follows the others and hands them to ``start``."""
+
+    def start(self, *others: OtherPart) -> Scorer:
+        """A fresh scorer for one series; ``others`` are the parts on other metrics, in their order."""
+
+
+def lacking(thing: Any, protocol: type) -> list[str]:
+    """Names that ``protocol`` asks for and ``thing`` does not have."""
+    wanted: dict[str, None] = {}
+    for base in reversed(protocol.__mro__):
+        if getattr(base, "_is_protocol", False):
+            wanted.update(dict.fromkeys(n for n in vars(base) if n == "__call__" or not n.startswith("_")))
+    return [name for name in wanted if not hasattr(thing, name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ def rate_lines(rules: Iterable[Rule]) -> list[str]:
         rate = rates.get(rule.selector.metric, 1.0)
         counts = {
             "for": rule.hold.of if not rule.hold.seconds else 1,
-            "window": int(getattr(rule.condition, "window", 0) or 0),
+            "window": rule.condition.window,
             "min_samples": rule.min_samples,
             "warmup": int(rule.warmup.amount) if rule.warmup.unit == "samples" else 0,
         }

@@ -30,7 +30,7 @@ class RuleDemand:
         for rule in rules:
             wanted.append((rule.selector.key, rule.every))
             wanted += [(guard.metric, 1) for guard in rule.only_if]
-            wanted += [(s.key, rule.every) for s, _ in getattr(rule.condition, "parts", ()) if s is not None]
+            wanted += [(s.key, rule.every) for s, _ in rule.condition.parts if s is not None]
         while wanted:
             key, every = wanted.pop()
             known = demand.every.get(key)

@@ -10,16 +10,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.engine.alerts import cap, explain, message, mute
-from healthcheck.engine.evaluation import NOTHING, Evaluation
+from healthcheck.engine.evaluation import NOTHING, Evaluation, cap, explain, message, mute, plan_actions
 from healthcheck.engine.lookups import Lookups
-from healthcheck.engine.planning import plan_actions
-from healthcheck.engine.routes import Plans
+from healthcheck.engine.routes import SERIES, Plans
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.engine.saving import restore_engine, save_engine
+from healthcheck.errors import StateError
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet, owners
 from healthcheck.samples import Sample
 from healthcheck.verdicts import Alert, Transition
+
+STATE_VERSION = 3
+"""Of :meth:`Engine.state_dict`."""
+
+
+def step_by_step(samples: Sequence[Sample]) -> Sequence[Sequence[Sample]]:
+    """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
+
+    Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
+    """
+    begin, step, parts = 0, samples[0].step if samples else 0, []
+    for index, sample in enumerate(samples):
+        if sample.step != step:
+            parts.append(samples[begin:index])
+            begin, step = index, sample.step
+    parts.append(samples[begin:] if begin else samples)
+    return parts
 
 
 class Engine:
@@ -34,6 +49,8 @@ class Engine:
     :param known: metrics that the record would hold if they had existed (what the live run was
         asked to collect).
     :param watch_transitions: collect every change of state, not only alerts.
+    :param every_score: keep the score of each sample, for who wants to see them all. Otherwise a series knows that of
+        the last sample which could have changed something.
     """
 
     def __init__(
@@ -45,6 +62,7 @@ class Engine:
         recorded: bool = False,
         known: Collection[str] = (),
         watch_transitions: bool = False,
+        every_score: bool = False,
     ) -> None:
         self.rank = rank
         self.recorded = recorded
@@ -57,7 +75,11 @@ class Engine:
         self.now = 0.0
         """The clock at the last evaluation, in seconds of active training."""
         self._owner = owners(rules.rules, rules.derived)
-        states = [RuleState(r, start_step, excused=r.id in self._owner) for r in rules.rules if self._mine(r)]
+        states = [
+            RuleState(rule, start_step, excused=rule.id in self._owner, every_score=every_score)
+            for rule in rules.rules
+            if self._mine(rule)
+        ]
         self.states = states
         """All rules, in file order."""
         self.by_id = {state.rule.id: state for state in states}
@@ -67,6 +89,8 @@ class Engine:
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
         self._plans = Plans(states, self.lookups)
+        self.restarts = 0
+        """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
     def _mine(self, rule: Rule) -> bool:
         return rule.ranks != "zero" or self.rank == 0
@@ -84,16 +108,30 @@ class Engine:
         self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
-        part, plan = samples, self._plans[tuple([(s.metric, s.labels, s.phase) for s in samples])]
+        plans = self._plans
+        plan = plans.latest.get(len(samples))
+        if plan is not None:
+            shape, at = plan.shape, 0
+            for sample in samples:
+                if (sample.metric, sample.labels, sample.phase) != shape[at]:
+                    plan = None
+                    break
+                at += 1  # noqa: SIM113 - for the usual one sample half as dear as `enumerate`
+        if plan is None:
+            plan = plans.latest[len(samples)] = plans[tuple(map(SERIES, samples))]
+        part = samples
         parts = [(plan, part)]
         while plan.watched is not None and (part := self.lookups.take(part, plan.watched)):
-            plan = self._plans.after(plan, part)
+            following = plan.following
+            if following is None or len(part) != len(plan.watched.derivations):
+                following = plans.after(plan, part)
+            plan = following
             parts.append((plan, part))  # derived metrics may build on each other
         for plan, part in parts:
             for index, judges in plan.wakeful if step < plan.due else plan.woken(part):
                 sample = part[index]
                 value, at = sample.value, sample.step
-                finite = value - value == 0.0
+                run: tuple[float, ...] | None = None
                 for state, series in judges:
                     if state.shut:
                         state.held += 1
@@ -103,21 +141,31 @@ class Engine:
                         if state.touched:
                             touched.append(state)
                         continue
-                    # Most samples change nothing, and calls are what costs: those are noted here. Nor does one that
-                    # cannot be judged yet, unless it is the first.
+                    # Most samples change nothing, and calls are what costs: those are noted here.
                     if series.idle_from <= value <= series.idle_to:
                         series.n += 1
                         series.last_step = at
                         series.value = value
                         continue
-                    score = series.update(value, at) if finite or series.nonfinite_ok else None
-                    if series.calm_from <= score <= series.calm_to if score is not None else finite and series.n:
-                        series.n += 1
-                        series.last_step = at
-                        series.value = value
-                        series.score = score
-                        continue
-                    result = series.judge(value, score, at, now)
+                    if run is None:
+                        run, steps, scored = (value,), (at,), value - value == 0.0
+                    if scored or series.nonfinite_ok:
+                        found = series.update(run, steps, series.quiet)
+                        if not found:
+                            series.n += 1
+                            series.last_step = at
+                            series.value = value
+                            continue
+                        score, normal = found[0]
+                        if score is None and series.n:  # the first one says that there is data
+                            series.n += 1
+                            series.last_step = at
+                            series.value = value
+                            series.score, series.normal = None, normal
+                            continue
+                    else:
+                        score, normal = None, series.scorer.normal
+                    result = series.judge(value, score, normal, at, now)
                     if result:
                         state.mark(result, series, sample, transitions)
                         if state.touched:
@@ -172,8 +220,12 @@ class Engine:
         """
         for state in self.states:
             state.rewind(step)
-        self._plans.forget()
+        self._forget()
         self.step = step
+
+    def _forget(self) -> None:
+        self._plans.forget()
+        self.restarts += 1
 
     def _judge_groups(
         self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None, touched: list[RuleState]
@@ -234,7 +286,12 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values. Save it after the step that a checkpoint covers was evaluated."""
-        return save_engine(self)
+        return {
+            "version": STATE_VERSION,
+            "step": self.step,
+            "rules": {state.rule.id: state.save(self.now) for state in self.states},
+            **self.lookups.state_dict(),
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any], *, now: float = 0.0) -> list[str]:
         """Restore before the first evaluation; returns one sentence for every rule that starts fresh.
@@ -246,6 +303,27 @@ class Engine:
 
         Raises ``StateError`` for a state of another format version.
         """
-        told = restore_engine(self, saved, now)
-        self._plans.forget()
-        return told
+        if saved.get("version") != STATE_VERSION:
+            raise StateError(f"saved detector state has version {saved.get('version')!r}, this is {STATE_VERSION}")
+        step, entries, reasons = int(saved["step"]), saved["rules"], []
+        for state in self.states:
+            entry = entries.get(state.rule.id)
+            why = f"{state.rule.id} is new" if entry is None else _restore_or_why(state, entry, now)
+            if why:
+                state.start_fresh(step)
+                reasons.append(why)
+        reasons += self.lookups.load_state_dict(saved)
+        self.step, self.now = step, now
+        self._forget()
+        return reasons
+
+
+def _restore_or_why(state: RuleState, entry: Any, now: float) -> str:
+    """Restore one rule; why it must start fresh instead, or empty."""
+    try:
+        if entry["fingerprint"] != state.rule.fingerprint:
+            return f"{state.rule.id} starts fresh: its metric or condition changed"
+        state.restore(entry, now)
+    except Exception as error:  # whatever another version of a condition, or somebody's plugin, makes of it
+        return f"{state.rule.id} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
+    return ""

@@ -1,20 +1,21 @@
 """Which rules may hold back an update before the host has seen its values, and by which bound.
 
 On a GPU values reach the host one or two steps late. What is to keep a bad update from the weights
-must be decided on the device, so it must be a comparison with something known before: finiteness, a
-constant, or the bound that a condition would draw from the samples so far. Nothing here knows torch.
+must be decided on the device, so it must be a comparison with something known before: the bound that the
+rule's scorer publishes. Nothing here knows torch, and nothing is judged here: the engine does that when the value comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.rulelang.comparators import COMPARATORS
+from healthcheck.engine.series import SeriesState
+from healthcheck.protocols import Bound
 from healthcheck.rulelang.rule import Rule
-from healthcheck.samples import NO_LABELS, Labels, Sample
+from healthcheck.samples import Labels, Sample
 
 GATEABLE_METRICS = frozenset({"loss", "grad_norm", "grad_nonfinite", "grads.zero"})
 """Metrics whose value exists before the update."""
@@ -25,22 +26,17 @@ _HARMLESS_GUARDS = frozenset({"amp.skipped"})
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """When a value is bad. Comparisons are false for NaN, so finiteness is asked for on its own."""
+class Limit:
+    """What one rule asks of one value that an update depends on."""
 
-    nonfinite: bool = False
-    low: float | None = None
-    high: float | None = None
-    inclusive: bool = False
-    """Whether the limit itself is bad (``at_least``, ``at_most``)."""
+    rule: str
+    bound: Bound
+    excused: bool = False
+    """Another rule owns values that are not finite."""
 
     def breached(self, value: float) -> bool:
-        """The same comparison for a value on the host."""
-        if self.nonfinite:
-            return value - value != 0.0
-        above = self.high is not None and (value >= self.high if self.inclusive else value > self.high)
-        below = self.low is not None and (value <= self.low if self.inclusive else value < self.low)
-        return above or below
+        """Whether the value, known to the host, breaches."""
+        return not self.bound.low <= value <= self.bound.high and not (self.excused and value - value != 0.0)
 
 
 def why_not_gateable(rule: Rule) -> str:
@@ -59,20 +55,13 @@ def why_not_gateable(rule: Rule) -> str:
         return "its guards are not known before the update"
     if rule.warmup.unit != "steps" and rule.warmup.amount:
         return "its warm-up does not count steps"
-    kind = rule.condition.name
-    if kind == "nonfinite":
-        return "" if getattr(rule.condition, "window", 0) == 0 else "it counts over a window"
-    if kind in COMPARATORS and kind != "equals":
-        return ""
-    if getattr(rule.condition.breaches, "kind", "") in ("above", "at_least") and hasattr(
-        rule.condition.start(), "value_at"
-    ):
-        return ""
-    return f"`{kind}` draws no bound that the device could compare with"
+    return (
+        "" if rule.condition.bounded else f"`{rule.condition.name}` draws no bound that the device could compare with"
+    )
 
 
 class GatingRules:
-    """The rules of one engine that gate, and their bounds as things stand.
+    """The rules of one engine that gate, and their limits as things stand.
 
     :param alike: with several ranks: metrics whose value is the same on all of them; None for a single
         process. A rule on another metric would make ranks hold back different updates.
@@ -80,48 +69,57 @@ class GatingRules:
 
     def __init__(self, engine: Engine, *, alike: Collection[str] | None = None) -> None:
         self._engine = engine
-        self._by_metric: dict[str, list[Rule]] = {}
-        self._states: dict[str, RuleState] = {}
-        for state in engine.states:
-            rule = state.rule
-            if not why_not_gateable(rule) and (alike is None or rule.selector.metric in alike):
-                self._states[rule.id] = state
-                self._by_metric.setdefault(rule.selector.metric, []).append(rule)
-        self.rules = [state.rule for state in self._states.values()]
-        self.metrics = frozenset(self._by_metric)
+        self._states = [
+            state
+            for state in engine.states
+            if not why_not_gateable(state.rule) and (alike is None or state.rule.selector.metric in alike)
+        ]
+        self.rules = [state.rule for state in self._states]
+        self.metrics = frozenset(rule.selector.metric for rule in self.rules)
+        self._known: dict[tuple[str, Labels], list[tuple[RuleState, Limit | None]]] = {}
+        self._restarts = engine.restarts
+        """Restarts of the engine up to which ``_known`` holds."""
 
     def __bool__(self) -> bool:
         return bool(self.rules)
 
-    def bounds(self, sample: Sample) -> list[tuple[Rule, Bound]]:
-        """The bounds that this sample must keep, of the rules that would act on it."""
+    def limits(self, samples: Sequence[Sample]) -> list[tuple[Sample, Limit]]:
+        """What these samples must keep for the rules that would judge them and act."""
         found = []
-        for rule in self._by_metric.get(sample.metric, ()):
-            if not rule.selector.matches(sample.labels) or not self._acts(rule, sample.step):
+        mutes = self._engine.mutes
+        if self._restarts != self._engine.restarts:
+            self._known.clear()
+            self._restarts = self._engine.restarts
+        for sample in samples:
+            if sample.metric not in self.metrics:
                 continue
-            bound = self._bound(rule, sample.labels)
-            if bound is not None:
-                found.append((rule, bound))
+            gates = self._known.get((sample.metric, sample.labels))
+            if gates is None:
+                gates = self._known[sample.metric, sample.labels] = self._gates(sample)
+            for state, constant in gates:
+                limit = constant or _limit(state, sample)
+                if limit is None or (mutes and any(mute.covers(state.rule.id, sample.step) for mute in mutes)):
+                    continue
+                found.append((sample, limit))
         return found
 
-    def _acts(self, rule: Rule, step: int) -> bool:
-        if step - self._states[rule.id].start_step <= rule.warmup.amount and rule.warmup.amount:
-            return False
-        if rule.every > 1 and step % rule.every:
-            return False
-        return not any(mute.covers(rule.id, step) for mute in self._engine.mutes)
+    def _gates(self, sample: Sample) -> list[tuple[RuleState, Limit | None]]:
+        """The rules that gate on one series, with their limits where these never change."""
+        found: list[tuple[RuleState, Limit | None]] = []
+        for state in self._states:
+            if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels):
+                series = _series(state, sample)
+                steady = series.scorer.memoryless and series.every == 1 and not series.warming
+                found.append((state, _limit(state, sample) if steady else None))
+        return found
 
-    def _bound(self, rule: Rule, labels: Labels) -> Bound | None:
-        condition = rule.condition
-        if condition.name == "nonfinite":
-            return Bound(nonfinite=True)
-        breaches = condition.breaches
-        low, high = getattr(breaches, "low", None), getattr(breaches, "high", None)
-        inclusive = getattr(breaches, "kind", "") in ("at_least", "at_most")
-        if condition.name in COMPARATORS:
-            return Bound(low=low, high=high, inclusive=inclusive)
-        series = self._states[rule.id].series.get(labels or NO_LABELS)
-        if series is None or series.scorer.normal is None or high is None:
-            return None  # it does not judge yet
-        value_at = getattr(series.scorer, "value_at", None)
-        return None if value_at is None else Bound(high=float(value_at(high)), inclusive=inclusive)
+
+def _series(state: RuleState, sample: Sample) -> SeriesState:
+    """The series that will judge the sample. Looking at one before its first sample must not make it."""
+    return state.series.get(sample.labels) or state.fresh_series(sample.labels)
+
+
+def _limit(state: RuleState, sample: Sample) -> Limit | None:
+    series = _series(state, sample)
+    bound = series.bound(sample.step)
+    return None if bound is None else Limit(state.rule.id, bound, series.excused)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthcheck.engine.combined import Side
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.protocols import Comparator
-from healthcheck.rulelang.comparators import as_bounds
 from healthcheck.rulelang.rule import Derived, Guard
 from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 
@@ -20,7 +18,9 @@ class Question:
 
     def __init__(self, test: Comparator, states: list[RuleState]) -> None:
         self.words = test.text
-        self.test = as_bounds(test)
+        low, high = test.healthy.low, test.healthy.high
+        self.test = low, high, None if test.exact else test
+        """Values that do not hold, and who is asked about the others, if not all of them do."""
         self.states = states
         self.answer: bool | None = None
         """The last one."""
@@ -50,11 +50,12 @@ class Watched(NamedTuple):
     inputs: tuple[tuple[int, str, tuple[Callable[[float], None], ...]], ...]
     """Metrics that formulas look at."""
     sides: tuple[tuple[int, tuple[Side, ...]], ...]
-    derivations: tuple[tuple[int, Derived], ...]
-    """Formulas that may have a value, each with the last sample that it waits for: that says when and where."""
+    derivations: tuple[tuple[int, Derived, Sample], ...]
+    """Formulas that may have a value, each with the last sample that it waits for, which says when and where, and with
+    the sample that it makes: one object for all steps, since nobody keeps it beyond its evaluation."""
 
     @classmethod
-    def of(cls, watches: Sequence[Watch | None]) -> Watched | None:
+    def of(cls, watches: Sequence[Watch | None], phases: Sequence[str]) -> Watched | None:
         """Gathered from those of all series, in their order; None if nothing hangs on any."""
         placed = [(i, w) for i, w in enumerate(watches) if w is not None]
         if not placed:
@@ -63,7 +64,10 @@ class Watched(NamedTuple):
             tuple((i, w.metric, w.questions) for i, w in placed if w.metric),
             tuple((i, w.metric, w.feeds) for i, w in placed if w.is_input),
             tuple((i, w.sides) for i, w in placed if w.sides),
-            tuple((i, formula) for formula, i in {f: i for i, w in placed for f in w.ready}.items()),
+            tuple(
+                (i, formula, Sample(formula.name, 0, 0.0, NO_LABELS, phases[i]))
+                for formula, i in {f: i for i, w in placed for f in w.ready}.items()
+            ),
         )
 
 
@@ -139,14 +143,14 @@ class Lookups:
                 feed(sample.value)
         for index, sides in watched.sides:
             sample = samples[index]
-            newest = value, step = sample.value, sample.step
+            value = sample.value
             for side in sides:
-                if side.forgetful:
-                    side.newest = newest
+                if side.settled:
+                    side.breach = not side.low <= value <= side.high
                 else:
-                    side.score(value, step)
+                    side.score(value, sample.step)
         made = []
-        for index, formula in watched.derivations:
+        for index, formula, derived in watched.derivations:
             sample = samples[index]
             step = sample.step
             for name in formula.triggers:
@@ -155,7 +159,8 @@ class Lookups:
             else:
                 value = formula.compute(last.get)
                 if value is not None:
-                    made.append(Sample(formula.name, step, value, NO_LABELS, sample.phase, sample.time))
+                    derived.step, derived.value, derived.time = step, value, sample.time
+                    made.append(derived)
         return made
 
     def _open_or_shut(self, states: Iterable[RuleState]) -> None:

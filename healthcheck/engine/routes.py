@@ -7,13 +7,16 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from healthcheck.engine.demand import NEVER
-from healthcheck.engine.judges import Judge, judges_of
 from healthcheck.engine.lookups import Lookups, Watch, Watched
 from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.series import SeriesState
 from healthcheck.samples import Labels, Sample
 
 Series = tuple[str, Labels, str]
 """Metric, labels, phase."""
+
+Judge = tuple[RuleState, "SeriesState | None"]
+"""A rule and its state of one series. None: it watches absence, or its guards have not held yet."""
 
 Look = tuple[int, Sequence[Judge]]
 """The place of a sample, and who judges it."""
@@ -22,6 +25,22 @@ SERIES = attrgetter("metric", "labels", "phase")
 """The series of a sample."""
 _MOST_PLANNED = 100_000
 """Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""
+
+
+def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> list[Judge]:
+    """Who judges samples with these labels and this phase, among the rules on their metric; in file order."""
+    judges: list[Judge] = []
+    for state in states:
+        if state.phase not in ("any", phase) or state.across:
+            continue
+        if state.rule.condition.absence or (state.rule.only_if and labels not in state.series):
+            if state.rule.selector.matches(labels):
+                judges.append((state, None))
+            continue
+        series = state.state_of(labels)
+        if series is not None:
+            judges.append((state, series))
+    return judges
 
 
 class Route(NamedTuple):
@@ -41,10 +60,11 @@ class Plan:
     Rules with ``every`` rest between two of their buckets: until step ``due`` only the others are asked.
     """
 
-    __slots__ = ("_resting", "due", "following", "wakeful", "watched")
+    __slots__ = ("_resting", "due", "following", "shape", "wakeful", "watched")
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self.watched = Watched.of([route.watch for route in routes])
+    def __init__(self, shape: tuple[Series, ...], routes: Sequence[Route]) -> None:
+        self.shape = shape
+        self.watched = Watched.of([route.watch for route in routes], [phase for _, _, phase in shape])
         self.following: Plan | None = None
         """The plan for the derived samples, where every formula had a value."""
         self.wakeful: list[Look] = [(i, r.wakeful) for i, r in enumerate(routes) if r.wakeful]
@@ -78,7 +98,11 @@ class Plan:
 
 
 class Plans(dict[tuple[Series, ...], Plan]):
-    """The plan for each shape of samples that has come: ``plans[tuple(map(SERIES, samples))]``."""
+    """The plan for each shape of samples that has come: ``plans[tuple(map(SERIES, samples))]``.
+
+    A shape is costly to build and to hash. ``latest`` holds the last plan for each number of samples: mostly it fits,
+    and to compare is cheaper.
+    """
 
     def __init__(self, states: Iterable[RuleState], lookups: Lookups) -> None:
         super().__init__()
@@ -88,14 +112,16 @@ class Plans(dict[tuple[Series, ...], Plan]):
         self._lookups = lookups
         self._routes: dict[Series, Route] = {}
         self._planned = 0
+        self.latest: dict[int, Plan] = {}
 
     def __missing__(self, shape: tuple[Series, ...]) -> Plan:
         """Work out what to do with samples of a new shape."""
         self._planned += len(shape)
         if self._planned > _MOST_PLANNED:
             self.clear()
+            self.latest.clear()
             self._planned = len(shape)
-        plan = self[shape] = Plan([self._routes.get(series) or self._route(series) for series in shape])
+        plan = self[shape] = Plan(shape, [self._routes.get(series) or self._route(series) for series in shape])
         return plan
 
     def after(self, plan: Plan, made: Sequence[Sample]) -> Plan:
@@ -120,4 +146,5 @@ class Plans(dict[tuple[Series, ...], Plan]):
         """Series are made or restored: find all anew."""
         self._routes.clear()
         self.clear()
+        self.latest.clear()
         self._planned = 0

@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any, cast
 
-from healthcheck.engine.combined import CombinedScorer, Side
-from healthcheck.engine.kinds import series_for
 from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
-from healthcheck.protocols import Scorer
-from healthcheck.rulelang.rule import Rule
+from healthcheck.protocols import FINITE, AbsenceScorer, Condition
+from healthcheck.rulelang.comparators import closeness
+from healthcheck.rulelang.rule import Rule, Selector
 from healthcheck.samples import NO_LABELS, Labels, Sample
 from healthcheck.verdicts import Alert, SeriesFact, State, Transition
 
 WORST = 5
 """How many series an alert names."""
+
+
+class Side:
+    """One part of a condition that watches another metric; shared by all series of its rule."""
+
+    __slots__ = ("_breaches", "breach", "condition", "high", "low", "scorer", "selector", "settled")
+
+    def __init__(self, selector: Selector, condition: Condition) -> None:
+        self.selector = selector
+        self.condition = condition
+        self.scorer = condition.start()
+        self.breach: bool | None = None
+        """Whether the last value that was scored breaches; None before the first score."""
+        self._breaches = condition.breaches
+        self._settle()
+
+    def score(self, value: float, step: int) -> None:
+        """Score a value of a series that the selector matches."""
+        if value - value != 0.0 and not self.condition.judges_nonfinite:
+            self.breach = True  # non-finite breaches every numeric condition
+            return
+        breaches = self._breaches
+        low, high = breaches.healthy.low, breaches.healthy.high
+        found = self.scorer.update((value,), (step,), breaches.healthy)
+        if not found:
+            self.breach = False
+        elif (score := found[0][0]) is not None:
+            self.breach = (score < low or score > high) if breaches.exact else breaches(score)
+        if self.scorer.memoryless:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whether the value alone says if it breaches: then only those from ``low`` to ``high`` do not."""
+        self.settled = self.scorer.memoryless and self._breaches.exact
+        if self.settled:
+            bound = self.scorer.bound(self._breaches.healthy) or FINITE
+            self.low, self.high = max(bound.low, FINITE.low), min(bound.high, FINITE.high)
+
+    def state(self) -> Any:
+        return {"breach": self.breach, "scorer": self.scorer.state()}
+
+    def restore(self, state: Any) -> None:
+        self.breach = state["breach"]
+        self.scorer.restore(state["scorer"])
+        self._settle()
 
 
 class RuleState:
@@ -27,6 +72,7 @@ class RuleState:
         "again",
         "cleared",
         "episodes",
+        "every_score",
         "excused",
         "fired_samples",
         "firing",
@@ -44,22 +90,22 @@ class RuleState:
         "touched",
     )
 
-    def __init__(self, rule: Rule, start_step: int, *, excused: bool) -> None:
+    def __init__(self, rule: Rule, start_step: int, *, excused: bool, every_score: bool = False) -> None:
         self.rule = rule
+        self.every_score = every_score
         self.excused = excused
         """Another rule owns non-finite samples of this metric (rule-language 5.3)."""
         self.phase = rule.phase
-        self.across: str = getattr(rule.condition, "across", "")
+        self.across = rule.condition.across
         self.shut = False
         """A guard of ``only_if`` does not hold just now."""
         self.start_fresh(start_step)
 
     def start_fresh(self, start_step: int) -> None:
         """Begin with nothing seen, after ``start_step``."""
-        parts = getattr(self.rule.condition, "parts", ())
         self.start_step = start_step
         self.series: dict[Labels, SeriesState | None] = {}
-        self.sides = [Side(selector, part) for selector, part in parts if selector]
+        self.sides = [Side(selector, part) for selector, part in self.rule.condition.parts if selector]
         self.open: Alert | None = None
         self.firing: set[Labels] = set()
         self.episodes: list[Alert] = []
@@ -79,11 +125,13 @@ class RuleState:
     @property
     def closest(self) -> tuple[float, int] | None:
         """Score and step of the closest approach."""
-        judged = [s for s in self.series.values() if s is not None and s.peak != -math.inf]
-        if not judged:
-            return None
-        best = max(judged, key=lambda s: s.peak)
-        return (best.peak if best.upward else -best.peak), best.peak_step
+        found: tuple[float, int] | None = None
+        for series in self.series.values():
+            if series is None or series.closest is None:
+                continue
+            if found is None or self.rule.condition.breaches.closer(series.closest, found[0]):
+                found = series.closest, series.closest_step
+        return found
 
     # -- judging ----------------------------------------------------------------------
 
@@ -92,22 +140,20 @@ class RuleState:
         try:
             return self.series[labels]
         except KeyError:
-            rule = self.rule
-            made = (
-                series_for(rule, labels, self._scorer(), self.start_step, excused=self.excused)
-                if rule.selector.matches(labels)
-                else None
-            )
+            made = self.fresh_series(labels) if self.rule.selector.matches(labels) else None
             self.series[labels] = made
             return made
 
-    def _scorer(self) -> Scorer:
-        parts = getattr(self.rule.condition, "parts", None)
-        if parts is None:
-            return self.rule.condition.start()
-        sides = iter(self.sides)
-        mixed = [next(sides) if selector else condition for selector, condition in parts]
-        return CombinedScorer(mixed, need_all=self.rule.condition.name == "all")
+    def fresh_series(self, labels: Labels) -> SeriesState:
+        """The state of a series before its first sample."""
+        return SeriesState(
+            self.rule,
+            labels,
+            self.rule.condition.start(*self.sides),
+            self.start_step,
+            excused=self.excused,
+            every_score=self.every_score,
+        )
 
     def judge(self, sample: Sample, value: float, now: float, transitions: list[Transition] | None) -> None:
         """Feed one sample at its turn; what changed is kept in ``fresh``, ``cleared`` and ``again``."""
@@ -166,7 +212,7 @@ class RuleState:
         """
         if not self.series:
             self.state_of(NO_LABELS)
-        first = getattr(self.rule.condition, "first", 0.0)
+        first = self.rule.condition.first
         for series in self.series.values():
             if series is None:
                 continue
@@ -178,8 +224,7 @@ class RuleState:
                 silence = now - series.first_time
             if not series.n and silence < first:
                 continue
-            score = series.scorer.update(silence, step)
-            result = series.judge_score(0.0 if score is None else score, step, now)
+            result = series.judge_silence(silence, step, now)
             if result:
                 self.mark(result, series, None, transitions)
 
@@ -197,15 +242,12 @@ class RuleState:
         series = self.state_of(sample.labels)
         if series is None:
             return
-        if series.n and series.state is not State.FIRING:
-            arrived = getattr(series.scorer, "arrived", None)
-            if arrived is not None and series.first_time is not None:
-                arrived(now - series.first_time)
+        if series.n and series.state is not State.FIRING and series.first_time is not None:
+            cast("AbsenceScorer", series.scorer).arrived(now - series.first_time)
         series.n += 1
         series.last_step = sample.step
         series.first_time = now
-        score = series.scorer.update(0.0, sample.step)
-        result = series.judge_score(0.0 if score is None else score, sample.step, now)
+        result = series.judge_silence(0.0, sample.step, now)
         if result:
             self.mark(result, series, sample, transitions)
 
@@ -215,7 +257,7 @@ class RuleState:
         """One alert for all series that fired in this evaluation (or that go on, for a repeat)."""
         rule = self.rule
         members = self.again if repeat else self.fresh
-        facts = sorted(map(self._fact, members), key=self._badness, reverse=True)
+        facts = sorted(map(_fact, members), key=self._badness, reverse=True)
         worst = facts[0]
         sample = self.fired_samples.get(worst.labels)
         state = self.series[worst.labels]
@@ -249,13 +291,11 @@ class RuleState:
                 alert.facts = {"detail_error": f"{type(error).__name__}: {error}"}
         return alert
 
-    def _fact(self, series: SeriesState) -> SeriesFact:
-        return SeriesFact(series.name, series.labels, series.value, series.score, series.scorer.normal)
-
-    def _badness(self, fact: SeriesFact) -> float:
-        if not math.isfinite(fact.value) or fact.score is None:
-            return math.inf
-        return fact.score if getattr(self.rule.condition.breaches, "direction", 1) >= 0 else -fact.score
+    def _badness(self, fact: SeriesFact) -> tuple[bool, Any]:
+        """Sorts the worst last. What is no number is worse than any."""
+        if fact.score is None or not math.isfinite(fact.value):
+            return True, 0
+        return False, closeness(self.rule.condition.breaches)(fact.score)
 
     def reset_marks(self) -> None:
         """Forget what this evaluation brought."""
@@ -264,3 +304,38 @@ class RuleState:
         self.again: list[SeriesState] = []
         self.fired_samples: dict[Labels, Sample] = {}
         self.touched = False
+
+    # -- resume -----------------------------------------------------------------------
+
+    def save(self, now: float) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "fingerprint": self.rule.fingerprint,
+            "start_step": self.start_step,
+            "series": [series.save(now) for series in self.series.values() if series is not None],
+            "sides": [side.state() for side in self.sides],
+            "firing": [[list(pair) for pair in labels] for labels in sorted(self.firing)],
+            "episodes": self.past_episodes + len(self.episodes),
+            "action_runs": self.action_runs,
+            "last_action_step": self.last_action_step,
+            "held": self.held,
+        }
+
+    def restore(self, saved: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`save`; raises whatever a state that cannot be read gives."""
+        self.start_step = saved["start_step"]  # series that are still to come warm up from there
+        for entry in saved["series"]:
+            series = self.state_of(tuple((name, value) for name, value in entry["labels"]))
+            if series is not None:
+                series.restore(entry, now)
+        for side, memory in zip(self.sides, saved["sides"], strict=True):
+            side.restore(memory)
+        self.firing = {tuple((name, value) for name, value in labels) for labels in saved["firing"]}
+        self.past_episodes = saved["episodes"]
+        self.held = saved["held"]
+        self.action_runs = saved["action_runs"]
+        self.last_action_step = saved["last_action_step"]
+
+
+def _fact(series: SeriesState) -> SeriesFact:
+    return SeriesFact(series.name, series.labels, series.value, series.score, series.normal)

@@ -7,40 +7,61 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from collections.abc import Mapping
+from typing import Any
 
-from healthcheck.protocols import Scorer
-from healthcheck.rulelang.comparators import as_bounds
+from healthcheck.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
 from healthcheck.rulelang.rule import Rule
-from healthcheck.samples import Labels, series_name
+from healthcheck.samples import Labels, decode_number, encode_number, series_name
 from healthcheck.verdicts import State
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
 """What one sample did: nothing to report, an episode began, it ended, it goes on and may act again
 (``cooldown``), or the state changed without an alert (warming, ok, pending)."""
 
-NOTHING_IS_CALM = (inf, -inf)
-"""Bounds between which there is nothing."""
-
 _NO_DATA, _WARMING, _OK, _PENDING, _FIRING = State.NO_DATA, State.WARMING, State.OK, State.PENDING, State.FIRING
+_LEAST, _MOST = FINITE.low, FINITE.high
+_COUNTS = (
+    "n",
+    "bucket",
+    "streak",
+    "clear_streak",
+    "episodes",
+    "last_step",
+    "warm_until",
+    "warming",
+    "excused_count",
+    "closest_step",
+)
+_TIMES = ("since", "clear_since", "first_time")
 
 
 class SeriesState:
-    """Memory of one rule for one series. The engine passes over values that change nothing; ``judge`` takes the others."""
+    """Memory of one rule for one series.
+
+    Most samples change nothing, and calls are what costs. So the state says beforehand of which ones that is known:
+    those with a ``quiet`` score, and those whose value lies from ``idle_from`` to ``idle_to``. The engine counts
+    these and hands the others to :meth:`judge`.
+
+    :param every_score: nothing is known beforehand: each sample is judged, so that ``score`` is that of the last one.
+    """
 
     __slots__ = (
         "before",
-        "bounds",
+        "breaches",
         "bucket",
-        "calm_from",
-        "calm_to",
         "clear_since",
         "clear_streak",
+        "closest",
+        "closest_step",
+        "direction",
         "episodes",
         "every",
+        "every_score",
         "excused",
         "excused_count",
         "first_time",
+        "healthy",
         "hits",
         "idle_from",
         "idle_to",
@@ -50,8 +71,8 @@ class SeriesState:
         "name",
         "need",
         "nonfinite_ok",
-        "peak",
-        "peak_step",
+        "normal",
+        "quiet",
         "recent",
         "recover",
         "rule",
@@ -61,26 +82,39 @@ class SeriesState:
         "since",
         "state",
         "streak",
+        "test",
         "update",
-        "upward",
         "value",
         "warm_until",
         "warming",
     )
 
-    def __init__(self, rule: Rule, labels: Labels, scorer: Scorer, start_step: int, *, excused: bool = False) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        labels: Labels,
+        scorer: Scorer,
+        start_step: int,
+        *,
+        excused: bool = False,
+        every_score: bool = False,
+    ) -> None:
         hold = rule.hold
         self.rule = rule
         self.labels = labels
         self.name = series_name(rule.selector.metric, labels)
         self.scorer = scorer
         self.update = scorer.update
-        self.bounds = as_bounds(rule.condition.breaches)
-        self.calm_from, self.calm_to = NOTHING_IS_CALM
-        """Scores within these bounds change nothing: the engine only notes them."""
-        self.idle_from, self.idle_to = NOTHING_IS_CALM
-        """Values within these bounds change nothing and need no score: the engine only notes them."""
-        self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+        self.breaches = rule.condition.breaches
+        self.direction = self.breaches.direction
+        self.healthy = self.breaches.healthy
+        self.test: Comparator | None = None if self.breaches.exact else self.breaches
+        """The comparator, if scores outside of its healthy ones may be healthy as well."""
+        self.every_score = every_score
+        self.quiet: Bound = EMPTY
+        """Scores that change nothing."""
+        self.idle_from, self.idle_to = EMPTY.low, EMPTY.high
+        """Values with such scores, where the score depends on the value alone."""
         self.recover = rule.recover
         self.nonfinite_ok = rule.condition.judges_nonfinite
         self.excused = excused and not self.nonfinite_ok
@@ -107,19 +141,24 @@ class SeriesState:
         self.last_step = start_step
         self.first_time: float | None = None
         self.value = 0.0
+        """The last sample."""
         self.score: float | None = None
-        self.peak = -inf
-        """Closest approach: the score nearest to a breach, negated where lower is nearer."""
-        self.peak_step = 0
+        """Of the last sample that was judged; ``normal`` likewise."""
+        self.normal: float | None = None
+        self.closest: float | None = None
+        """Closest approach: the score nearest to a breach so far."""
+        self.closest_step = 0
 
-    # -- the hot path -----------------------------------------------------------------
+    # -- judging ----------------------------------------------------------------------
 
     def feed(self, value: float, step: int, now: float) -> int:
         """Score a value and judge it. Returns what came of it: NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
-        scored = value - value == 0.0 or self.nonfinite_ok
-        return self.judge(value, self.update(value, step) if scored else None, step, now)
+        if value - value == 0.0 or self.nonfinite_ok:
+            ((score, normal),) = self.update((value,), (step,), EMPTY)
+            return self.judge(value, score, normal, step, now)
+        return self.judge(value, None, self.scorer.normal, step, now)
 
-    def judge(self, value: float, score: float | None, step: int, now: float) -> int:
+    def judge(self, value: float, score: float | None, normal: float | None, step: int, now: float) -> int:
         """The same for a value that was scored: None if it cannot be judged yet, or must not be learnt from."""
         was_ok = self.state is _OK
         finite = value - value == 0.0 or self.nonfinite_ok
@@ -130,27 +169,53 @@ class SeriesState:
         self.last_step = step
         self.value = value
         self.score = score
+        self.normal = normal
         if finite and score is None:
             return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
         if self.warming and not self._warm(step, now):
             return NOTHING if self.state is _FIRING else self._change(_WARMING)
+        direction = self.direction
+        nearer: float | None = None
         if score is None:  # NaN or infinity: a breach of every numeric rule
             result = self._breach(now)
         else:
-            away = score if self.upward else -score
-            if away > self.peak:
-                self.peak = away
-                self.peak_step = step
-            low, high, test = self.bounds
+            closest = self.closest
+            # A direction says all: the comparator need not be asked.
+            if closest is None or (
+                (score > closest if direction > 0 else score < closest)
+                if direction
+                else self.breaches.closer(score, closest)
+            ):
+                self.closest = nearer = score
+                self.closest_step = step
+            low, high = self.healthy.low, self.healthy.high
             if was_ok and low <= score <= high:
                 result = NOTHING
-            elif (score < low or score > high) if test is None else test(score):
+            elif (score < low or score > high) if self.test is None else self.test(score):
                 result = self._breach(now)
             else:
                 result = self._healthy(now)
-        if was_ok or self.state is _OK:
-            self.calm_down()
+        if was_ok is not (self.state is _OK):
+            self.find_quiet()
+        elif nearer is not None and was_ok:
+            # A value that rises comes here at each step: what `find_quiet` would find is written out for it.
+            if not direction or self.quiet is EMPTY or self.scorer.memoryless:
+                self.find_quiet()
+            elif direction > 0:
+                self.quiet.high = nearer
+            else:
+                self.quiet.low = nearer
         return result
+
+    def judge_silence(self, silence: float, step: int, now: float) -> int:
+        """Judge how long nothing has come (``missing``, ``stale``)."""
+        ((score, self.normal),) = self.update((silence,), (step,), EMPTY)
+        self.score = self.value = score = 0.0 if score is None else score
+        if self.closest is None or self.breaches.closer(score, self.closest):
+            self.closest, self.closest_step = score, step
+        if self.breaches(score):
+            return self._breach(now)
+        return NOTHING if self.state is _OK else self._healthy(now)
 
     def its_turn(self, step: int) -> bool:
         """Whether a value of this step is judged: with ``every`` one of each bucket, and none that comes late."""
@@ -162,29 +227,43 @@ class SeriesState:
         self.bucket = bucket
         return True
 
-    def calm_down(self) -> None:
+    def find_quiet(self) -> None:
         """Find the scores that would change nothing: no breach, and no closer approach than there was.
 
         A state of OK says that the warm-up is over and that no breach is remembered.
         """
-        if self.state is not _OK:
-            self.calm_from, self.calm_to = NOTHING_IS_CALM
+        self.idle_from, self.idle_to = EMPTY.low, EMPTY.high
+        closest = self.closest
+        if self.state is not _OK or closest is None or self.every_score:
+            self.quiet = EMPTY
             return
-        self.calm_from, self.calm_to, _ = self.bounds
-        if self.upward:
-            self.calm_to = min(self.calm_to, self.peak)
-        else:
-            self.calm_from = max(self.calm_from, -self.peak)
+        quiet = self.breaches.quiet(closest)
+        self.quiet = Bound(quiet.low, quiet.high)  # an own one: `judge` moves it
+        if self.scorer.memoryless:
+            idle = self.scorer.bound(self.quiet)
+            if idle is not None:
+                self.idle_from, self.idle_to = self._limits(idle)
 
-    def judge_score(self, score: float, step: int, now: float) -> int:
-        """Judge a score that the clock produced (``missing``, ``stale``)."""
-        self.score = self.value = score
-        if score > self.peak:
-            self.peak = score
-            self.peak_step = step
-        if self.rule.condition.breaches(score):
-            return self._breach(now)
-        return NOTHING if self.state is _OK else self._healthy(now)
+    def bound(self, step: int) -> Bound | None:
+        """What a value of this step must keep so that it does not breach; None if it would not be judged.
+
+        For rules whose warm-up counts steps.
+        """
+        if self.every > 1 and step // self.every <= self.bucket:
+            return None
+        if self.warming and (step <= self.warm_until or self.n + 1 < self.rule.min_samples):
+            return None
+        bound = self.scorer.bound(self.healthy)
+        if bound is None and not self.nonfinite_ok:
+            return FINITE  # a number could not be scored yet; what is none breaches all the same
+        return None if bound is None else Bound(*self._limits(bound))
+
+    def _limits(self, bound: Bound) -> tuple[float, float]:
+        """The least and the greatest value: infinity breaches every numeric rule, whatever its comparator says."""
+        low, high = bound.low, bound.high
+        if self.nonfinite_ok:
+            return low, high
+        return low if low > _LEAST else _LEAST, high if high < _MOST else _MOST
 
     def _warm(self, step: int, now: float) -> bool:
         """Whether the warm-up is over; once it is, it is not asked again."""
@@ -264,3 +343,32 @@ class SeriesState:
             self.hits -= recent[0]
         recent.append(breach)
         self.hits += breach
+
+    # -- resume -----------------------------------------------------------------------
+
+    def save(self, now: float) -> dict[str, Any]:
+        """Plain JSON values. The clock of a resumed run begins anew: points in time are saved as how long ago they were."""
+        saved: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        for name in _TIMES:
+            at = getattr(self, name)
+            saved[name] = None if at is None else now - at
+        saved["labels"] = [list(pair) for pair in self.labels]
+        saved["state"] = self.state.value
+        saved["recent"] = None if self.recent is None else list(self.recent)
+        saved["scorer"] = self.scorer.state()
+        saved["closest"] = encode_number(self.closest)
+        return saved
+
+    def restore(self, saved: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`save`, by the clock of this run."""
+        for name in _COUNTS:
+            setattr(self, name, saved[name])
+        for name in _TIMES:
+            setattr(self, name, None if saved[name] is None else now - saved[name])
+        self.state = State(saved["state"])
+        if self.recent is not None and saved["recent"] is not None:
+            self.recent.extend(saved["recent"])
+            self.hits = sum(self.recent)
+        self.scorer.restore(saved["scorer"])
+        self.closest = None if saved["closest"] is None else decode_number(saved["closest"])
+        self.find_quiet()

@@ -54,14 +54,14 @@ def _why_not(state: RuleState, why_no_data: Callable[[Rule], str]) -> str:
             return f"its guard ({guards}) never held"
         return why_no_data(rule)
     had = max((s.n for s in state.series.values() if s is not None), default=0)
-    need = max(rule.min_samples, getattr(rule.condition, "min_samples", 0))
+    need = max(rule.min_samples, rule.condition.min_samples)
     if rule.warmup.amount and rule.warmup.unit == "samples":
         need = max(need, int(rule.warmup.amount) + 1)
     if had <= need:
         return (
             f"needs {max(need, had + 1)} samples (had {had})"  # a baseline must be full before a sample is judged by it
         )
-    others = dict.fromkeys(str(s) for s, _ in getattr(rule.condition, "parts", ()) if s is not None)
+    others = dict.fromkeys(str(s) for s, _ in rule.condition.parts if s is not None)
     if others and not rule.warmup.amount:
         return f"no sample of {' or '.join(others)} came with it"
     return f"still warming up ({rule.warmup})"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cmp_to_key
 from typing import NamedTuple
 
-from healthcheck.engine.engine import Engine
-from healthcheck.engine.evaluation import step_by_step
+from healthcheck.engine.engine import Engine, step_by_step
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
+from healthcheck.protocols import Comparator
+from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import RuleSet, owners
 from healthcheck.samples import Labels, Sample
 from healthcheck.verdicts import State
@@ -83,7 +85,7 @@ def judgements(
     """
     if not any(rule.id == rule_id for rule in rules.rules):
         raise KeyError(rule_id)
-    engine = Engine(_needed(rules, rule_id), rank=rank, recorded=recorded, start_step=start_step)
+    engine = Engine(_needed(rules, rule_id), rank=rank, recorded=recorded, start_step=start_step, every_score=True)
     state = engine.by_id.get(rule_id)
     if state is None:
         return  # a rule of rank zero, seen from another rank
@@ -147,7 +149,7 @@ def trace(
     if series:
         return seen.get(series, [])
     rule = rules[rule_id]
-    return _worst(list(seen.values()), around, getattr(rule.condition.breaches, "direction", 1))
+    return _worst(list(seen.values()), around, rule.condition.breaches)
 
 
 def _needed(rules: RuleSet, rule_id: str) -> RuleSet:
@@ -192,7 +194,7 @@ def _look(state: RuleState, batch: Batch, counts: dict[Labels, int], guarded: st
                 row,
                 value=series.value,
                 score=series.score,
-                normal=series.scorer.normal,
+                normal=series.normal,
                 progress=progress(series, batch.now),
                 note=note or ("non-finite" if nonfinite else ""),
                 key=key,
@@ -213,7 +215,7 @@ def _unjudged(series: SeriesState, step: int) -> tuple[str, str]:
     if series.state is not State.WARMING:
         return "", ""
     rule = series.rule
-    need = max(rule.min_samples, getattr(rule.condition, "min_samples", 0))
+    need = max(rule.min_samples, rule.condition.min_samples)
     if series.score is None or series.n < rule.min_samples:
         return f"needs {need} samples, has {series.n}", "min_samples"
     if rule.warmup.unit == "steps":
@@ -241,24 +243,26 @@ def progress(series: SeriesState, now: float) -> str:
     return ""
 
 
-def _worst(listed: list[list[TraceRow]], around: int, direction: int) -> list[TraceRow]:
+def _worst(listed: list[list[TraceRow]], around: int, breaches: Comparator) -> list[TraceRow]:
     """The rows of the series that stood worst at a step, or anywhere if it has no row there."""
 
-    def badness(rows: list[TraceRow]) -> tuple[bool, float, bool]:
-        here = [row for row in rows if row.step == around] or rows
-        fires = any(row.state is State.FIRING for row in here)
-        return (
-            fires,
-            max((_bad(row, direction) for row in here), default=-math.inf),
-            any(r.value is not None for r in rows),
-        )
+    def compare(one: list[TraceRow], other: list[TraceRow]) -> int:
+        mine, its = _standing(one, around, breaches), _standing(other, around, breaches)
+        if mine[0] != its[0]:
+            return 1 if mine[0] > its[0] else -1
+        if mine[1] is not None and its[1] is not None:
+            nearer = breaches.closer(mine[1], its[1]) - breaches.closer(its[1], mine[1])
+            if nearer:
+                return nearer
+        return any(r.value is not None for r in one) - any(r.value is not None for r in other)
 
-    return max(listed, key=badness, default=[])
+    return max(listed, key=cmp_to_key(compare), default=[])
 
 
-def _bad(row: TraceRow, direction: int) -> float:
-    if row.value is not None and not math.isfinite(row.value):
-        return math.inf
-    if row.score is None:
-        return -math.inf
-    return row.score * direction if direction else abs(row.score)
+def _standing(rows: list[TraceRow], around: int, breaches: Comparator) -> tuple[tuple[bool, bool, bool], float | None]:
+    """Whether a series fires, breaches by what is no number, was scored at all; and its score nearest to a breach."""
+    here = [row for row in rows if row.step == around] or rows
+    nearest = max((row.score for row in here if row.score is not None), key=closeness(breaches), default=None)
+    fires = any(row.state is State.FIRING for row in here)
+    no_number = any(row.value is not None and not math.isfinite(row.value) for row in here)
+    return (fires, no_number, nearest is not None), nearest

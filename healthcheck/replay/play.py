@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
-from healthcheck.engine.engine import Engine
-from healthcheck.engine.evaluation import NOTHING, Evaluation, step_by_step
+from healthcheck.engine.engine import Engine, step_by_step
+from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.summary import verdicts
 from healthcheck.errors import HealthCheckError
 from healthcheck.latch import StopRequest

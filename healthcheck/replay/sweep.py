@@ -63,8 +63,9 @@ class CriticalValue:
 
     def __init__(self, play: Play, rule: Rule) -> None:
         self.state = play.engine.by_id[rule.id]
+        self.state.every_score = True  # before its first series is made
         self.hold = rule.hold
-        self.upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+        self.upward = rule.condition.breaches.direction >= 0
         self.best = -math.inf
         self.step = 0
         self._recent: dict[Any, tuple[int, deque[float]]] = {}
@@ -153,7 +154,7 @@ def closest(rule: Rule, key: str, values: Sequence[str], good: Sequence[Swept], 
     """How near good runs came, how clear bad ones are, and which values lie between them."""
     if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when."):
         return []
-    upward = getattr(rule.condition.breaches, "direction", 1) >= 0
+    upward = rule.condition.breaches.direction >= 0
     sign = 1.0 if upward else -1.0
     word = "peaks at" if upward else "falls to"
     near = max((r for r in good if r.critical is not None), key=lambda r: sign * (r.critical or 0.0), default=None)

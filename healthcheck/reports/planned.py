@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -134,9 +135,9 @@ def cannot_fill(rule: Rule, max_steps: int) -> str:
     """Why a rule cannot be judged within so many steps: its warm-up, its window, its streak."""
     if rule.condition.absence == "seconds":
         return ""
-    need = max(rule.min_samples, int(getattr(rule.condition, "min_samples", 0) or 0))
+    need = max(rule.min_samples, rule.condition.min_samples)
     if rule.condition.absence == "steps":
-        need = int(getattr(rule.condition, "after", 0) or 0)
+        need = math.ceil(rule.condition.breaches.healthy.high)
     elif rule.warmup.unit == "samples":
         need = max(need, int(rule.warmup.amount))
     if rule.warmup.unit == "steps" and rule.warmup.amount >= max_steps:

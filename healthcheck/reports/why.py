@@ -9,9 +9,11 @@ from statistics import median
 from typing import Any
 
 from healthcheck.engine.trace import Batch, TraceRow, judgements
+from healthcheck.protocols import Comparator
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
 from healthcheck.reports.wording import asks, headings
+from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.samples import CONTEXT_LABELS, decode_number, series_name
 from healthcheck.text import number, plural
@@ -193,7 +195,7 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
         found.episode, earlier = episode_rows(rows, series, int(alert["fired_step"]))
         if found.episode:
             found.before = earlier[-2:]
-            found.closest = _closest(earlier, getattr(rule.condition.breaches, "direction", 1))
+            found.closest = _closest(earlier, rule.condition.breaches)
         if not samples.complete:
             found.problem = "the record was thinned: scores may differ from what the run saw"
         elif not found.episode and not rule.condition.absence:
@@ -219,11 +221,10 @@ def _also(alerts: Sequence[dict[str, Any]], alert: dict[str, Any]) -> list[dict[
     return sorted(near, key=lambda a: (not related(a), abs(int(a["fired_step"]) - here)))
 
 
-def _closest(rows: Sequence[TraceRow], direction: int) -> TraceRow | None:
-    scored = [row for row in rows if row.score is not None and math.isfinite(row.score)]
-    if not scored:
-        return None
-    return max(scored, key=lambda row: (row.score or 0.0) * (1 if direction >= 0 else -1))
+def _closest(rows: Sequence[TraceRow], breaches: Comparator) -> TraceRow | None:
+    scored = [(row.score, row) for row in rows if row.score is not None and math.isfinite(row.score)]
+    nearest = closeness(breaches)
+    return max(scored, key=lambda pair: nearest(pair[0]), default=(None, None))[1]
 
 
 def own_numbers(alert: dict[str, Any]) -> tuple[float, float | None, float | None]:

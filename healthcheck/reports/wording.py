@@ -296,7 +296,7 @@ def asks(rule: Rule) -> str:
     elif condition.judges_nonfinite:
         text = f"{rule.selector} not finite"
     else:
-        window = int(getattr(condition, "window", 0) or 0)
+        window = condition.window
         inner = f"{rule.selector}, window {window}" if window > 1 else str(rule.selector)
         text = f"{name}({inner}) {bound}"
     parts = [text]

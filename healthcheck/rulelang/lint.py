@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
 from healthcheck.errors import Problem
 from healthcheck.registry import Registry
@@ -64,7 +65,7 @@ def _of_actions(rule: Rule, draft: Draft) -> Iterator[Problem]:
 
 
 def _of_condition(rule: Rule, draft: Draft) -> Iterator[Problem]:
-    window = getattr(rule.condition, "window", 0)
+    window = rule.condition.window
     if rule.condition.name in SPIKE_CONDITIONS and 0 < window < SMALL_WINDOW:
         yield _warn(
             draft,
@@ -121,15 +122,20 @@ def _stricter_recover(rule: Rule) -> bool:
     breach, recover = rule.condition.breaches, rule.recover
     if recover is None:
         return False
-    probes = [getattr(b, side, None) for b in (breach, recover) for side in ("low", "high")]
-    scores = [s for p in probes if p is not None for s in (p, p - abs(p) * 1e-6 - 1e-9, p + abs(p) * 1e-6 + 1e-9)]
+    limits = [
+        limit
+        for comparator in (breach, recover)
+        for limit in (comparator.healthy.low, comparator.healthy.high)
+        if isfinite(limit)
+    ]
+    scores = [s for p in limits for s in (p, p - abs(p) * 1e-6 - 1e-9, p + abs(p) * 1e-6 + 1e-9)]
     return any(breach(s) and recover(s) for s in scores)
 
 
 def _steps_needed(rule: Rule) -> int:
     warmup = int(rule.warmup.amount) if rule.warmup.unit != "seconds" else 0
     samples = max(rule.min_samples, 1) + rule.hold.need - 1
-    window = getattr(rule.condition, "window", 0)
+    window = rule.condition.window
     if rule.condition.name in ("no_improvement", "unchanged", "delta"):
         samples = max(samples, window)
     return max(warmup, 0) + rule.hold.need * rule.every if not rule.min_samples else max(warmup, samples * rule.every)
@@ -187,7 +193,7 @@ def _unwatched_nan(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
 def _unused_metrics(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
     used = {r.selector.metric for r in rules.rules} | {g.metric for r in rules.rules for g in r.only_if}
     used |= {d for f in rules.derived for d in f.inputs}
-    used |= {s.metric for r in rules.rules for s, _ in getattr(r.condition, "parts", ()) if s is not None}
+    used |= {s.metric for r in rules.rules for s, _ in r.condition.parts if s is not None}
     used |= {str(merged.rules[i].value("metric", "")).split("[")[0] for i in rules.off}
     for formula in rules.derived:
         entry: Entry = merged.metrics[formula.name]

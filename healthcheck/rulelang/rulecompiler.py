@@ -9,8 +9,8 @@ from typing import Any
 from healthcheck.errors import Problem
 from healthcheck.protocols import Condition
 from healthcheck.registry import Registry
-from healthcheck.rulelang.comparators import ABSENT, comparator_in, make_comparator
-from healthcheck.rulelang.conditions.base import OptionError
+from healthcheck.rulelang.comparators import ABSENT, Threshold, comparator_in
+from healthcheck.rulelang.conditions.base import OptionError, must_fit
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
@@ -31,6 +31,8 @@ class RuleCompiler:
         self.known = known
         self.problems = problems
         self._draft: Draft
+        self._fitting: set[str] = set()
+        """Names of conditions that have all that their protocol asks for."""
 
     def compile(self, draft: Draft) -> Rule | None:
         """The rule, or None if something is wrong with it."""
@@ -51,7 +53,7 @@ class RuleCompiler:
         self._preview(actions, severity)
         if any(p.severity == "error" for p in self.problems[before:]) or selector is None or condition is None:
             return None
-        min_samples = draft.value("min_samples") or getattr(condition, "min_samples", 1)
+        min_samples = draft.value("min_samples") or condition.min_samples
         return Rule(
             id=draft.id,
             selector=selector,
@@ -134,7 +136,11 @@ class RuleCompiler:
         if parts:
             rule[PART_COMPILER] = self._part_compiler(entry, where)
         try:
-            return kind.compile(options, rule)
+            condition = kind.compile(options, rule)
+            if name not in self._fitting:
+                must_fit(condition)
+                self._fitting.add(name)
+            return condition
         except _PartRefused:
             return None
         except OptionError as error:
@@ -186,7 +192,7 @@ class RuleCompiler:
             found = comparator_in(written) if isinstance(written, Mapping) else ("equals", _number(written))
             if found is None:
                 return None
-            return make_comparator(*found)
+            return Threshold(*found)
         except QuantityError as error:
             self.problems.append(entry.document.problem(where, "bad-value", str(error)))
             return None
@@ -247,7 +253,7 @@ class RuleCompiler:
     def _message(self, condition: Condition | None) -> Any:
         entry = self._draft.entries.get("message")
         if entry is None:
-            sentence = getattr(condition, "sentence", "") or "{series} {value}: {threshold}"
+            sentence = condition.sentence if condition else ""
             return default_message(sentence, judges_nonfinite=bool(condition and condition.judges_nonfinite))
         try:
             return Template(str(entry.value))

@@ -144,7 +144,7 @@ def _key(rule: Rule, key: str, folder: Path) -> str:
         "warmup": rule.warmup,
         "every": rule.every,
         "severity": rule.severity,
-        "min_samples": max(rule.min_samples, getattr(rule.condition, "min_samples", 0)),
+        "min_samples": max(rule.min_samples, rule.condition.min_samples),
         "only_if": ", ".join(guard.metric for guard in rule.only_if),
         "recover": getattr(rule.recover, "text", ""),
         "then": [f"{a.name} (after {a.after})" if a.after > 1 else a.name for a in rule.actions],

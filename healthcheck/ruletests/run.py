@@ -261,7 +261,7 @@ class _Checker:
         if metric in self.inputs:
             return any(self._given(Selector(name), "any") for name in self._raw(metric))
         return self._given(rule.selector, rule.phase) or any(
-            self._given(selector, "any") for selector, _ in getattr(rule.condition, "parts", ()) if selector is not None
+            self._given(selector, "any") for selector, _ in rule.condition.parts if selector is not None
         )
 
     def _raw(self, metric: str) -> Iterator[str]:
@@ -286,7 +286,7 @@ def _watched(rule: Rule) -> Iterable[str]:
     yield rule.selector.metric
     for guard in rule.only_if:
         yield guard.metric
-    for selector, _ in getattr(rule.condition, "parts", ()):
+    for selector, _ in rule.condition.parts:
         if selector is not None:
             yield selector.metric
 

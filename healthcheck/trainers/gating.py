@@ -9,14 +9,14 @@ and putting back weights and moments with ``torch.where`` (a second copy of all 
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.engine.gating import Bound, GatingRules
+from healthcheck.engine.gating import GatingRules, Limit
 from healthcheck.probes.transfer.deferred import Deferred
 from healthcheck.probes.transfer.mailbox import READ_EVERY
+from healthcheck.protocols import FINITE
 from healthcheck.references import weak
 from healthcheck.samples import Sample
 
@@ -37,10 +37,8 @@ class UpdateGate:
         self._setting = str(session.settings.get("gate", "auto"))
         self._rules: GatingRules | None = None
         self._rules_known = False
-        self._now: list[tuple[Sample, Bound]] = []
-        """Samples of the update at hand that must keep a bound."""
-        self._asking: list[str] = []
-        """The rules whose bounds these are, one for each."""
+        self._now: list[tuple[Sample, Limit]] = []
+        """Samples of the update at hand, with what rules ask of them."""
         self._ours: Any = None
         self._theirs: Any = None
         self._asked: dict[int, str] = {}
@@ -69,12 +67,7 @@ class UpdateGate:
         assert self._rules is not None
         if self._idle:
             return
-        metrics = self._rules.metrics
-        for sample in samples:
-            if sample.metric in metrics:
-                for rule, bound in self._rules.bounds(sample):
-                    self._now.append((sample, bound))
-                    self._asking.append(rule.id)
+        self._now += self._rules.limits(samples)
 
     def decided(self, step: int, rule: str) -> bool:
         """Whether the update of that step was let through or held back by this rule, before it was judged."""
@@ -95,7 +88,7 @@ class UpdateGate:
         ``host``: its values are there when they are asked for. ``device``: by ``found_inf``.
         ``wait``: only if the host waits for the device. ``none``: not at all, or nobody wants it.
         """
-        self._now, self._asking = [], []
+        self._now = []
         way = "none" if self.rules is None else self._known_way(optimizer)
         self._idle = way == "none"
         # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
@@ -136,12 +129,16 @@ class UpdateGate:
 
     def breached(self, index: int = 0) -> bool:
         """Whether the update at hand, of that optimizer, is bad, as far as the host knows."""
-        bad = [isinstance(s.value, float) and bound.breached(s.value) for s, bound in self._now]
-        held = any(bad)
-        if held:
-            self._decided.append((self._session.step, list(itertools.compress(self._asking, bad))))
-        self._flag(index, 1.0 if held else 0.0)
-        return held
+        rules = []
+        for sample, limit in self._now:
+            low, high = limit.bound.low, limit.bound.high
+            value = sample.value
+            if isinstance(value, float) and not low <= value <= high and limit.breached(value):
+                rules.append(limit.rule)
+        if rules:
+            self._decided.append((self._session.step, rules))
+        self._flag(index, 1.0 if rules else 0.0)
+        return bool(rules)
 
     def arm(self, optimizer: Any, index: int = 0) -> None:
         """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
@@ -159,7 +156,7 @@ class UpdateGate:
         else:
             found = flag
         self._ours = optimizer.found_inf = found
-        self._decided.append((self._session.step, self._asking))
+        self._decided.append((self._session.step, [limit.rule for _, limit in self._now]))
         self._flag(index, flag)
 
     def disarm(self, optimizer: Any) -> None:
@@ -184,32 +181,35 @@ class UpdateGate:
         return self._flags[1] if self._flags[0] == step else None
 
 
-def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:
-    """float32 0-dim: 1 if a sample breaks its bound, else 0; None if no sample is on a device."""
+def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:
+    """float32 0-dim: 1 if a sample breaks its limit, else 0; None if no sample is on a device."""
     import torch
 
     finite: Any = None
     bad: Any = None
     known = False
     with torch.no_grad():
-        for sample, bound in terms:
+        for sample, limit in terms:
             value = sample.value
             if isinstance(value, float):
-                known = known or bound.breached(value)
+                known = known or limit.breached(value)
                 continue
             if isinstance(value, Deferred):
                 value = value.on_device()
                 if value is None:  # calculated by the host alone: its rule is judged when it has arrived
                     continue
             if isinstance(value, float):
-                known = known or bound.breached(value)
+                known = known or limit.breached(value)
                 continue
-            if bound.nonfinite:
+            # float64 holds every value of a smaller type and every limit: what the host will compare is compared here.
+            value = value.reshape(()).double()
+            if limit.bound == FINITE and not limit.excused:
                 # Sums of finite numbers are finite in float64; one that is not spoils the sum.
-                value = value.reshape(())
-                finite = value.double() if finite is None else finite + value.to(finite.device, non_blocking=True)
+                finite = value if finite is None else finite + value.to(finite.device, non_blocking=True)
             else:
-                hit = _compared(value, bound)
+                hit = value.clamp(limit.bound.low, limit.bound.high) != value  # NaN differs from itself
+                if limit.excused:
+                    hit &= (value - value) == 0
                 bad = hit if bad is None else bad | hit.to(bad.device, non_blocking=True)
         if finite is not None:
             hit = (finite - finite) != 0
@@ -217,16 +217,6 @@ def device_flag(terms: Sequence[tuple[Sample, Bound]]) -> Any:
         if bad is None:
             return None
         return (bad | known if known else bad).float()
-
-
-def _compared(value: Any, bound: Bound) -> Any:
-    hit: Any = None
-    if bound.high is not None:
-        hit = value >= bound.high if bound.inclusive else value > bound.high
-    if bound.low is not None:
-        below = value <= bound.low if bound.inclusive else value < bound.low
-        hit = below if hit is None else hit | below
-    return hit.reshape(())
 
 
 def why_not_by_device(optimizer: Any) -> str:

@@ -318,14 +318,15 @@ def test_replay_neither_imports_torch_nor_writes_anything(tmp_path: Path) -> Non
 def test_a_condition_of_a_plugin_that_raises_is_our_fault_and_not_a_pass(says: Says, tmp_path: Path) -> None:
     plugin = """
 import healthcheck
-from healthcheck.protocols import ConditionType
-from healthcheck.rulelang.comparators import make_comparator
-from healthcheck.rulelang.conditions.base import Compiled
+from healthcheck import CompiledCondition, ConditionType, Threshold
 
 class Broken:
     normal = None
-    def update(self, value, step):
+    memoryless = False
+    def update(self, values, steps, quiet):
         raise ZeroDivisionError("boom")
+    def bound(self, healthy):
+        return None
     def state(self):
         return None
     def restore(self, state):
@@ -333,7 +334,7 @@ class Broken:
 
 @healthcheck.hookimpl
 def healthcheck_register_conditions(register):
-    register(ConditionType("acme.broken", {"type": "object"}, lambda o, r: Compiled("acme.broken", make_comparator("above", 1), Broken, "x"), help="x"))
+    register(ConditionType("acme.broken", {"type": "object"}, lambda o, r: CompiledCondition("acme.broken", Threshold("above", 1), Broken, "x"), help="x"))
 """
     (tmp_path / "acme.py").write_text(plugin)
     (tmp_path / "acme.yaml").write_text("version: 1\nrules:\n  x: {metric: loss, when: {acme.broken: {}}}\n")

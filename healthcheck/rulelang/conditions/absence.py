@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType
-from healthcheck.rulelang.comparators import make_comparator
-from healthcheck.rulelang.conditions.base import Compiled, Identity, OptionError, number_schema, options_schema
+from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.rulelang.comparators import Threshold
+from healthcheck.rulelang.conditions.base import (
+    CompiledCondition,
+    OptionError,
+    UnboundedScorer,
+    number_schema,
+    options_schema,
+)
 from healthcheck.rulelang.quantities import QuantityError, parse_duration, parse_span
 from healthcheck.text import as_written
 
@@ -16,32 +22,31 @@ STARTUP_SECONDS = 20 * 60.0
 slow once, and killing a slow starter is the classic mistake of liveness probes."""
 
 
-class Silence:
+class Silence(UnboundedScorer):
     """Score: how long nothing has come. With ``times`` the limit also grows with what is usual.
 
-    The engine (or its watchdog) hands ``update`` the seconds or steps since the last sample, and
-    tells ``arrived`` every gap that ended. The score is scaled so that ``after`` stays the limit:
-    with ``times: 5`` and a longest gap of 100 s, 500 s of silence score as ``after``.
+    The score is scaled so that ``after`` stays the limit: with ``times: 5`` and a longest gap of 100 s,
+    500 s of silence score as ``after``.
     """
 
     __slots__ = ("_after", "_longest", "_times", "normal")
 
-    def __init__(self, after: float, times: float) -> None:
+    def __init__(self, after: float, times: float = 0.0) -> None:
         self.normal: float | None = None
         self._after = after
         self._times = times
         self._longest = 0.0
 
     def arrived(self, gap: float) -> None:
-        """A sample came after ``gap`` seconds (steps) of silence that no rule has called stale."""
         if gap > self._longest:
             self._longest = gap
             if self._times:
                 self.normal = gap
 
-    def update(self, value: float, step: int) -> float | None:
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         limit = max(self._after, self._times * self._longest)
-        return value if limit == self._after else value * self._after / limit
+        usual = limit == self._after
+        return [(value if usual else value * self._after / limit, self.normal) for value in values]
 
     def state(self) -> Any:
         return self._longest
@@ -59,13 +64,12 @@ def compile_stale(options: Any, rule: Mapping[str, Any]) -> Condition:
     times = float(written.get("times", 0.0))
     if after <= 0 or first <= 0:
         raise OptionError("a budget must be longer than zero", *(("first",) if first <= 0 else ()))
-    return Compiled(
+    return CompiledCondition(
         "stale",
-        make_comparator("at_least", f"{as_written(after)}s"),
+        Threshold("at_least", f"{as_written(after)}s"),
         lambda: Silence(after, times),
         "no {series} for {value:,.0f} s",
         absence="seconds",
-        after=after,
         first=first,
     )
 
@@ -74,13 +78,12 @@ def compile_missing(options: Any, rule: Mapping[str, Any]) -> Condition:
     written = options if isinstance(options, Mapping) else {"after": options}
     after = _steps(written, "after", nested=isinstance(options, Mapping))
     first = _steps(written, "first", nested=True) if "first" in written else after
-    return Compiled(
+    return CompiledCondition(
         "missing",
-        make_comparator("at_least", f"{after:g}"),
-        Identity,
+        Threshold("at_least", f"{after:g}"),
+        lambda: Silence(after),
         "no {series} for {value:,.0f} steps",
         absence="steps",
-        after=after,
         first=first,
     )
 

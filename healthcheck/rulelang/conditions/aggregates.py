@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType, Scorer
+from healthcheck.protocols import Bound, Condition, ConditionType, Scored, Scorer
 from healthcheck.rulelang.conditions.base import (
-    Compiled,
+    CompiledCondition,
+    Found,
+    UnboundedScorer,
     min_samples_of,
     number_schema,
     options_schema,
@@ -19,41 +21,50 @@ from healthcheck.rulelang.conditions.base import (
 from healthcheck.rulelang.conditions.windows import SortedWindow
 
 
-class WindowMean:
+class WindowMean(UnboundedScorer):
     """Mean of the window, in constant time.
 
     The sum is kept relative to a shift near the data, and taken afresh once per window, so that
     rounding errors neither cancel nor pile up.
     """
 
-    __slots__ = ("_min_samples", "_shift", "_sum", "_until_fresh", "_values", "normal")
+    __slots__ = ("_min_samples", "_shift", "_size", "_sum", "_until_fresh", "_values")
 
     def __init__(self, window: int, min_samples: int) -> None:
-        self.normal: float | None = None
         self._values: deque[float] = deque(maxlen=window)
+        self._size = self._until_fresh = window
         self._min_samples = min_samples
         self._shift = self._sum = 0.0
-        self._until_fresh = window
 
-    def update(self, value: float, step: int) -> float | None:
-        values = self._values
-        n = len(values)
-        if not n:
-            self._shift = value
-        shift = self._shift
-        total = self._sum + (value - shift)
-        if n == values.maxlen:
-            total -= values[0] - shift
-        else:
-            n += 1
-        values.append(value)
-        self._until_fresh -= 1
-        if self._until_fresh <= 0:
-            shift = self._shift = sum(values) / n
-            total = sum([v - shift for v in values])
-            self._until_fresh = values.maxlen or 1
-        self._sum = total
-        return shift + total / n if n >= self._min_samples else None
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        window, shift = self._values, self._shift
+        found: Found = ()
+        for value in values:
+            n = len(window)
+            if n == self._size:
+                total = self._sum + (value - shift) - (window[0] - shift)
+            elif n:
+                total = self._sum + (value - shift)
+                n += 1
+            else:
+                shift, total, n = value, 0.0, 1
+                self._shift = shift
+            window.append(value)
+            self._sum = total
+            self._until_fresh -= 1
+            if not self._until_fresh:
+                shift = self._shift = sum(window) / n
+                total = self._sum = sum([v - shift for v in window])
+                self._until_fresh = self._size
+            score = shift + total / n
+            if n < self._min_samples:
+                found = found or []
+                found.append((None, None))
+            elif found:
+                found.append((score, None))
+            elif not quiet.low <= score <= quiet.high:
+                found = [(score, None)]
+        return found
 
     def state(self) -> Any:
         """The sum as well as the values: a restored window must round like the old one."""
@@ -66,20 +77,38 @@ class WindowMean:
         self._shift, self._sum, self._until_fresh = float(shift), float(total), int(until_fresh)
 
 
-class WindowQuantile:
+class WindowQuantile(UnboundedScorer):
     """Quantile of the window; 0 is the minimum, 1 the maximum."""
 
-    __slots__ = ("_fraction", "_min_samples", "_window", "normal")
+    __slots__ = ("_fraction", "_min_samples", "_window")
 
     def __init__(self, window: int, min_samples: int, fraction: float) -> None:
-        self.normal: float | None = None
         self._window = SortedWindow(window)
         self._min_samples = min_samples
         self._fraction = fraction
 
-    def update(self, value: float, step: int) -> float | None:
-        self._window.push(value)
-        return self._window.quantile(self._fraction) if len(self._window.values) >= self._min_samples else None
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        window = self._window
+        found: Found = ()
+        for value in values:
+            window.push(value)
+            ordered = window.ordered
+            n = len(ordered)
+            if n < self._min_samples:
+                found = found or []
+                found.append((None, None))
+                continue
+            # Linear interpolation between the two nearest values (Hyndman and Fan's type 7).
+            place = self._fraction * (n - 1)
+            at = int(place)
+            score = ordered[at]
+            if at + 1 < n:
+                score += (place - at) * (ordered[at + 1] - score)
+            if found:
+                found.append((score, None))
+            elif not quiet.low <= score <= quiet.high:
+                found = [(score, None)]
+        return found
 
     def state(self) -> Any:
         return list(self._window.values)
@@ -104,7 +133,7 @@ def _type(name: str, what: str) -> ConditionType:
         if name == "percentile":
             p = float(options["p"])
             fraction, label = p / 100.0, f"percentile {p:g}"
-        return Compiled(
+        return CompiledCondition(
             name,
             breaches,
             make,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.protocols import Comparator, Condition, Scorer
-from healthcheck.rulelang.comparators import Bound, comparator_in, make_comparator
+from healthcheck.protocols import AbsenceScorer, Bound, Comparator, Condition, Scored, Scorer, lacking
+from healthcheck.rulelang.comparators import Threshold, comparator_in
 from healthcheck.rulelang.quantities import QuantityError, parse_span
 
 DEFAULT_MIN_SAMPLES = 8
@@ -29,64 +29,54 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """One compiled condition; see :class:`healthcheck.protocols.Condition`."""
+class CompiledCondition:
+    """One compiled condition; what each field means says :class:`healthcheck.protocols.Condition`."""
 
     name: str
     breaches: Comparator
-    make: Callable[[], Scorer]
-    """Makes the memory of one series."""
-    sentence: str = "{series} {value} is {threshold}"
-    """Default message of a rule with this condition."""
+    start: Callable[..., Scorer]
+    """Makes the memory of one series: often the class of the scorer, or a ``lambda`` that hands it its options."""
+    sentence: str = "{series} {value}: {threshold}"
     judges_nonfinite: bool = False
-    absence: str = ""
+    bounded: bool = False
     baseline: bool = False
     min_samples: int = 1
-    """Samples from which it judges, after defaults."""
     window: int = 0
-    """Samples that it looks back at most; the placeholder ``{window}``."""
-    across: str = ""
-    """Label whose siblings an ``outlier`` is compared with."""
-    after: float = 0.0
-    """``stale``, ``missing``: the budget in seconds or steps."""
+    absence: str = ""
     first: float = 0.0
-    """``stale``, ``missing``: the budget until the first sample."""
-
-    def start(self) -> Scorer:
-        return self.make()
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledParts(Compiled):
-    """``all`` and ``any``: the engine feeds the parts and hands their count to ``breaches``."""
-
+    across: str = ""
     parts: tuple[tuple[Any, Condition], ...] = ()
-    """(Selector or None for the rule's own series, Condition)."""
 
 
-class Identity:
-    """The score is the value: thresholds, and conditions whose value the engine prepares."""
+def must_fit(condition: Condition) -> None:
+    """Raise ``TypeError`` if a compiled condition, or what it is made of, lacks a name that its protocol asks for."""
+    missing = lacking(condition, Condition)
+    if not missing:
+        missing = [f"breaches.{name}" for name in lacking(condition.breaches, Comparator)]
+    if not missing and not condition.parts:
+        scorer = AbsenceScorer if condition.absence else Scorer
+        missing = [f"start().{name}" for name in lacking(condition.start(), scorer)]
+    if missing:
+        raise TypeError(f"it lacks {', '.join(missing)}")
 
-    __slots__ = ("normal",)
 
-    is_identity = True
-    """Lets the engine leave out the call of ``update``."""
-    forgetful = True
+Found = list[Scored] | tuple[()]
+"""What ``update`` returns: all from the first sample on that is not quiet. No list is made for those that all are."""
 
-    def __init__(self) -> None:
-        self.normal: float | None = None
 
-    def update(self, value: float, step: int) -> float | None:
-        return value
+class UnboundedScorer:
+    """What a scorer says that publishes no bound; one with a baseline keeps its own ``normal``."""
 
-    def state(self) -> Any:
+    __slots__ = ()
+
+    normal: float | None = None
+    memoryless = False
+
+    def bound(self, healthy: Bound) -> Bound | None:
         return None
 
-    def restore(self, state: Any) -> None:
-        return None
 
-
-def the_comparator(options: Mapping[str, Any], name: str) -> Bound:
+def the_comparator(options: Mapping[str, Any], name: str) -> Threshold:
     """The comparator among a condition's options; exactly one is needed."""
     try:
         found = comparator_in(options)
@@ -95,7 +85,7 @@ def the_comparator(options: Mapping[str, Any], name: str) -> Bound:
     if found is None:
         raise OptionError(f"`{name}` needs something to compare with, such as `above: ...` or `below: ...`")
     try:
-        return make_comparator(*found)
+        return Threshold(*found)
     except QuantityError as error:
         raise OptionError(str(error), found[0]) from None
 

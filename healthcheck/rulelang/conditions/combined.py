@@ -2,16 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Condition, ConditionType
-from healthcheck.rulelang.comparators import count_reached
-from healthcheck.rulelang.conditions.base import CompiledParts, Identity, OptionError
+from healthcheck.protocols import EMPTY, Bound, Comparator, Condition, ConditionType, OtherPart, Scored, Scorer
+from healthcheck.rulelang.comparators import COMPARATORS, EVERYTHING, Threshold
+from healthcheck.rulelang.conditions.base import CompiledCondition, OptionError, UnboundedScorer
 
 PART_COMPILER = "compile_part"
 """Key under which the rule compiler hands itself to these two conditions: selectors and other
 conditions are its business. ``compile_part(part, index) -> (Selector or None, Condition)``."""
+
+
+class OwnParts:
+    """The parts on the rule's own series that one scorer serves."""
+
+    __slots__ = ("_breaches", "before", "count", "exact", "learn", "quiet", "scorer", "tests", "update")
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.update = scorer.update
+        self.learn: Callable[[Sequence[float], Sequence[int]], int] | None = getattr(scorer, "learn", None)
+        self.quiet: Bound = EVERYTHING
+        """Scores with which none of the parts breaches."""
+        self.tests: list[tuple[float, float, Comparator | None]] = []
+        """For each part its healthy scores, and its comparator where others may be healthy as well."""
+        self.exact = True
+        """Whether there is no such comparator."""
+        self.count = 0
+        """How many parts there are."""
+        self.before = 0
+        """How many are judged before them."""
+        self._breaches: list[Comparator] = []
+
+    def add(self, breaches: Comparator) -> None:
+        """One more part with this comparator."""
+        low, high = breaches.healthy.low, breaches.healthy.high
+        self._breaches.append(breaches)
+        self.tests.append((low, high, None if breaches.exact else breaches))
+        self.exact = self.exact and breaches.exact
+        self.count += 1
+        self.quiet = Bound(max(self.quiet.low, low), min(self.quiet.high, high))
+
+    def bounds(self) -> list[tuple[float, float]]:
+        """The healthy values of each part, of a scorer that has no memory."""
+        found = [self.scorer.bound(breaches.healthy) or EMPTY for breaches in self._breaches]
+        return [(bound.low, bound.high) for bound in found]
+
+
+class CombinedScorer(UnboundedScorer):
+    """Score: how many parts breach; None while a part that is needed has not judged yet.
+
+    Parts that remember the same ``join``, so that they learn it once. In an ``all`` that has failed already, a part
+    that can ``learn`` without judging only does that. Of a part whose score depends on the value alone only the
+    healthy values are kept.
+    """
+
+    __slots__ = ("_asked", "_bounds", "_need_all", "_others", "_own", "_total")
+
+    def __init__(self, parts: Sequence[Condition], others: Sequence[OtherPart], *, need_all: bool) -> None:
+        self._need_all = need_all
+        self._others = others
+        self._total = len(others) + len(parts)
+        served: dict[int, OwnParts] = {}
+        for part in parts:
+            scorer = _joined(part.start(), [own.scorer for own in served.values()])
+            if id(scorer) not in served:
+                served[id(scorer)] = OwnParts(scorer)
+            served[id(scorer)].add(part.breaches)
+        # Those that can learn without judging come last: an `all` has often failed by then.
+        self._own = sorted(served.values(), key=lambda own: own.learn is not None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Sort the parts into those that must be asked, and those whose healthy values are known for good.
+
+        A scorer may lose its memory when it could not judge yet.
+        """
+        self._asked: list[OwnParts] = []
+        self._bounds: list[tuple[float, float]] = []
+        for own in self._own:
+            if own.exact and own.scorer.memoryless:
+                self._bounds += own.bounds()
+            else:
+                self._asked.append(own)
+        before = len(self._others) + len(self._bounds)
+        for own in self._asked:
+            own.before = before
+            before += own.count
+
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        if len(values) > 1:  # sample by sample: whether an `all` has failed, and what parts share, may differ
+            singly: list[Scored] = []
+            for at in range(len(values)):
+                singly += self.update(values[at : at + 1], steps[at : at + 1], EMPTY if singly else quiet)
+            return singly
+        (value,) = values
+        breaches = unknown = 0
+        for other in self._others:
+            if other.breach is None:
+                unknown += 1
+            elif other.breach:
+                breaches += 1
+        for low, high in self._bounds:
+            if not low <= value <= high:
+                breaches += 1
+        for own in self._asked:
+            if own.learn is not None and self._need_all and breaches + unknown < own.before:
+                unknown += own.count * own.learn(values, steps)
+                continue  # what has failed stays failed
+            found = own.update(values, steps, own.quiet)
+            if not found:
+                continue  # healthy for all of them
+            score = found[0][0]
+            if score is None:
+                unknown += own.count
+                continue
+            for low, high, test in own.tests:
+                if (score < low or score > high) if test is None else test(score):
+                    breaches += 1
+        if unknown:
+            for own in self._asked:
+                if own.exact and own.scorer.memoryless:  # as of now
+                    self._settle()
+                    break
+            if self._need_all or unknown == self._total:
+                return [(None, None)]
+        return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
+
+    def state(self) -> Any:
+        return [own.scorer.state() for own in self._own]
+
+    def restore(self, state: Any) -> None:
+        for own, saved in zip(self._own, state, strict=True):
+            own.scorer.restore(saved)
+        self._settle()
+
+
+def _joined(scorer: Scorer, earlier: Sequence[Scorer]) -> Scorer:
+    """The scorer, which may read now what an earlier one remembers; or an earlier one that scores the same."""
+    join: Callable[[Scorer], Scorer | None] | None = getattr(scorer, "join", None)
+    if join is not None:
+        for other in earlier:
+            joined = join(other)
+            if joined is not None:
+                return joined
+    return scorer
 
 
 def _type(name: str, help: str) -> ConditionType:
@@ -26,14 +162,15 @@ def _type(name: str, help: str) -> ConditionType:
             " ".join(filter(None, (str(selector or ""), _score_name(condition), condition.breaches.text)))
             for selector, condition in parts
         )
-        return CompiledParts(
+        own = [condition for selector, condition in parts if selector is None]
+        return CompiledCondition(
             name,
-            count_reached(need, words),
-            Identity,  # the engine hands it the number of parts that breach
+            Threshold("at_least", need, words),
+            lambda *others: CombinedScorer(own, others, need_all=name == "all"),
             "{series} {value}: {threshold}",
-            baseline=any(c.baseline for _, c in parts),
-            min_samples=max((getattr(c, "min_samples", 1) for _, c in parts), default=1),
-            window=max((getattr(c, "window", 0) for _, c in parts), default=0),
+            baseline=any(condition.baseline for _, condition in parts),
+            min_samples=max((condition.min_samples for _, condition in parts), default=1),
+            window=max((condition.window for _, condition in parts), default=0),
             parts=parts,
         )
 
@@ -49,8 +186,6 @@ def _type(name: str, help: str) -> ConditionType:
 
 
 def _score_name(condition: Condition) -> str:
-    from healthcheck.rulelang.comparators import COMPARATORS
-
     return "" if condition.name in (*COMPARATORS, "nonfinite", "unchanged", "no_improvement") else condition.name
 
 

@@ -8,54 +8,65 @@ in a row: the baseline starts again from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from healthcheck.rulelang.comparators import Bound
+from healthcheck.protocols import Bound, Comparator
 from healthcheck.rulelang.conditions.base import OptionError
 
 POLICIES = ("include", "exclude", "clip")
 
 
 class Learning:
-    """The policy of one rule; shared by its series."""
+    """The policy of one rule; shared by its series.
 
-    __slots__ = ("breaches", "high", "low", "outliers", "plain", "reseed")
+    :param rule: the keys of the rule that a compiler of conditions is given.
+    :param default: what ``outliers`` is where the rule does not say.
+    :param window: samples that the baseline holds at most.
 
-    def __init__(self, rule: Mapping[str, Any], breaches: Bound, *, default: str, window: int) -> None:
+    Raises ``OptionError`` when ``reseed`` asks for more samples than the window holds.
+    """
+
+    __slots__ = ("breaches", "outliers", "plain", "reseed")
+
+    def __init__(self, rule: Mapping[str, Any], breaches: Comparator, *, default: str = "include", window: int) -> None:
         self.outliers: str = rule.get("outliers") or default
         self.reseed: int = rule.get("reseed") or 0
         self.breaches = breaches
-        self.low, self.high = breaches.low, breaches.high
         if self.reseed > window:
             raise OptionError(f"reseed {self.reseed} is more than the window of {window} samples", rule_key="reseed")
         self.plain = self.outliers == "include" and not self.reseed
         """True if nothing has to be decided: every sample is learnt as it is."""
 
     def admit(
-        self, value: float, score: float | None, streak: list[float], value_at: Callable[[float], float]
-    ) -> tuple[float | None, list[float] | None]:
-        """``(value to learn or None, new content of the baseline or None)``.
+        self,
+        value: float,
+        score: float | None,
+        streak: list[float],
+        bound: Callable[[Bound], Bound | None],
+    ) -> tuple[Sequence[float], bool]:
+        """What to learn of a sample that was scored: ``(values, afresh)``.
 
-        ``streak`` holds the breaching samples in a row and is kept up to date here; ``value_at``
-        gives the value whose score would be the one asked for.
+        :param streak: the breaching samples in a row, kept up to date here; part of the scorer's saved state.
+        :param bound: the scorer's own ``bound``: where its threshold lies now.
+
+        ``afresh`` says that the baseline starts again from the values.
         """
         if score is None or not self.breaches(score):
             streak.clear()
-            return value, None
+            return (value,), False
         if self.reseed:
             streak.append(value)
             if len(streak) >= self.reseed:
                 level = streak[:]
                 streak.clear()
-                return None, level
+                return level, True
         if self.outliers == "include":
-            return value, None
-        if self.outliers == "exclude":
-            return None, None
-        limit = self.high if self.high is not None and score >= self.high else self.low
-        if limit is None:
-            return None, None
-        clipped = value_at(limit)
-        return (clipped if isfinite(clipped) else None), None
+            return (value,), False
+        if self.outliers == "clip" and self.breaches.exact:
+            fine = bound(self.breaches.healthy)
+            if fine is not None:
+                nearest = fine.high if score > self.breaches.healthy.high else fine.low
+                return ((nearest,) if isfinite(nearest) else ()), False
+        return (), False

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck import Comparator, Condition, ConditionType
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """The test of the score, with the words that messages use."""
-
-    bound: float
-
-    @property
-    def text(self) -> str:
-        return f"at least {self.bound:g} times the first value"
-
-    def __call__(self, score: float) -> bool:
-        return score >= self.bound
+from healthcheck import Bound, CompiledCondition, Condition, ConditionType, Scored, Threshold, exact_bound
 
 
 class Growth:
-    """Memory of one series: its first value. The score is value / first."""
+    """Memory of one series: its first value. The score is value / first, if that is positive."""
+
+    memoryless = False
 
     def __init__(self) -> None:
         self.normal: float | None = None
 
-    def update(self, value: float, step: int) -> float | None:
-        if self.normal is None:
-            self.normal = value
-            return None  # nothing came before it, so there is nothing to judge
-        return value / self.normal if self.normal else None
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        scored: list[Scored] = []
+        for value in values:
+            if self.normal is None:
+                self.normal = value
+                scored.append((None, value))  # nothing came before it, so there is nothing to judge
+            else:
+                scored.append((value / self.normal if self.normal > 0 else None, self.normal))
+        return scored
+
+    def bound(self, healthy: Bound) -> Bound | None:
+        first = self.normal
+        if first is None or first <= 0:
+            return None
+        return exact_bound(lambda value: value / first, healthy, healthy.low * first, healthy.high * first)
 
     def state(self) -> Any:
         return self.normal
@@ -42,24 +39,14 @@ class Growth:
         self.normal = state
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """The compiled condition: shared by all series of a rule, so it holds no memory itself."""
-
-    breaches: Comparator
-    name: str = "healthcheck_example.grown"
-    judges_nonfinite: bool = False
-    absence: str = ""
-    baseline: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def start(self) -> Growth:
-        return Growth()
-
-
 def compile_grown(options: Any, rule: Mapping[str, Any]) -> Condition:
     """``healthcheck_example.grown: 10``; the schema below has checked that it is a number above 1."""
-    return Grown(breaches=AtLeast(float(options)))
+    return CompiledCondition(
+        "healthcheck_example.grown",
+        Threshold("at_least", options, f"at least {options:g} times the first value"),
+        Growth,
+        bounded=True,
+    )
 
 
 GROWN = ConditionType(

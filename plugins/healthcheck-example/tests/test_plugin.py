@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from healthcheck import EMPTY
 from healthcheck.testing import FakeModel, FakeTrainer, check_plugin, open_test_session, play
 
 import healthcheck_example
@@ -78,9 +80,21 @@ def test_a_first_value_of_zero_gives_no_score() -> None:
 def test_the_memory_survives_a_resume_through_json() -> None:
     condition = GROWN.compile(3, {})
     before, after = condition.start(), condition.start()
-    before.update(2.0, 1)
+    before.update((2.0,), (1,), EMPTY)
     after.restore(json.loads(json.dumps(before.state())))
-    assert after.update(8.0, 2) == before.update(8.0, 2) == 4.0
+    assert after.update((8.0,), (2,), EMPTY) == before.update((8.0,), (2,), EMPTY) == [(4.0, 2.0)]
+
+
+def test_an_update_is_held_back_by_the_bound_exactly_where_its_value_would_breach() -> None:
+    condition = GROWN.compile(3, {})
+    memory = condition.start()
+    assert memory.bound(condition.breaches.healthy) is None
+    memory.update((0.1,), (1,), EMPTY)
+    bound = memory.bound(condition.breaches.healthy)
+    assert bound is not None
+    for value in (0.2, bound.high, math.nextafter(bound.high, math.inf), 0.4):
+        ((score, _),) = memory.update((value,), (2,), EMPTY)
+        assert bound.holds(value) != condition.breaches(score)
 
 
 # --- the action

@@ -11,7 +11,7 @@ import pytest
 
 from healthcheck.assembly import plugin_host
 from healthcheck.engine.engine import Engine
-from healthcheck.rulelang.comparators import as_bounds, make_comparator
+from healthcheck.rulelang.comparators import Threshold
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.samples import Sample
@@ -90,19 +90,16 @@ def told(engine: Engine, step: int, batch: list[Sample]) -> list[Any]:
 
 
 def attentive() -> Engine:
-    """An engine that judges each value by each rule."""
+    """An engine that judges each value by each rule, and scores what other metrics say each time."""
 
     class Attentive(Engine):
         def evaluate(self, step: int, samples: Any, now: float) -> Any:
             for state in self.states:
-                for series in state.series.values():
-                    if series is not None:
-                        series.calm_from, series.calm_to = series.idle_from, series.idle_to = math.inf, -math.inf
                 for side in state.sides:
-                    side.forgetful = False
+                    side.settled = False
             return super().evaluate(step, samples, now)
 
-    return Attentive(rules(), watch_transitions=True)
+    return Attentive(rules(), watch_transitions=True, every_score=True)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
@@ -119,15 +116,39 @@ def test_rules_tell_the_same_as_rules_that_judge_each_value(seed: int) -> None:
     ("kind", "limit"),
     [("above", 0), ("at_least", 2.5), ("below", -1), ("at_most", 0), ("outside", [-1, 2.5]), ("equals", 2.5)],
 )
-def test_the_bounds_of_a_comparator_say_what_it_says(kind: str, limit: Any) -> None:
-    breaches = make_comparator(kind, limit)
-    low, high, test = as_bounds(breaches)
-    for near in (-1.0, 0.0, 2.5, math.inf, -math.inf):
-        for score in (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf)):
-            if test is None:
-                assert (score < low or score > high) == breaches(score), score
-            else:
-                assert not (low <= score <= high and breaches(score)), score
+def test_what_a_comparator_publishes_says_what_it_says(kind: str, limit: Any) -> None:
+    breaches = Threshold(kind, limit)
+    scores = [-7.0, -1.0, 0.0, 0.7, 2.5, 40.0, math.inf, -math.inf]
+    near = [math.nextafter(score, end) for score in scores for end in (math.inf, -math.inf)]
+    for score in (*scores, *near):
+        if breaches.exact:
+            assert breaches.healthy.holds(score) != breaches(score), score
+        else:
+            assert not (breaches.healthy.holds(score) and breaches(score)), score
+        for closest in (*scores, *near):
+            if breaches.quiet(closest).holds(score):
+                assert not breaches(score)
+                assert not breaches.closer(score, closest), (score, closest)
+            if breaches.direction:
+                assert breaches.closer(score, closest) == (breaches.direction * score > breaches.direction * closest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "nearer", "farther"),
+    [
+        ("above", 8, 7, 1),
+        ("below", 8, 9, 11),
+        ("outside", [0, 10], 9, 5),
+        ("outside", [0, 10], 1, 5),
+        ("outside", [0, 10], -3, 11),
+        ("equals", 0, 1e-4, 1e-3),
+        ("equals", 0, -1e-4, 1e-3),
+    ],
+)
+def test_of_two_scores_one_is_closer_to_a_breach(kind: str, limit: Any, nearer: float, farther: float) -> None:
+    breaches = Threshold(kind, limit)
+    assert breaches.closer(nearer, farther)
+    assert not breaches.closer(farther, nearer)
 
 
 def quiet(steps: int) -> Iterator[tuple[int, list[Sample]]]:

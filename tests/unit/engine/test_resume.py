@@ -100,8 +100,8 @@ def test_a_derived_metric_whose_memory_cannot_be_read_starts_fresh(bench: Callab
 
 
 def test_a_state_of_another_format_is_refused_as_a_whole(bench: Callable[..., Any]) -> None:
-    with pytest.raises(StateError, match="version 1, this is 2"):
-        bench(RULES).engine.load_state_dict({"version": 1, "step": 3, "rules": {}})
+    with pytest.raises(StateError, match="version 2, this is 3"):
+        bench(RULES).engine.load_state_dict({"version": 2, "step": 3, "rules": {}})
 
 
 # -- the clock begins again at zero -----------------------------------------------------

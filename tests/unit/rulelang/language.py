@@ -10,7 +10,7 @@ import pytest
 
 from healthcheck.errors import RuleFileError
 from healthcheck.plugins import PluginHost
-from healthcheck.protocols import Condition
+from healthcheck.protocols import EMPTY, Condition, Scorer
 from healthcheck.registry import Registry
 from healthcheck.rulelang import conditions
 from healthcheck.rulelang.compile import load_rules
@@ -91,8 +91,15 @@ def scores(compiled: Condition, values: list[float]) -> list[float | None]:
     """The score of every value, non-finite ones left out unless the condition judges them."""
     scorer = compiled.start()
     return [
-        scorer.update(v, i + 1) if math.isfinite(v) or compiled.judges_nonfinite else None for i, v in enumerate(values)
+        update(scorer, v, i + 1) if math.isfinite(v) or compiled.judges_nonfinite else None
+        for i, v in enumerate(values)
     ]
+
+
+def update(scorer: Scorer, value: float, step: int) -> float | None:
+    """The score of a run of one sample."""
+    ((score, _),) = scorer.update((value,), (step,), EMPTY)
+    return score
 
 
 BASE = """\

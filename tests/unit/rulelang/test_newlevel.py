@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 from math import log
 
-from healthcheck.rulelang.conditions.newlevel import Shift, shift_in
+from healthcheck.rulelang.conditions.rebound import Shift, shift_in
 
 NOISE = 0.03
 

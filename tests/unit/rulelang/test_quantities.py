@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.rulelang.comparators import COMPARATORS, make_comparator
+from healthcheck.rulelang.comparators import COMPARATORS, Threshold
 from healthcheck.rulelang.quantities import (
     QuantityError,
     parse_duration,
@@ -81,7 +81,7 @@ def test_nothing_but_a_quantity_error_comes_out(value) -> None:
 
 
 def test_comparators_say_what_they_ask() -> None:
-    texts = {kind: make_comparator(kind, [0, 5] if kind == "outside" else "90%").text for kind in COMPARATORS}
+    texts = {kind: Threshold(kind, [0, 5] if kind == "outside" else "90%").text for kind in COMPARATORS}
     assert texts["above"] == "above 90%"
     assert texts["at_least"] == "at least 90%"
     assert texts["outside"] == "outside 0 to 5"
@@ -99,6 +99,6 @@ def test_comparators_say_what_they_ask() -> None:
     ],
 )
 def test_comparators_at_their_limit(kind, value, true, false) -> None:
-    test = make_comparator(kind, value)
+    test = Threshold(kind, value)
     assert test(true)
     assert not test(false)

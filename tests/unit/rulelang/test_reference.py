@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from language import condition
+from language import condition, update
 
-from healthcheck.engine.combined import CombinedScorer
-from healthcheck.rulelang.conditions.smallsample import widening, widening_mad
+from healthcheck.rulelang.conditions.combined import CombinedScorer
+from healthcheck.rulelang.conditions.windows import widening, widening_mad
 
 Values = Sequence[float]
 Score = float | None
@@ -261,7 +261,7 @@ def test_a_condition_scores_as_its_definition_says(
     # Logged far apart a jump is a rise that was not seen; what `rebound` makes of a new level is tested by itself.
     apart = 10 if name == "rebound" else 1
 
-    found = [scorer.update(value, apart * step) for step, value in enumerate(values, 1)]
+    found = [update(scorer, value, apart * step) for step, value in enumerate(values, 1)]
 
     for i, score in enumerate(found, 1):
         wanted = definition(values[:i], options)
@@ -285,9 +285,9 @@ def test_parts_that_share_what_they_remember_count_like_parts_alone(
 ) -> None:
     conditions = [condition(name, options) for name, options in parts]
     alone = [one.start() for one in conditions]
-    together = CombinedScorer(list(conditions), need_all=False)
+    together = CombinedScorer(conditions, (), need_all=False)
 
     for step, value in enumerate(series(seed, 150), 1):
-        scores = [scorer.update(value, step) for scorer in alone]
+        scores = [update(scorer, value, step) for scorer in alone]
         known = [one.breaches(score) for one, score in zip(conditions, scores, strict=True) if score is not None]
-        assert together.update(value, step) == (float(sum(known)) if known else None)
+        assert update(together, value, step) == (float(sum(known)) if known else None)

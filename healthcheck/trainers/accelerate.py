@@ -108,7 +108,7 @@ class AccelerateAdapter:
             optimizers=list(accelerator._optimizers),
             step=int(state["step"]) if state else 0,
             state=state,
-            tells=False,
+            announces=False,
         )
         session = self.watch.session
         if self.watch.active and session is not None:
@@ -145,11 +145,11 @@ class AccelerateAdapter:
             machine = self.watch.machine
             if not self._patches.active or not self.watch.active or machine is None:
                 return original(output_dir, *args, **kwargs)
-            machine.saves_announced = True
+            machine.events.saves_announced = True
             try:
                 folder = original(output_dir, *args, **kwargs)
             finally:
-                machine.saves_announced = False
+                machine.events.saves_announced = False
             self.watch.guard(self._saved, folder or output_dir)
             return folder
 

@@ -32,7 +32,7 @@ from healthcheck.trainers.opening import SessionOptions, open_here, switched_off
 from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.savedstate import inner_optimizer
 from healthcheck.trainers.steps.hooks import TorchHooks
-from healthcheck.trainers.steps.machine import StepMachine
+from healthcheck.trainers.steps.machine import EndedBy, StepMachine
 from healthcheck.trainers.steps.sources import LoopSource, TorchFeed
 from healthcheck.trainers.stopping import StopSwitch, ending_of
 
@@ -110,7 +110,7 @@ class Loop:
         )
         controls = TorchControls(session, view, self._stop, capabilities_of("loop", {**LOOP_GAPS, **gaps}))
         session.bind(controls)
-        machine = StepMachine(session, view, controls, only=optimizers, announced=True)
+        machine = StepMachine(session, view, controls, only=optimizers, ended_by=EndedBy.LOOP)
         source = self._source = LoopSource(machine)
         if session.watching:
             hooks = TorchHooks(machine, self._patches, AfterImport(session.monitor_error, self._patches), source)

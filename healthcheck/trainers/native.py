@@ -28,7 +28,7 @@ from healthcheck.trainers.patching import AfterImport, Patches
 from healthcheck.trainers.resume.check import ResumeCheck, normal_of
 from healthcheck.trainers.resume.savedstate import inner_optimizer, read_state, resume, write_state
 from healthcheck.trainers.steps.hooks import TorchHooks
-from healthcheck.trainers.steps.machine import StepMachine
+from healthcheck.trainers.steps.machine import EndedBy, StepMachine
 from healthcheck.trainers.steps.sources import AnnouncedSource, TorchFeed
 from healthcheck.trainers.stopping import PATIENCE, StopSwitch, ending_of
 
@@ -87,14 +87,14 @@ class NativeWatch:
         epoch: float | None = None,
         max_steps: int | None = None,
         state: Mapping[str, Any] | None = None,
-        tells: bool = True,
+        announces: bool = True,
         ranks: tuple[int, int] | None = None,
     ) -> bool:
         """The framework is about to train. True if this run is watched.
 
         :param step: updates that were made before (a resume).
         :param state: what :meth:`state` gave when the checkpoint was written, if it is there.
-        :param tells: the framework announces evaluations and checkpoints, so that none is guessed.
+        :param announces: the framework announces evaluations and checkpoints, so that none is guessed.
         :param ranks: ``(rank, world size)`` where the framework knows better than the environment did
             when the session was opened (it starts the other ranks itself).
 
@@ -134,8 +134,8 @@ class NativeWatch:
             return False
         self.active = True
         machine.evaluations.end()
-        machine.evaluations.announce(tells)
-        machine.saves_announced = tells
+        machine.evaluations.announce(announces)
+        machine.events.saves_announced = announces
         before = machine.last_attempt - step
         machine.events.epoch, machine.events.planned = epoch, max_steps and max_steps + before
         self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
@@ -154,7 +154,7 @@ class NativeWatch:
         self.machine.begin_anew()
 
     def _own_machine(
-        self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool, announced: bool = False
+        self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool, ended_by: EndedBy = EndedBy.UPDATES
     ) -> tuple[StepMachine, TorchControls]:
         """A step machine and the controls of what it sees.
 
@@ -162,7 +162,7 @@ class NativeWatch:
         """
         view = FoundModel([model] if model is not None else ())
         base = TorchControls(session, view, StopSwitch(session.stop), self.capabilities)
-        machine = StepMachine(session, view, base, only=optimizers, announced=announced)
+        machine = StepMachine(session, view, base, only=optimizers, ended_by=ended_by)
         self._patches = Patches()
         if hooked:
             TorchHooks(machine, self._patches, AfterImport(session.monitor_error, self._patches)).install()
@@ -186,7 +186,7 @@ class NativeWatch:
             self._remove.pop()()
         machine.finish()
         machine.evaluations.announce(False)
-        machine.saves_announced = False
+        machine.events.saves_announced = False
         if self.shared:
             machine.optimizers.watch_only(self._only)
         session.stop.by_framework = False
@@ -366,10 +366,16 @@ class AnnouncedWatch(NativeWatch):
             self.machine.losses.weigh(weight)
 
     def _own_machine(
-        self, session: Session, model: Any, optimizers: list[Any], *, hooked: bool, announced: bool = True
+        self,
+        session: Session,
+        model: Any,
+        optimizers: list[Any],
+        *,
+        hooked: bool,
+        ended_by: EndedBy = EndedBy.FRAMEWORK,
     ) -> tuple[StepMachine, TorchControls]:
         hooked = hooked and self._hooked
-        machine, base = super()._own_machine(session, model, optimizers, hooked=hooked, announced=announced)
+        machine, base = super()._own_machine(session, model, optimizers, hooked=hooked, ended_by=ended_by)
         self.source = AnnouncedSource(machine)
         return machine, base
 

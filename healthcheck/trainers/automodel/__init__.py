@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from healthcheck.trainers.automodel.callback import LOG_PREFIX, HealthCheckCallback, HealthCheckRecipe, attach
+from healthcheck.trainers.automodel.callback import (
+    CAPABILITIES,
+    LOG_PREFIX,
+    AutoModelControls,
+    HealthCheckCallback,
+    HealthCheckRecipe,
+    attach,
+)
 from healthcheck.trainers.automodel.callbacks import EVENTS, Callback, rank_zero_only
-from healthcheck.trainers.automodel.controls import CAPABILITIES, AutoModelControls
 from healthcheck.trainers.automodel.recipe import CallbackRecipe
 
 __all__ = [

@@ -48,7 +48,7 @@ class Callback:
 
 
 def rank_zero_only(function: F) -> F:
-    """Call a method of a callback on the main rank only, as ``recipe.dist_env.is_main`` tells it."""
+    """Call a method of a callback on the main rank only, as ``recipe.dist_env.is_main`` says."""
 
     @functools.wraps(function)
     def on_main(self: Any, recipe: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
+from healthcheck.names import canonical_metric
 from healthcheck.outcome import Ending
 from healthcheck.protocols import Capabilities
-from healthcheck.trainers.adapting import Forwarded, NativeControls
+from healthcheck.trainers.adapting import Forwarded, NativeControls, joined
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.dream.base import callback_class
-from healthcheck.trainers.dream.facts import named, planned_steps, scalars
-from healthcheck.trainers.dream.step import WatchedStep
-from healthcheck.trainers.native import AnnouncedWatch, WatchedResults
+from healthcheck.trainers.native import AnnouncedWatch, WatchedResults, inner_optimizer
 from healthcheck.trainers.opening import SessionOptions
 from healthcheck.trainers.patching import Patches
 from healthcheck.trainers.resume.savedstate import parse_state
+from healthcheck.trainers.steps.sources import AnnouncedSource
 from healthcheck.trainers.stopping import ending_of
 
 if TYPE_CHECKING:
@@ -83,6 +83,73 @@ class DreamControls(NativeControls):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._owner.log_metrics(metrics)
+
+
+def named(models: Mapping[str, Any]) -> Any:
+    """The trainer's models under its own names; a single one without."""
+    import torch
+
+    return torch.nn.ModuleDict(models) if len(models) > 1 else joined(models.values(), "model")
+
+
+def scalars(values: Mapping[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    """Scalars of a result under canonical names; a device scalar stays where it is."""
+    found = {}
+    for name, value in values.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name not in leave_out and (number or getattr(value, "ndim", None) == 0):
+            found[canonical_metric(name)] = value
+    return found or None
+
+
+def planned_steps(trainer: Any) -> int | None:
+    epochs = getattr(getattr(trainer, "training_parameters", None), "n_epochs", None)
+    batches = int(getattr(trainer, "_num_train_batches", 0) or 0)
+    parts = int(getattr(trainer, "num_gradient_accumulation_steps", 1) or 1)
+    return int(epochs) * (batches // parts) if epochs and batches else None
+
+
+class WatchedStep:
+    """Takes the place of ``trainer.step`` while a run is watched.
+
+    Dream Trainer checks gradients there and raises before anybody has seen them. Our look comes first: a rule may keep the
+    update from happening, and then the trainer's own check has nothing to raise about.
+    """
+
+    def __init__(self, watch: AnnouncedWatch) -> None:
+        self._watch = watch
+        self._inside: Any = None
+        """The optimizer whose update is being made."""
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            source, inner = self._watch.source, inner_optimizer(optimizer)
+            if not self._watch.active or source is None or not source.watches(inner):
+                return original(optimizer, *args, **kwargs)
+            if self._watch.guard(source.update_begins, inner) is False:
+                return self._left_out(source, optimizer, inner)
+            self._inside = inner
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                self._inside = None
+                source.update_fails(inner)  # if nobody has said that it was made
+
+        return step
+
+    def updated(self, optimizer: Any) -> None:
+        """``post_optimizer_step``: gradients are still there, the schedule has not moved on."""
+        source, inner = self._watch.source, inner_optimizer(optimizer)
+        if source is not None and inner is self._inside:
+            source.update_ends(inner)
+
+    def _left_out(self, source: AnnouncedSource, optimizer: Any, inner: Any) -> Any:
+        """No update, no callbacks round it, no step of the schedule; gradients are cleared as always."""
+        import torch
+
+        self._watch.guard(source.update_ends, inner)
+        optimizer.zero_grad()
+        return torch.zeros(())
 
 
 class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[misc]

@@ -102,7 +102,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         self._patches.replace(trainer, "train", self._training)
 
     def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``train()`` left by an exception tells no callback."""
+        """``train()`` left by an exception calls no callback."""
 
         def train(*args: Any, **kwargs: Any) -> Any:
             try:

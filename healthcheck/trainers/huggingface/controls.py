@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from healthcheck.errors import UsageError
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers.adapting import NativeControls
 from healthcheck.trainers.controls import TorchControls
-
-if TYPE_CHECKING:
-    from healthcheck.trainers.huggingface.callback import HealthCheckCallback
 
 _TESTS = (EventKind.TEST_START, EventKind.TEST_STEP, EventKind.TEST_END)
 
@@ -30,10 +27,21 @@ CAPABILITIES = Capabilities(
 )
 
 
+class Owner(Protocol):
+    """The callback that these controls belong to."""
+
+    control: Any
+    lr_scheduler: Any
+
+    @property
+    def trainer(self) -> Any: ...
+    def save_at_step_end(self) -> str: ...
+
+
 class HuggingFaceControls(NativeControls):
     """Ends the loop through ``control.should_training_stop`` and saves through ``control.should_save``."""
 
-    def __init__(self, base: TorchControls, owner: HealthCheckCallback) -> None:
+    def __init__(self, base: TorchControls, owner: Owner) -> None:
         super().__init__(base, CAPABILITIES)
         self._owner = owner
 

@@ -19,7 +19,7 @@ def evaluation_results(metrics: Mapping[str, Any], prefix: str) -> tuple[str, di
     """``(data set, results)`` of the Trainer's metrics.
 
     ``{"eval_news_loss": 1.0, "eval_news_runtime": 2.0}`` -> ``("news", {"loss": 1.0})``. The runtime,
-    which is always there, tells the data set's name from the metric's.
+    which is always there, separates the data set's name from the metric's.
     """
     head = next((name[: -len("_runtime")] for name in metrics if name.endswith("_runtime")), prefix)
     dataset = head[len(prefix) + 1 :] if head.startswith(f"{prefix}_") else ""

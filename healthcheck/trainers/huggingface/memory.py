@@ -157,7 +157,7 @@ class MemoryMonitoringCallback(HealthCheckCallback):
         )
 
     def _handle_callback_error(self, method_name: str, error: BaseException) -> None:
-        """Keep an error, tell the logging system, clean up if it is about memory. Never raises."""
+        """Keep an error, pass it to the logging system, clean up if it is about memory. Never raises."""
         self.callback_errors.append((method_name, error, datetime.now()))
         message = f"error in {method_name}: {error}"
         logger.warning(message)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from healthcheck.events import EventKind
 from healthcheck.protocols import Capabilities
 from healthcheck.trainers.adapting import NativeControls
 from healthcheck.trainers.controls import TorchControls
-
-if TYPE_CHECKING:
-    from healthcheck.trainers.lightning.callback import HealthCheckCallback
 
 CAPABILITIES = Capabilities(
     trainer="lightning",
@@ -24,10 +21,20 @@ CAPABILITIES = Capabilities(
 )
 
 
+class Owner(Protocol):
+    """The callback that these controls belong to."""
+
+    @property
+    def trainer(self) -> Any: ...
+    def heed(self) -> None: ...
+    def save_at_batch_end(self, path: Path | None) -> str: ...
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+
 class LightningControls(NativeControls):
     """Ends the loop through ``trainer.should_stop`` and saves through ``trainer.save_checkpoint``."""
 
-    def __init__(self, base: TorchControls, owner: HealthCheckCallback) -> None:
+    def __init__(self, base: TorchControls, owner: Owner) -> None:
         super().__init__(base, CAPABILITIES)
         self._owner = owner
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from healthcheck.trainers.megatron_bridge.callback import HealthCheckCallback, attach
-from healthcheck.trainers.megatron_bridge.controls import CAPABILITIES
+from healthcheck.trainers.megatron_bridge.callback import CAPABILITIES, HealthCheckCallback, attach
 
 __all__ = ["CAPABILITIES", "HealthCheckCallback", "attach"]

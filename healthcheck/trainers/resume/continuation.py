@@ -148,7 +148,7 @@ class Continuation:
 
     def _file_saved(self, where: Any) -> None:
         machine = self._machine
-        if not machine.started or machine.saves_announced:
+        if not machine.started or machine.events.saves_announced:
             return  # a framework keeps its state beside its own checkpoints
         mark = mark_of(where)
         if mark is None:
@@ -194,7 +194,7 @@ class Continuation:
     def _begin(self) -> None:
         """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
         session, machine = self._session, self._machine
-        if machine.saves_announced or session.info.resumed_from is not None:
+        if machine.events.saves_announced or session.info.resumed_from is not None:
             return
         found = self._newest()
         if found is None:

@@ -1,1 +1,1 @@
-"""Any training script, unmodified: run in this process, with torch telling what it does."""
+"""Any training script, unmodified: run in this process, with torch showing what it does."""

@@ -35,11 +35,11 @@ class ChildTarget:
         return self.target(*args, **kwargs)
 
     def _listen(self, module: ModuleType) -> None:
-        told: list[int] = []
+        noted: list[int] = []
 
         def stepped(*given: Any) -> None:
-            if not told:
-                told.append(os.getpid())
+            if not noted:
+                noted.append(os.getpid())
                 with contextlib.suppress(OSError):  # the parent may be gone
                     Path(self.folder, str(os.getpid())).write_text(_name_of(self.target))
 
@@ -82,7 +82,9 @@ class Children:
         """Names of the functions that trained in children, one for each child. Removes its traces."""
         if self._folder is None or os.getpid() != self._pid:
             return []
-        found = [path.read_text() or "a function" for path in sorted(Path(self._folder).iterdir())]
+        # In the order in which they trained: process ids do not keep to one.
+        files = sorted(Path(self._folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        found = [path.read_text() or "a function" for path in files]
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
         return found

@@ -1,1 +1,1 @@
-"""What counts as a step, whose it is, and which events it makes: of optimizers, of loops and of frameworks that tell."""
+"""How a training loop is seen: one step machine, and the sources that feed it."""

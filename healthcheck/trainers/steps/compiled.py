@@ -84,6 +84,8 @@ class RegionNotes:
 
     def take_clipping(self, facts: UpdateFacts) -> bool:
         """Put what was noted of clipping among the facts of its update. False if it hides what the gradients were."""
+        if not self.clipped:
+            return True
         norm, limit, known = self.total_norm, self.max_norm, self.by_l2 and self.total_norm is not None
         self.forget()
         facts.backward_ended = True

@@ -55,11 +55,11 @@ class LossMath:
     def of(self, tensors: Any, update: int) -> Any:
         """Detached scalar loss, or None if the tensors are no losses (a vector with a given gradient).
 
-        :param update: a number that is the same for all backward passes of one update.
+        :param update: number of the update that the backward pass is for.
         """
         if update != self._update:
-            self._update = update
-            self._parts_before, self._parts = self._parts, 0
+            self._parts_before = self._parts if update == self._update + 1 else 0
+            self._update, self._parts = update, 0
         self._parts += 1
         if self._known is None:
             self._known = (1.0 if _framework_calls() else None,)
@@ -93,9 +93,9 @@ class LossMath:
 
 
 class PassLosses:
-    """The loss of a loop that tells its own only after the update: what its backward passes started from.
+    """The loss of a loop that reports its own only after the update: what its backward passes started from.
 
-    Only for holding an update back. What a rule judges and a report shows is what the loop tells.
+    Only for the gate. What a rule judges and a report shows is what the loop reports.
 
     :param math: takes loss scales and divisors out, as for a script.
     """

@@ -2,12 +2,10 @@
 
 It patches nothing and asks nobody. *Sources* feed it through one small interface, in the order in which things happen:
 
-- a backward pass: :meth:`StepMachine.pass_begins` and :meth:`~StepMachine.pass_ends`, or :meth:`~StepMachine.pass_fails`;
-- an optimizer's step: :meth:`~StepMachine.update_begins` and :meth:`~StepMachine.update_ends`, or
-  :meth:`~StepMachine.update_skipped`;
-- a batch, a clipping, a loss scale: :meth:`~StepMachine.batch_drawn`, :meth:`~StepMachine.clipped`,
-  :meth:`~StepMachine.scaled_by`;
-- where somebody says so: :meth:`~StepMachine.step_begins` and :meth:`~StepMachine.step_ends`.
+- a backward pass: ``pass_begins`` and ``pass_ends``, or ``pass_fails``;
+- an optimizer's step: ``update_begins`` and ``update_ends``, or ``update_skipped``;
+- a batch, a clipping, a loss scale: ``batch_drawn``, ``clipped``, ``scaled_by``;
+- where somebody says so: ``step_begins`` and ``step_ends``.
 
 The sources are the hooks in torch (:mod:`healthcheck.trainers.steps.hooks`), a loop under ``watch()`` and a framework
 that announces its steps (:mod:`healthcheck.trainers.steps.sources`). Nothing else counts steps.
@@ -17,23 +15,28 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.events import EventKind
 from healthcheck.probes.transfer.tensors import no_grad
 from healthcheck.trainers.agreement import agreement_of
 from healthcheck.trainers.controls import TorchControls
 from healthcheck.trainers.guarding import guarded
 from healthcheck.trainers.modelview import FoundModel
 from healthcheck.trainers.steps.compiled import RegionNotes
-from healthcheck.trainers.steps.data import batch_counts, length_of
 from healthcheck.trainers.steps.losses import LossMath
 from healthcheck.trainers.steps.optimizers import Optimizers, UpdatePlan
 from healthcheck.trainers.steps.showing import Evaluations, StepEvents, UpdateFacts
-from healthcheck.trainers.steps.update import InnerUpdates, Running, UnattemptedUpdates, UpdateHold, found_inf_on_host
+from healthcheck.trainers.steps.update import (
+    InnerUpdates,
+    Running,
+    UnattemptedUpdates,
+    UpdateHold,
+    found_inf_on_host,
+    with_closure,
+)
 from healthcheck.trainers.stopping import AskedEnd
 
 if TYPE_CHECKING:
@@ -64,16 +67,26 @@ class Stage(enum.Enum):
     """The last step is over, the next has not begun."""
 
 
+class EndedBy(enum.Enum):
+    """Who says when a step is over."""
+
+    UPDATES = "updates"
+    """Nobody: it is over when its optimizers have stepped."""
+    LOOP = "loop"
+    """A loop says so, and we count."""
+    FRAMEWORK = "framework"
+    """A framework says so, and counts."""
+
+
 class StepMachine:
     """Numbers the steps of one run, from its first event to its last, and shows what happens in them.
 
-    A step is one attempted update. Where nobody says when it is over (``announced`` is False), it is over when the
-    optimizers that stepped in the step before have all stepped again, and the next begins with the next backward pass or
-    attempt; its number is that of the optimizer seen first, whose n-th attempt is in step n. Optimizers that an earlier
-    run in this process left behind count from their first step in this one.
+    A step is one attempted update. Where nobody says when it is over, it is over when the optimizers that stepped in the
+    step before have all stepped again, and the next begins with the next backward pass or attempt; its number is that of
+    the optimizer seen first, whose n-th attempt is in step n. Optimizers that an earlier run in this process left behind
+    count from their first step in this one.
 
     :param only: optimizers to look at; None for all.
-    :param announced: a loop or a framework says itself when a step is over.
     """
 
     def __init__(
@@ -83,14 +96,15 @@ class StepMachine:
         controls: TorchControls,
         *,
         only: Iterable[Any] | None = None,
-        announced: bool = False,
+        ended_by: EndedBy = EndedBy.UPDATES,
     ) -> None:
         self.session = session
         self.view = view
         self.controls = controls
         self.stop = controls.stop
         self.gate = controls.gate
-        self.announced = announced
+        self.ended_by = ended_by
+        self._announced = ended_by is not EndedBy.UPDATES
         self.optimizers = Optimizers(view, only, met=self._met, gated=lambda: controls.gate.rules is not None)
         self.losses = LossMath()
         self.region = RegionNotes()
@@ -120,7 +134,7 @@ class StepMachine:
         """Updates made or skipped so far, by any optimizer."""
         self._hold = UpdateHold(session, controls, self.events)
         self._inner = InnerUpdates(session)
-        self._unattempted = None if announced else UnattemptedUpdates()
+        self._unattempted = None if self._announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
@@ -133,12 +147,9 @@ class StepMachine:
         # The run.
         self.paused = False
         """While True, the hooks in torch show us nothing of passes and updates."""
-        self.saves_announced = False
-        """True while a framework announces its checkpoints itself."""
         self.before_first: Callable[[], None] | None = None
         """Called once, before anything of the first step is shown."""
         self._asked_end = AskedEnd(session)
-        self._saved: tuple[int, str] | None = None
 
     @property
     def stage(self) -> Stage:
@@ -178,7 +189,7 @@ class StepMachine:
         agreement = guarded(self.session, agreement_of, self.session)
         if agreement is not None:
             self.session.agree_through(agreement)
-        self._show_start()
+        self.events.train_start(self.number if self.under_way else self.number + 1)
 
     def begin_anew(self) -> None:
         """Another training begins in this run (a fold, a trial); its optimizers have nothing to do with those before."""
@@ -186,16 +197,16 @@ class StepMachine:
         self.optimizers.forget()
         self.facts = UpdateFacts()
         self.optimizers.look_around()
-        self._show_start()
+        self.events.train_start(self.number + 1)
 
     def pause(self) -> Callable[[], None]:
         """Somebody else sees this process's training for a while; returns what ends the pause."""
-        before = (self.paused, self.saves_announced, self.optimizers.watch_only(()))
+        before = (self.paused, self.events.saves_announced, self.optimizers.watch_only(()))
         resume_evaluations = self.evaluations.pause()
-        self.paused = self.saves_announced = True
+        self.paused = self.events.saves_announced = True
 
         def resume() -> None:
-            self.paused, self.saves_announced, only = before
+            self.paused, self.events.saves_announced, only = before
             self.optimizers.watch_only(only)
             resume_evaluations()
 
@@ -218,13 +229,6 @@ class StepMachine:
         if prepare is not None:
             guarded(self.session, prepare)
 
-    def _show_start(self) -> None:
-        """A training begins; a process may make several."""
-        if self.session.wants(EventKind.TRAIN_START):
-            step = self.number if self.under_way else self.number + 1
-            epoch, planned = self.events.epoch, self.events.planned
-            self.session.emit(Event(EventKind.TRAIN_START, step, epoch=epoch, model=self.view, max_steps=planned))
-
     # -- data, checkpoints ------------------------------------------------------------
 
     def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, **more: Any) -> None:
@@ -241,32 +245,23 @@ class StepMachine:
         if self.session.wants(EventKind.BATCH_READY):
             if self._standing is not Stage.FORWARD:
                 self._begin_step(wait=True)
-            samples, tokens = batch_counts(batch)
-            counts = {"n_samples": samples, "n_tokens": tokens, "dataset_size": length_of(dataset)}
-            self.events.emit(EventKind.BATCH_READY, self.number, data_wait=waited, **counts, **more)
+            self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
 
     def load_unmatched(self, module: weakref.ref[Any], words: str) -> None:
         """A state dict was loaded of which not one name fitted."""
         self._unmatched_loads.append((module, words))
 
     def checkpoint_saved(self, path: str) -> None:
-        """A file was written. The files of one step in one folder are one checkpoint."""
-        step = max(self.last_attempt, self._first)
-        place = (step, os.path.dirname(os.path.abspath(path)))
-        if self.saves_announced or not self.started or place == self._saved:
-            return
-        if self.session.wants(EventKind.CHECKPOINT_SAVED):
-            self._saved = place
-            self.session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
+        """A file was written, in the step that has ended last."""
+        if self.started:
+            self.events.checkpoint_saved(max(self.last_attempt, self._first), path)
 
     # -- backward ---------------------------------------------------------------------
 
     def pass_enters(self) -> None:
-        """A backward pass of which nothing else is to be noted begins: -> BACKWARD, also where we fail."""
-        try:
-            self._catch_up()
-        finally:
-            self.in_pass = True
+        """A backward pass begins, of which nothing else is to be noted: -> BACKWARD."""
+        self.in_pass = True
+        self._catch_up()
 
     def pass_begins(self, tensors: Any) -> None:
         """An outermost backward pass from ``tensors`` is about to run: -> BACKWARD, also where we fail."""
@@ -308,19 +303,12 @@ class StepMachine:
     def pass_ends(self) -> None:
         """That pass is over; its gradients are there."""
         self.in_pass = False
-        if self._inner.first is not None:
-            self._end_pass_of_updates()
+        if self._inner.first is not None:  # optimizers have stepped inside of it: it was the step
+            optimizer, self.facts.inner_gradients = self._inner.end(self.view, self.number)
+            self.updates += 1
+            self.facts.made(optimizer, 0, None) if self._announced else self._end_step(optimizer, 0)
         elif self._unattempted is not None:
             self._end_pass_without_updates(self._unattempted)
-
-    def _end_pass_of_updates(self) -> None:
-        """Optimizers have stepped inside of it: it was the step."""
-        optimizer, self.facts.inner_gradients = self._inner.end(self.view, self.number)
-        self.updates += 1
-        if self.announced:
-            self.facts.made(optimizer, 0, None)
-        else:
-            self._end_step(optimizer, 0)
 
     def _end_pass_without_updates(self, unattempted: UnattemptedUpdates) -> None:
         """No optimizer has ever stepped: if none is going to, a pass has to serve as a step."""
@@ -329,7 +317,7 @@ class StepMachine:
             return
         if self.session.unit != "backward":
             self.session.unit = "backward"
-            self.number = self._first + unattempted.passes
+            self.number = max(self.number, self._first + unattempted.passes)
             self.session.begin_step(self.number)
         self.last_attempt = self.number
         with no_grad():
@@ -346,10 +334,10 @@ class StepMachine:
         :param scaled: they still carry the loss scale.
         :param parameters: whose gradients they are; None if nothing can come of it.
         """
-        if self.announced:
+        if self._announced:  # passes may not be seen, so that this is the first sign of a step
             self.start()
             if self._standing is not Stage.FORWARD:
-                self._begin_step(wait=True)
+                self._begin_step()
         if self._fresh is False and len(self.optimizers) == 1:
             self._clipped_idly = self._clipped_idly or parameters is not None
             return
@@ -409,16 +397,12 @@ class StepMachine:
             self._before_update(optimizer, plan, running)
             return None
 
-        def watched_closure(*given: Any, **named: Any) -> Any:
-            result = closure(*given, **named)
+        def evaluated() -> None:
             if not self.facts.closure_ran:  # gradients are final after the first evaluation
                 self.facts.closure_ran = True
                 guarded(self.session, self._before_update, optimizer, plan, running)
-            return result
 
-        if len(args) > 1:
-            return (args[0], watched_closure, *args[2:]), kwargs
-        return args, {**(kwargs or {}), "closure": watched_closure}
+        return with_closure(closure, evaluated, args, kwargs or {})
 
     def update_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
@@ -428,10 +412,10 @@ class StepMachine:
         if running.armed or running.withheld is not None:
             self._hold.after(optimizer, running)
         skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
+        facts = self.facts
         if EventKind.AFTER_UPDATE in self.session.wanted and not skipped:
-            self.events.show((EventKind.AFTER_UPDATE,), self.number, self.facts, optimizer, running.index)
-        scaled = self.facts.loss_scale is not None
-        self._update_over(optimizer, running.index, skipped if scaled else None)
+            self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
+        self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
 
     def update_fails(self, optimizer: Any) -> None:
         """An announced update was left by an exception, or never made."""
@@ -453,17 +437,19 @@ class StepMachine:
         if not self.started:
             self.start()
         plan = self.optimizers.plan(optimizer)
-        index = plan.index
+        index, stepped = plan.index, self.optimizers.stepped
         self.session.unit = "step"
-        repeated = index in self.optimizers.stepped
-        if repeated and self._standing is Stage.FORWARD:  # the others did not step this time
+        repeated = index in stepped
+        if repeated and self._standing is Stage.FORWARD and self.ended_by is not EndedBy.FRAMEWORK:
+            # The others did not step this time, or a loop has not said that its step was over.
             self._standing = Stage.ENDED
             held_back = self.gate.held_back(self.number)
             self.events.emit(
                 EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
             )
             self._check_end()
-        if self._standing is not Stage.FORWARD and (repeated or self.number == self._first):
+        # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
+        if self._standing is not Stage.FORWARD and (repeated or not stepped or self._announced):
             self._begin_step()
         self.optimizers.stepped.add(index)
         if self._fresh:
@@ -490,7 +476,7 @@ class StepMachine:
     def _update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
         self.updates += 1
-        if self.announced:
+        if self._announced:
             self.facts.made(optimizer, index, skipped)
         elif self._standing is Stage.FORWARD and self.optimizers.all_stepped:
             self._end_step(optimizer, index, skipped=skipped)
@@ -504,15 +490,15 @@ class StepMachine:
     def _update_inside_pass(self, optimizer: Any) -> None:
         """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
         if self._inner.first is None:
-            if self.announced:
-                self.start()
-                if self._standing is not Stage.FORWARD:
-                    self._begin_step()
+            self.start()
+            if self._standing is not Stage.FORWARD:
+                self._begin_step()
             self._unattempted = None
             self.last_attempt = self.number
             self.session.unit = "step"
             self.controls.updates_inside_backward()
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
+        self._running.pop(id(optimizer), None)  # of a step that raised
         self._inner.made(optimizer, self.number)
 
     def _catch_up(self) -> None:
@@ -522,8 +508,7 @@ class StepMachine:
         if optimizer is None or (only is not None and optimizer not in only):
             return
         plan = self._attempt(optimizer)
-        if region.clipped:
-            region.take_clipping(self.facts)
+        region.take_clipping(self.facts)
         self.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
         self._update_over(optimizer, plan.index, None)
 
@@ -580,7 +565,7 @@ class StepMachine:
 
     def _begin_step(self, *, wait: bool = False) -> None:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
-        if not self.optimizers.next_step(wait=wait):
+        if not self.optimizers.next_step(wait=wait and not self._announced):
             return
         if self.before_first is not None:
             self._prepare()

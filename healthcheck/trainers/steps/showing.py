@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.events import Event, EventKind
 from healthcheck.names import canonical_metric, is_evaluation
 from healthcheck.trainers.modelview import FoundModel
+from healthcheck.trainers.steps.data import batch_counts, length_of
 
 if TYPE_CHECKING:
     from healthcheck.session import Session
@@ -62,6 +64,9 @@ class StepEvents:
         """Length of the run in steps, where a framework announces it."""
         self.batch: Any = None
         """The batch that is trained on."""
+        self.saves_announced = False
+        """True while a framework announces its checkpoints itself."""
+        self._saved: tuple[int, str] | None = None
         self._most_steps = session.settings.get("max_steps")
         self.capturing: Callable[[], bool] | None = None
         """Whether a CUDA graph is being captured; None until it is known how to ask. Nothing is shown meanwhile: what we
@@ -118,6 +123,26 @@ class StepEvents:
             return
         session = self._session
         session.emit(Event(kind, step, epoch=self.epoch, model=self._view, **facts))
+
+    def train_start(self, step: int) -> None:
+        """A training begins; a process may make several."""
+        if self._session.wants(EventKind.TRAIN_START):
+            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self._view, max_steps=self.planned)
+            self._session.emit(event)
+
+    def batch_ready(self, step: int, batch: Any, dataset: Any, **more: Any) -> None:
+        """A loader over ``dataset`` gave a batch. ``more``: as for :meth:`show`."""
+        samples, tokens = batch_counts(batch)
+        counts = {"n_samples": samples, "n_tokens": tokens, "dataset_size": length_of(dataset)}
+        self.emit(EventKind.BATCH_READY, step, **counts, **more)
+
+    def checkpoint_saved(self, step: int, path: str) -> None:
+        """A file was written. The files of one step in one folder are one checkpoint."""
+        place = (step, os.path.dirname(os.path.abspath(path)))
+        if self.saves_announced or place == self._saved or not self._session.wants(EventKind.CHECKPOINT_SAVED):
+            return
+        self._saved = place
+        self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self._view, path=path))
 
 
 class Evaluations:

@@ -15,23 +15,23 @@ from healthcheck.trainers.steps.machine import StepMachine
 
 
 class LoopSource:
-    """A loop under ``watch``: it says when a step is over, and tells its loss after the update.
+    """A loop under ``watch``: it says when a step is over, and reports its loss after the update.
 
     Its optimizers are seen as in a script. Its backward passes are of use only before the update: they show the loss that
-    an update may have to be held back for, and optimizers may step inside of them. Passes of other models in the same
-    process are none of its business, so that no step begins with a pass.
+    a rule may skip the update for, and optimizers may step inside of them. Passes of other models in the same process are
+    none of its business, so that no step begins with a pass.
     """
 
     def __init__(self, machine: StepMachine) -> None:
         self.machine = machine
         self._passes = PassLosses(machine.losses)
         self._pass_loss: Any = None
-        """The loss that a backward pass showed, for a loop that tells none."""
-        self._tells_loss = False
+        """The loss that a backward pass showed, for a loop that reports none."""
+        self._reports_loss = False
         machine.when_gradients_are_final(self._gate_on_loss)
 
     def needs_passes(self, optimizers: int) -> bool:
-        """Whether somebody needs the backward passes: rules that hold an update back for its loss, or optimizers that may
+        """Whether somebody needs the backward passes: rules that skip an update for its loss, or optimizers that may
         step inside of a pass (one for each parameter).
         """
         rules = self.machine.session.rules.rules
@@ -51,11 +51,11 @@ class LoopSource:
             self._passes.pass_ends(self.machine.optimizers.only or ())
 
     def _looks_at_passes(self) -> bool:
-        """Whether the loss of a pass is of use: to hold an update back, or because the loop tells none."""
-        return not (self._tells_loss and self.machine.gate.nothing_held)
+        """Whether the loss of a pass is of use: to skip an update, or because the loop reports none."""
+        return not (self._reports_loss and self.machine.gate.nothing_held)
 
     def _gate_on_loss(self, index: int) -> None:
-        """Until the loop tells its loss, that of its backward passes stands for it."""
+        """Until the loop reports its loss, that of its backward passes stands for it."""
         machine = self.machine
         if not machine.gate.wants_loss():
             return
@@ -77,7 +77,7 @@ class LoopSource:
     ) -> None:
         """The loop says that one update is over."""
         pass_loss, self._pass_loss = self._pass_loss, None
-        self._tells_loss = loss is not None
+        self._reports_loss = loss is not None
         loss = pass_loss if loss is None else loss
         self.machine.step_ends(loss=loss, losses=losses, metrics=metrics, n_tokens=tokens, n_samples=samples)
 

@@ -1,9 +1,9 @@
-"""One update: how it is held back while it is made, and the odd ways of making one."""
+"""One update: how it is kept from happening while that can be done, and the odd ways of making one."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ class UpdateHold:
             guarded(session, gate.arm, optimizer, plan.index)
         elif way != "none" and guarded(session, gate.breached, plan.index):
             running.skip = True
-        if running.skip or (stop.pending and stop.deferred):
+        if running.skip or (stop.state.request is not None and stop.deferred):
             running.withheld = WithheldGradients.of(optimizer)
 
     def after(self, optimizer: Any, running: Running) -> None:
@@ -121,6 +121,21 @@ class UpdateHold:
             self._gate.disarm(optimizer)
         if running.withheld is not None:
             running.withheld.give_back()
+
+
+def with_closure(
+    closure: Callable[..., Any], evaluated: Callable[[], None], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an optimizer's step, with a closure that says when it was evaluated."""
+
+    def watched_closure(*given: Any, **named: Any) -> Any:
+        result = closure(*given, **named)
+        evaluated()
+        return result
+
+    if len(args) > 1:
+        return (args[0], watched_closure, *args[2:]), dict(kwargs)
+    return args, {**kwargs, "closure": watched_closure}
 
 
 def found_inf_on_host(optimizer: Any) -> bool:

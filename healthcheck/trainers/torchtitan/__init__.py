@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from healthcheck.trainers.torchtitan.controls import CAPABILITIES, TorchTitanControls
-from healthcheck.trainers.torchtitan.mixin import LOG_PREFIX, HealthCheckTrainer, TrainerWatch, attach
+from healthcheck.trainers.torchtitan.mixin import (
+    CAPABILITIES,
+    LOG_PREFIX,
+    HealthCheckTrainer,
+    TorchTitanControls,
+    TrainerWatch,
+    attach,
+)
 
 __all__ = ["CAPABILITIES", "LOG_PREFIX", "HealthCheckTrainer", "TorchTitanControls", "TrainerWatch", "attach"]

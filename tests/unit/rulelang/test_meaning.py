@@ -65,7 +65,9 @@ def test_options_of_a_plugin_condition_are_checked_like_our_own(known) -> None:
     extended = registry()
     schema = {"type": "object", "properties": {"width": {"type": "number"}}, "additionalProperties": False}
     above = extended.conditions["above"]
-    extended.adder("conditions", "acme")(ConditionType("acme.odd", schema, lambda options, rule: above.compile(5, rule)))
+    extended.adder("conditions", "acme")(
+        ConditionType("acme.odd", schema, lambda options, rule: above.compile(5, rule))
+    )
     found = errors(extended, "version: 1\nrules:\n  a: {metric: loss, when: {acme.odd: {widht: 3}}}\n")
     assert 'did you mean "width"?' in found[0]
 

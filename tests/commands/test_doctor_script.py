@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from healthcheck.commands import doctor
 from healthcheck.commands.doctor import Trial, compare
 
 SCRIPT = """
@@ -30,18 +31,25 @@ for _ in range(1000):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "same"), [(["3"], True), (["3", "--unseeded"], None)])
+@pytest.mark.parametrize(("arguments", "same", "runs"), [(["3"], True, 6), (["3", "--unseeded"], None, 3)])
 def test_losses_are_compared_and_memory_and_time_reported(
-    healthcheck_command: Any, tmp_path: Path, arguments: list[str], same: bool | None
+    healthcheck_here: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    same: bool | None,
+    runs: int,
 ) -> None:
+    assert len(doctor.ORDER) == 6
+    monkeypatch.setattr(doctor, "ORDER", doctor.ORDER[-runs:])
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = healthcheck_command("doctor", "--format", "json", "--steps", "8", "train.py", *arguments)
+    done = healthcheck_here("doctor", "--format", "json", "--steps", "8", "train.py", *arguments)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)["measured"]
     assert measured["steps"] == 8
     assert measured["ratio"] > 0
     assert measured["cpu_ratio"] > 0
-    assert "run 6 of 6, with us: 8 steps" in done.stderr
+    assert f"run {runs} of {runs}, with us: 8 steps" in done.stderr
     assert measured["host_memory"]["watched"] > 0
     assert measured["identical_losses"] is same
 

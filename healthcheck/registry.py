@@ -79,6 +79,10 @@ class Registry:
                     self.metric_probe.pop(name, None)
                 getattr(self, kind).pop(name, None)
 
+    def units(self) -> dict[str, str]:
+        """Name of each metric -> its unit, for whoever prints values; a family and its members share both."""
+        return {metric.name: metric.unit for metric in self.metrics.values()}
+
     def of(self, owner: str) -> dict[str, list[str]]:
         """What one plugin added, by kind: for ``healthcheck plugins``."""
         found: dict[str, list[str]] = {}

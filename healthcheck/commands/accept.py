@@ -32,6 +32,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("healthcheck accept: --reason needs words; the next reader has nothing else")
     run = find_run(args.run)
     alerts = _chosen(run.alerts, args.rules)
+    # An accepted alert no longer fails a run, but its actions still run: accepting a stop would promise what does not happen.
     stopping = sorted({a["rule"] for a in alerts if any(o["action"] == "stop" and o["done"] for o in a["actions"])})
     if stopping and not args.force:
         raise UsageError(
@@ -40,6 +41,7 @@ def main(args: argparse.Namespace) -> int:
         )
     script = "*" if args.any_script else run.target
     today = time.strftime("%Y-%m-%d")
+    # One entry for each series: another parameter that goes the same way tomorrow is news.
     entries = [
         Acceptance(alert["rule"], args.reason.strip(), series["name"], script, today)
         for alert in alerts

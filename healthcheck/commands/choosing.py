@@ -36,6 +36,7 @@ def run_and_alert(words: list[str], command: str) -> tuple[Run, str | None]:
     word = words[0]
     if word.isdigit():
         return find_run(), word
+    # A rule of the latest run before a run of that name: runs are named by date and script, so the two hardly meet.
     try:
         latest = find_run()
     except UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from healthcheck.commands.choosing import add_choice, numbered, run_and_alert, worst_first
@@ -82,6 +82,7 @@ def _ask(run: Run, wanted: str | None) -> int:
         raise UsageError(
             f"healthcheck evidence: {run.name} has ended ({run.status}); what it kept: healthcheck evidence {run.name}"
         )
+    # Keeping evidence is slow, and no rank knows that the others were asked: they would wait in the next collective.
     if int(run.facts.get("world_size") or 1) > 1:
         raise UsageError(
             "healthcheck evidence: --now asks runs of a single process only; ranks would stop for it one by one"
@@ -100,6 +101,7 @@ def _ask(run: Run, wanted: str | None) -> int:
 # --------------------------------------------------------------------------- what to say
 
 _WIDTH = 10
+"""Of the names of facts, which stand left of them."""
 _HOLDS = {
     "README": "this in short, for whoever opens the folder",
     "alert.json": "the alert, as in report.json",
@@ -202,7 +204,13 @@ def _parameters(bundle: Bundle) -> list[str]:
             [row["name"], row["shape"], _cell(row["weight_norm"]), _cell(row["grad_norm"]), ", ".join(wrong) or "-"]
         )
     heads = ("worst first", "shape", "weight norm", "gradient norm", "not finite")
-    return [head, *table_lines(table, "llrrl", heads=heads)]
+    return [head, *_inner_table(table, "llrrl", heads)]
+
+
+def _inner_table(rows: list[list[str]], align: str = "", heads: Sequence[str] = (), indent: int = 2) -> list[str]:
+    """Lines of a table that stands to the right of a fact's name, and so has less room than a table of its own."""
+    left = len(f"  {'':<{_WIDTH}} ")
+    return [line[left:] for line in table_lines(rows, align, heads=heads, indent=left + indent)]
 
 
 def _batch(bundle: Bundle) -> list[str]:
@@ -217,7 +225,7 @@ def _batch(bundle: Bundle) -> list[str]:
         bad = f"{leaf['nonfinite']:,} not finite" if leaf.get("nonfinite") else ""
         seen = ", ".join(text for text in (span, bad) if text)
         table.append([leaf.get("path") or "(the batch)", kind, seen, f"sha256 {str(leaf.get('sha256', ''))[:12]}"])
-    lines = [line.strip() for line in table_lines(table, "llll")]
+    lines = _inner_table(table, indent=0)
     if len(leaves) > 8:
         lines.append(f"and {plural(len(leaves) - 8, 'more part')}: batch.json")
     lines += [
@@ -236,7 +244,7 @@ def _series(bundle: Bundle) -> list[str]:
     shown = list(dict.fromkeys([*own, *(name for name in ("loss", "grad_norm", "lr") if name in names)]))[:5]
     head = f"{plural(len(names), 'series', 'series')}, steps {rows[0]['step']} to {rows[-1]['step']}; the last values:"
     table = [[row["step"], *(_cell(row[name]) for name in shown)] for row in rows[-_LAST_ROWS:]]
-    return [head, *table_lines(table, "r" * (1 + len(shown)), heads=("step", *shown))]
+    return [head, *_inner_table(table, "r" * (1 + len(shown)), ("step", *shown))]
 
 
 def _surroundings(found: dict[str, Any]) -> list[str]:

@@ -69,6 +69,7 @@ def main(args: argparse.Namespace) -> int:
     print(f"wrote {RULE_FILE} ({mode})")
     if schema is not None:
         print(f"wrote {LOCAL_NAME} for completion in editors")
+    # A rule file beats the table in pyproject.toml, settings included: whoever has one should hear of it now.
     shadowed = pyproject_with_settings(Path.cwd())
     if shadowed is not None:
         print(

@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
             print("\n".join(_catalogue(metrics)))
         return 0
     run = find_run(args.run)
-    units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
+    units = host.registry.units()
     if args.format == "json":
         print_json(_run_json(run))
     else:
@@ -82,6 +82,7 @@ def _run_text(run: Run, units: dict[str, str], *, families: bool) -> list[str]:
     hidden = 0
     rows = []
     for found in summaries:
+        # `grad_norm[layers.0.weight]` is one of a family; `loss[optimizer=1]` is a series of its own, and few.
         if not families and "[" in found.name and "=" not in found.name:
             hidden += 1
             continue

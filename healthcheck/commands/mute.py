@@ -31,6 +31,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(
             f"healthcheck mute: {run.name} has ended ({run.status}); for the next one: --mute {args.rule}@A..B"
         )
+    # Ranks read their own requests at their own time: one would act on an alert that another has muted.
     if int(run.facts.get("world_size") or 1) > 1:
         raise UsageError(
             "healthcheck mute: a run of several ranks cannot be muted while it goes on; "

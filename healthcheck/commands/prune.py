@@ -36,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
     runs = all_runs(folder)
     youngest = parse_since(args.older, "--older") if args.older else 0.0
     old = runs[: max(0, len(runs) - (args.keep or 0))]
+    # A run that is killed leaves no report, like one that goes on: is_over() counts a day of silence as its end.
     going = [run for run in old if run.status == "running" or not is_over(run.folder)]
     chosen = [
         run for run in old if run not in going and age(run) >= youngest and (not args.healthy or run.status == "ok")
@@ -58,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _bytes(run: Run) -> int:
+    """Size of a record. A file that vanishes meanwhile, or may not be looked at, counts nothing."""
     total = 0
     for path in run.folder.rglob("*"):
         with contextlib.suppress(OSError):

@@ -27,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     run = find_run(args.run)
     content: dict[str, Any] = {"run": run.facts, "report": run.report, "alerts": run.alerts}
-    if run.report is None:
+    if run.report is None:  # the run goes on or was killed: its alerts stand in a file of their own
         content["status"] = run.status
     else:
-        del content["alerts"]
+        del content["alerts"]  # the report has them
     if args.share:
         content = shareable(content, names_to_hide(run.facts))
     if args.format == "json":
@@ -58,8 +58,7 @@ def _page(run: Run, content: dict[str, Any]) -> str:
 
     if content["report"] is None:
         raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")
-    metrics = loaded_host().registry.metrics.values()
-    return page_html([content["report"]], recorded_lines(run.folder, {metric.name: metric.unit for metric in metrics}))
+    return page_html([content["report"]], recorded_lines(run.folder, loaded_host().registry.units()))
 
 
 def _text(run: Run, content: dict[str, Any]) -> list[str]:

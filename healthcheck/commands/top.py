@@ -17,6 +17,7 @@ from healthcheck.text import duration, number, plural, step
 NAME = "top"
 HELP = "watch a run that goes on: newest values beside the usual ones, alerts so far"
 
+# With its heads and alerts the picture fits a window of 40 lines; rich cannot scroll what it draws over.
 MOST_ROWS = 24
 MOST_ALERTS = 5
 QUIET_SECONDS = 10.0
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     every = _seconds(args.every)
     run = find_run(args.run)
-    units = {metric.name: metric.unit for metric in loaded_host().registry.metrics.values()}
+    units = loaded_host().registry.units()
     follower = Follower(run)
     if args.once or not sys.stdout.isatty():
         follower.look()

@@ -54,12 +54,16 @@ TABLE: tuple[Entry, ...] = (
 
 _RULE_FILES = (".yaml", ".yml")
 _LOGS = (".jsonl", ".csv", ".json", ".tfevents")
+"""Endings by which a file is taken for a rule file or a recorded run in what is said of a wrong guess."""
 
 # --------------------------------------------------------------------------- the parser
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our exit code for bad usage, and no guessing of shortened options."""
+    """argparse with our exit code for bad usage, and no guessing of shortened options.
+
+    Guessing would also make every new option a breaking change: ``--re`` would stop meaning ``--report``.
+    """
 
     def __init__(self, **given: Any) -> None:
         given.setdefault("allow_abbrev", False)
@@ -80,7 +84,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ``UsageError`` instead of leaving the process with argparse's exit code 2."""
-        if message.startswith("the following arguments are required"):
+        if message.startswith("the following arguments are required"):  # their names alone do not say where they go
             message += f"\n  {' '.join(self.format_usage().split())}"
         raise UsageError(f"{self.prog}: {message}")
 
@@ -94,7 +98,7 @@ def command_parser(name: str) -> Parser:
 
 
 def overview() -> str:
-    """All sub-commands by purpose: what ``healthcheck`` alone prints."""
+    """All sub-commands by purpose: what ``healthcheck`` alone prints. At most 15 lines: it is read, not searched."""
     from healthcheck import __version__
 
     lines = [f"healthcheck {__version__}: pytest for PyTorch training runs", ""]
@@ -209,7 +213,11 @@ def launcher_line(target: str, rest: Sequence[str]) -> str:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Options of a launcher, and the script with its arguments."""
+    """Options of a launcher, and the script with its arguments.
+
+    Where the options end is a guess: only the launcher knows which of them take a value. The script is the first word
+    that ends in ``.py`` or is a Python, else the first word that no option can have as its value.
+    """
     i = 0
     while i < len(words) and not (words[i].endswith(".py") or _PYTHON.match(Path(words[i]).name)):
         if words[i] in ("-m", "--module") and i + 1 < len(words) and not words[i + 1].startswith("-"):

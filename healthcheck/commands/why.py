@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
         else:
             print("\n".join(silent_text(run, wanted)))
         return 0
-    units = {metric.name: metric.unit for metric in host.registry.metrics.values()}
+    units = host.registry.units()
     explanation = explain_alert(run, alert, rules, problem)
     if args.format == "json":
         print_json(explanation.to_json())

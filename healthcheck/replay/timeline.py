@@ -20,7 +20,7 @@ def timeline(report: Mapping[str, Any], *, quiet: bool = False) -> list[str]:
     """All lines of one run: what was read, each alert with its step, what was not judged, the end."""
     lines = [headline(report)]
     if not quiet:
-        lines += [f"  {line}" for line in alert_lines(report)]
+        lines += alert_lines(report)
         lines += _not_judged(report)
         lines += [f"  note: {note}" for note in notes(report)]
         lines.append(f"  {count_line(report['rules'])}")
@@ -45,12 +45,12 @@ def alert_lines(report: Mapping[str, Any]) -> list[str]:
         if shown[rule] > SHOWN_PER_RULE:
             continue
         rows.append([LABEL[alert["severity"]], rule, f"step {step(alert['fired_step'])}", alert_text(alert)])
-    lines = table_lines(rows, indent=0)
+    lines = table_lines(rows)
     more = {rule: n - SHOWN_PER_RULE for rule, n in shown.items() if n > SHOWN_PER_RULE}
-    lines += [f"{rule}: {plural(n, 'further episode')}" for rule, n in more.items()]
+    lines += [f"  {rule}: {plural(n, 'further episode')}" for rule, n in more.items()]
     stop = report.get("stop")
     if stop:
-        lines.append(f"a live run would have been stopped at step {step(stop['step'])} by {stop['rule']}")
+        lines.append(f"  a live run would have been stopped at step {step(stop['step'])} by {stop['rule']}")
     return lines
 
 

@@ -178,7 +178,7 @@ class FileReports:
     def _recorded_series(self) -> list[Line]:
         assert self._session is not None
         record = self._session.info.run_dir
-        units = {metric.name: metric.unit for metric in self._session.host.registry.metrics.values()}
+        units = self._session.host.registry.units()
         return recorded_lines(record, units) if record is not None else []
 
 

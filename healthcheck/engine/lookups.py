@@ -55,20 +55,22 @@ class Watched(NamedTuple):
     the sample that it makes: one object for all steps, since nobody keeps it beyond its evaluation."""
 
     @classmethod
-    def of(cls, watches: Sequence[Watch | None], phases: Sequence[str]) -> Watched | None:
-        """Gathered from those of all series, in their order; None if nothing hangs on any."""
-        placed = [(i, w) for i, w in enumerate(watches) if w is not None]
-        if not placed:
-            return None
-        return cls(
-            tuple((i, w.metric, w.questions) for i, w in placed if w.metric),
-            tuple((i, w.metric, w.feeds) for i, w in placed if w.is_input),
-            tuple((i, w.sides) for i, w in placed if w.sides),
-            tuple(
-                (i, formula, Sample(formula.name, 0, 0.0, NO_LABELS, phases[i]))
-                for formula, i in {f: i for i, w in placed for f in w.ready}.items()
-            ),
-        )
+    def of(cls, watches: Sequence[tuple[int, Watch, str]]) -> Watched:
+        """Gathered from some series, each given as ``(place of its sample, what hangs on it, phase)``, in their order."""
+        last, inputs, sides, derivations = [], [], [], []
+        waiting: dict[Derived, tuple[int, str]] = {}
+        for place, watch, phase in watches:
+            if watch.metric:
+                last.append((place, watch.metric, watch.questions))
+            if watch.is_input:
+                inputs.append((place, watch.metric, watch.feeds))
+            if watch.sides:
+                sides.append((place, watch.sides))
+            for formula in watch.ready:
+                waiting[formula] = place, phase
+        for formula, (place, phase) in waiting.items():
+            derivations.append((place, formula, Sample(formula.name, 0, 0.0, NO_LABELS, phase)))
+        return cls(tuple(last), tuple(inputs), tuple(sides), tuple(derivations))
 
 
 class Lookups:

@@ -64,11 +64,19 @@ class Plan:
 
     def __init__(self, shape: tuple[Series, ...], routes: Sequence[Route]) -> None:
         self.shape = shape
-        self.watched = Watched.of([route.watch for route in routes], [phase for _, _, phase in shape])
         self.following: Plan | None = None
         """The plan for the derived samples, where every formula had a value."""
-        self.wakeful: list[Look] = [(i, r.wakeful) for i, r in enumerate(routes) if r.wakeful]
-        self._resting: list[Look] = [(i, r.resting) for i, r in enumerate(routes) if r.resting]
+        self.wakeful: list[Look] = []
+        self._resting: list[Look] = []
+        watches: list[tuple[int, Watch, str]] = []
+        for index, route in enumerate(routes):
+            if route.wakeful:
+                self.wakeful.append((index, route.wakeful))
+            if route.resting:
+                self._resting.append((index, route.resting))
+            if route.watch is not None:
+                watches.append((index, route.watch, shape[index][2]))
+        self.watched = Watched.of(watches) if watches else None
         self.due = 0 if self._resting else NEVER
 
     def woken(self, samples: Sequence[Sample]) -> list[Look]:
@@ -135,11 +143,11 @@ class Plans(dict[tuple[Series, ...], Plan]):
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series
         judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
-        route = self._routes[series] = Route(
-            self._lookups.watch(metric, labels),
-            tuple(judge for judge in judges if judge[0].rule.every == 1),
-            tuple(judge for judge in judges if judge[0].rule.every != 1),
-        )
+        wakeful: list[Judge] = []
+        resting: list[Judge] = []
+        for judge in judges:
+            (wakeful if judge[0].rule.every == 1 else resting).append(judge)
+        route = self._routes[series] = Route(self._lookups.watch(metric, labels), tuple(wakeful), tuple(resting))
         return route
 
     def forget(self) -> None:

@@ -224,7 +224,8 @@ class RobustZ:
             return 0.0  # half of the window is nothing, as of a margin that is mostly kept: no value is a ratio of that
         if not breaches(score) or normal <= 0.0 or value <= 0.0:
             return score
-        share = abs(log(value / normal)) / self._log_ratio
+        ratio = value / normal
+        share = abs(log(ratio)) / self._log_ratio if ratio > 0.0 else inf  # 0.0: too small for a float
         if share >= 1.0:
             return 0.0 if self._is_usual(value, normal) else score
         limit = breaches.healthy.high if score > 0.0 else breaches.healthy.low

@@ -187,3 +187,27 @@ def test_a_guard_goes_by_the_newest_value_whatever_phase_it_came_in(bench):
     assert b.fired("r") == []
     b.step(4, a=5.0, g=1.0)
     assert b.fired("r") == [4]
+
+
+@pytest.mark.parametrize(
+    ("when", "values", "closest", "step"),
+    [
+        ("{above: 8}", [1, 7, 3], 7, 2),
+        ("{below: 1}", [4, 7, 3], 3, 3),
+        ("{outside: [0, 10]}", [5, 1.5, 8, 4], 1.5, 2),
+        ("{outside: [0, 10]}", [5, 2, 9, -0.5], -0.5, 4),
+        ("{equals: 0}", [0.3, -0.1, 0.2, 4], -0.1, 2),
+    ],
+)
+def test_the_closest_approach_is_to_the_nearest_limit(bench, when, values, closest, step):
+    """Also where both ends are limits: it says how near a healthy run came."""
+    b = bench(f"external: [x]\nrules: {{r: {{metric: x, when: {when}}}}}")
+    b.series("x", values)
+    assert b.engine.by_id["r"].closest == (closest, step)
+
+
+def test_an_alert_names_the_series_first_that_breaches_by_most(bench):
+    b = bench("external: [w]\nrules: {r: {metric: 'w[*]', when: {outside: [0, 10]}}}")
+    b.family(1, "w", {"a": 11.0, "b": -7.0, "c": 13.0, "d": 5.0, "e": float("nan")})
+    (alert,) = b.engine.alerts
+    assert [fact.name for fact in alert.series] == ["w[e]", "w[b]", "w[c]", "w[a]"]

@@ -9,48 +9,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language import condition, noisy, registry, scores, update
+from language import EXAMPLES, VARIANTS, condition, noisy, registry, scores, update
 
 from healthcheck.rulelang.conditions import CONDITIONS
 from healthcheck.rulelang.conditions.base import OptionError
-
-EXAMPLES = {
-    "above": 5,
-    "below": 5,
-    "at_least": 5,
-    "at_most": 5,
-    "equals": 5,
-    "outside": [1, 5],
-    "nonfinite": {"count": 2, "window": 5},
-    "zscore": {"above": 5, "window": 20},
-    "robust_z": {"above": 5, "window": 20, "log": True, "min_ratio": 1.2},
-    "ratio": {"above": 2, "window": 20},
-    "mean": {"above": 5, "window": 20},
-    "min": {"above": 5, "window": 20},
-    "max": {"above": 5, "window": 20},
-    "percentile": {"above": 5, "p": 90, "window": 20},
-    "delta": {"above": 1, "over": 5},
-    "increase": {"above": 1, "window": 20},
-    "slope": {"above": 0, "over": 20},
-    "drift": {"above": 10, "window": 20},
-    "rebound": {"above": 1.05, "sigmas": 3, "fell": "5%", "behind": "10%"},
-    "no_improvement": {"over": 10, "min_rel": 0.01, "smooth": 3},
-    "unchanged": {"over": 3},
-    "stale": {"after": "300s", "times": 3},
-    "missing": 100,
-    "outlier": {"above": 1.3, "across": "rank"},
-}
-VARIANTS = [
-    *EXAMPLES.items(),
-    ("nonfinite", True),
-    ("robust_z", {"above": 5, "window": 20}),
-    *(("ratio", {"above": 2, "window": 20, "to": to}) for to in ("mean", "ewma", "best", "first")),
-    ("ratio", {"below": 0.5, "to": "best"}),
-    ("slope", {"above": 0, "over": 40, "confidence": 0.9}),
-    ("slope", {"above": 0, "over": 20, "per": "step", "relative": True}),
-    ("no_improvement", {"over": 10}),
-    ("rebound", {"above": 1.5, "smooth": 4}),
-]
 
 
 def test_every_built_in_condition_has_an_example_here() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from language import BASE, errors, load, registry
+from language import BASE, condition, errors, load, registry
 
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import owners
@@ -59,15 +59,57 @@ def test_a_plugin_whose_compiler_breaks_is_named_at_its_line(known) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("part", "lacks"),
+    [
+        ("condition", "bounded, sentence, baseline, min_samples, window, absence, first, across, parts"),
+        ("comparator", "breaches.direction, breaches.healthy, breaches.exact, breaches.closer, breaches.quiet"),
+        ("scorer", "start().normal, start().memoryless, start().bound, start().restore"),
+    ],
+)
+def test_a_condition_that_lacks_a_part_of_its_protocol_is_said_before_training(known, part: str, lacks: str) -> None:
+    from healthcheck.protocols import ConditionType
+    from healthcheck.rulelang.comparators import Threshold
+    from healthcheck.rulelang.conditions.base import CompiledCondition
+
+    class Half:
+        name, judges_nonfinite, breaches = "acme.odd", False, Threshold("above", 1)
+
+        def start(self):
+            return None
+
+    class HalfComparator:
+        text = "odd"
+
+        def __call__(self, score):
+            return False
+
+    class HalfScorer:
+        def update(self, values, steps, quiet):
+            return []
+
+        def state(self):
+            return None
+
+    made = {
+        "condition": Half(),
+        "comparator": CompiledCondition("acme.odd", HalfComparator(), HalfScorer),
+        "scorer": CompiledCondition("acme.odd", Threshold("above", 1), HalfScorer),
+    }[part]
+    extended = registry()
+    extended.adder("conditions", "acme")(ConditionType("acme.odd", {"type": "object"}, lambda options, rule: made))
+    (found,) = errors(extended, "version: 1\nrules:\n  a: {metric: loss, when: {acme.odd: {}}}\n")
+    start, _, names = found.partition("it lacks ")
+    assert "error[condition-failed]" in start
+    assert set(names.split(", ")) == set(lacks.split(", "))
+
+
 def test_options_of_a_plugin_condition_are_checked_like_our_own(known) -> None:
     from healthcheck.protocols import ConditionType
 
     extended = registry()
     schema = {"type": "object", "properties": {"width": {"type": "number"}}, "additionalProperties": False}
-    above = extended.conditions["above"]
-    extended.adder("conditions", "acme")(
-        ConditionType("acme.odd", schema, lambda options, rule: above.compile(5, rule))
-    )
+    extended.adder("conditions", "acme")(ConditionType("acme.odd", schema, lambda options, rule: condition("above", 1)))
     found = errors(extended, "version: 1\nrules:\n  a: {metric: loss, when: {acme.odd: {widht: 3}}}\n")
     assert 'did you mean "width"?' in found[0]
 

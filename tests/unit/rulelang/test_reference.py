@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from language import condition, update
 
 from healthcheck.rulelang.conditions.combined import CombinedScorer
-from healthcheck.rulelang.conditions.windows import widening, widening_mad
+from healthcheck.rulelang.conditions.windows import TAIL_T, TAIL_Z, widening, widening_mad
 
 Values = Sequence[float]
 Score = float | None
@@ -195,6 +195,29 @@ def increase(values: Values, o: Any) -> Score:
 
 def delta(values: Values, o: Any) -> Score:
     return values[-1] - values[-1 - o["over"]] if len(values) > o["over"] else None
+
+
+def inside(t: float, freedom: int) -> float:
+    """Probability that Student's t lies within -t and t: Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(freedom))
+    c2 = math.cos(angle) ** 2
+    if freedom % 2:
+        term = total = math.cos(angle) if freedom > 1 else 0.0
+        for k in range(3, freedom - 1, 2):
+            term *= c2 * (k - 1) / k
+            total += term
+        return 2.0 / math.pi * (angle + math.sin(angle) * total)
+    term = total = 1.0
+    for k in range(2, freedom - 1, 2):
+        term *= c2 * (k - 1) / k
+        total += term
+    return math.sin(angle) * total
+
+
+def test_the_table_of_t_quantiles_holds_the_tail_of_a_thousandth() -> None:
+    for freedom, quantile in enumerate(TAIL_T, 1):
+        assert 1.0 - inside(quantile, freedom) == pytest.approx(0.002, rel=1e-9), freedom
+    assert 1.0 - NormalDist().cdf(TAIL_Z) == pytest.approx(0.001, rel=1e-9)
 
 
 CASES: list[tuple[str, Definition, dict[str, Any]]] = [

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from scoring import CORPUS, Found, Scored, kinds, labels, score
 
 from healthcheck.assembly import RuleChoice
-from healthcheck.commands.replay import Given, judge_of
+from healthcheck.cli.replay import Given, judge_of
 from healthcheck.reports.tables import table_lines
 
 BEGIN, END = "<!-- detection: begin (benchmarks/detection.py --markdown) -->\n", "<!-- detection: end -->\n"

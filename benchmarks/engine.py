@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.samples import Sample
 
 STEPS = 3_000
 ROUNDS = 7

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.device.deferred import DeviceVector
 from healthcheck.probes.gradient_statistics import GradientPass, gradient_stats
 from healthcheck.probes.gradients import TrainedParameters
-from healthcheck.probes.transfer.deferred import DeviceVector
 
 SHAPES = {
     "150 tensors, 124M": (150, 124_000_000),

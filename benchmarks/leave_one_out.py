@@ -21,9 +21,8 @@ from typing import Any
 import yaml
 from scoring import Found, Scored, kinds, labels, score
 
-from healthcheck.commands.replay import Given
-from healthcheck.replay.play import Play, RuleCopies, play
-from healthcheck.replay.record import record_facts
+from healthcheck.cli.replay import Given
+from healthcheck.replay.play import Play, RuleCopies, play, record_facts
 
 TUNED = Path(__file__).resolve().parent / "tuned.yaml"
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from detection import run_corpus
 from scoring import CORPUS, Found, labels, score
 
-from healthcheck.commands.replay import Given, judge_of
+from healthcheck.cli.replay import Given, judge_of
 
 ADAPTERS = CORPUS.parent / "peerbench" / "offline_adapters.py"
 PACKAGES = ("trainspotter", "trainproof", "gradsnitch", "runmedic", "losslint")

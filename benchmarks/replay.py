@@ -55,7 +55,7 @@ def parse_only(path: Path) -> None:
 
 
 def measure(steps: int, runs: int) -> dict[str, float]:
-    from healthcheck.commands.replay import Given, judge_of
+    from healthcheck.cli.replay import Given, judge_of
 
     given = Given({"rules": [RULES]})
     judge = judge_of(given)
@@ -87,7 +87,7 @@ def _peak(log: Path) -> float:
 
 
 def _only(log: str) -> None:
-    from healthcheck.commands.replay import Given, judge_of
+    from healthcheck.cli.replay import Given, judge_of
 
     judge_of(Given({"rules": [RULES]}))(log)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)

@@ -64,7 +64,7 @@ def _fenced(lines: list[str]) -> Iterator[str]:
 
 def hooks_page() -> str:
     """docs/plugins/hooks.md: every hook with its exact arguments."""
-    from healthcheck import hookspecs
+    from healthcheck.extend import hookspecs
 
     source = inspect.getsource(hookspecs)
     parts = re.split(r"^# -{20,} (\w+)$", source, flags=re.MULTILINE)
@@ -81,14 +81,14 @@ def hooks_page() -> str:
 
 def errors_page() -> str:
     """docs/reference/errors.md: every exception class, by its slug."""
-    from healthcheck import errors
+    from healthcheck.core import errors
 
     blocks = [MARK, "# Errors\n"]
     blocks.append("What healthcheck raises on purpose, by the slug that messages carry, and what to do about it.\n")
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.HealthCheckError):
             blocks.append(f"## {value.slug}\n")
-            blocks.append(f"`healthcheck.errors.{value.__name__}`; exit code {value.exit_code}.\n")
+            blocks.append(f"`healthcheck.core.errors.{value.__name__}`; exit code {value.exit_code}.\n")
             blocks.append(markdown(value.__doc__) + "\n")
     blocks.append("## StopTraining\n")
     blocks.append("`healthcheck.StopTraining`; exit code as the rule says, 1 unless it says otherwise.\n")
@@ -99,7 +99,7 @@ def errors_page() -> str:
 def metrics_page() -> str:
     """docs/reference/metrics.md: what the built-in probes provide."""
     from healthcheck import probes
-    from healthcheck.plugins import PluginHost
+    from healthcheck.extend.host import PluginHost
 
     host = PluginHost()
     host.load_builtins([probes])
@@ -146,9 +146,9 @@ def capabilities_page() -> str:
     """docs/reference/capabilities.md: what each trainer shows and lets us do."""
     import importlib
 
-    from healthcheck.events import EventKind
-    from healthcheck.trainers.controls import capabilities_of
-    from healthcheck.trainers.loop import LOOP_GAPS
+    from healthcheck.core.events import EventKind
+    from healthcheck.instrument.controls import capabilities_of
+    from healthcheck.instrument.loop import LOOP_GAPS
 
     found = [capabilities_of("script"), capabilities_of("loop", LOOP_GAPS)]
     found += [importlib.import_module(f"healthcheck.trainers.{name}").CAPABILITIES for name in ADAPTERS]
@@ -206,7 +206,7 @@ def devices_page() -> str:
 
 def commands_page() -> str:
     """docs/reference/commands.md: every command with its options, from the parsers themselves."""
-    from healthcheck.commands.usage import GROUPS, TABLE, command_parser
+    from healthcheck.cli.usage import GROUPS, TABLE, command_parser
 
     lines = [
         MARK,
@@ -356,7 +356,7 @@ EXAMPLE = "healthcheck-example"
 
 def files() -> dict[str, str]:
     """All that this writes, by path from the root: the pages, and the example, which is what `plugins new` gives."""
-    from healthcheck.commands.newplugin import plugin_files
+    from healthcheck.cli.newplugin import plugin_files
 
     written = {f"docs/{name}": page() for name, page in PAGES.items()}
     return written | {f"plugins/{EXAMPLE}/{path}": text for path, text in plugin_files(EXAMPLE).items()}

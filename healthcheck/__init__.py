@@ -10,14 +10,14 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from healthcheck import opener
+from healthcheck.core import opener
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from healthcheck.assembly import open_session
-    from healthcheck.callback import Callback, rank_zero_only
-    from healthcheck.errors import (
+    from healthcheck.core.alerts import ActionOutcome, Alert, SeriesFact, Severity, State, Transition
+    from healthcheck.core.errors import (
         HealthCheckError,
         PluginError,
         RuleFileError,
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
         UnknownHookError,
         UsageError,
     )
-    from healthcheck.events import Event, EventKind, ModelView
-    from healthcheck.hookspecs import hookimpl
-    from healthcheck.protocols import (
+    from healthcheck.core.events import Event, EventKind, ModelView
+    from healthcheck.core.protocols import (
         EMPTY,
         FINITE,
         AbsenceScorer,
@@ -49,71 +48,72 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
+    from healthcheck.core.samples import Cost, Metric, Sample
+    from healthcheck.extend.callback import Callback, rank_zero_only
+    from healthcheck.extend.hookspecs import hookimpl
+    from healthcheck.instrument.loop import watch
     from healthcheck.readers.find import find_runs, read_run
     from healthcheck.rulelang.comparators import Threshold, exact_bound
     from healthcheck.rulelang.conditions.base import CompiledCondition, OptionError
     from healthcheck.rulelang.conditions.learning import Learning
-    from healthcheck.samples import Cost, Metric, Sample
-    from healthcheck.session import Session
-    from healthcheck.trainers.current import current, log, metric
-    from healthcheck.trainers.loop import watch
-    from healthcheck.verdicts import ActionOutcome, Alert, SeriesFact, Severity, State, Transition
+    from healthcheck.run.current import current, log, metric
+    from healthcheck.run.session import Session
 
 _HOME = {
-    "Action": "protocols",
-    "AbsenceScorer": "protocols",
-    "ActionContext": "protocols",
-    "ActionOutcome": "verdicts",
-    "Alert": "verdicts",
-    "Bound": "protocols",
-    "Callback": "callback",
-    "Capabilities": "protocols",
-    "Comparator": "protocols",
+    "Action": "core.protocols",
+    "AbsenceScorer": "core.protocols",
+    "ActionContext": "core.protocols",
+    "ActionOutcome": "core.alerts",
+    "Alert": "core.alerts",
+    "Bound": "core.protocols",
+    "Callback": "extend.callback",
+    "Capabilities": "core.protocols",
+    "Comparator": "core.protocols",
     "CompiledCondition": "rulelang.conditions.base",
-    "Condition": "protocols",
-    "ConditionType": "protocols",
-    "Controls": "protocols",
-    "Cost": "samples",
-    "Demand": "protocols",
-    "Device": "protocols",
-    "EMPTY": "protocols",
-    "Event": "events",
-    "EventKind": "events",
-    "FINITE": "protocols",
-    "HealthCheckError": "errors",
+    "Condition": "core.protocols",
+    "ConditionType": "core.protocols",
+    "Controls": "core.protocols",
+    "Cost": "core.samples",
+    "Demand": "core.protocols",
+    "Device": "core.protocols",
+    "EMPTY": "core.protocols",
+    "Event": "core.events",
+    "EventKind": "core.events",
+    "FINITE": "core.protocols",
+    "HealthCheckError": "core.errors",
     "Learning": "rulelang.conditions.learning",
-    "Metric": "samples",
-    "ModelView": "events",
+    "Metric": "core.samples",
+    "ModelView": "core.events",
     "OptionError": "rulelang.conditions.base",
-    "OtherPart": "protocols",
-    "PluginError": "errors",
-    "Position": "protocols",
-    "Probe": "protocols",
-    "Reader": "protocols",
-    "Report": "protocols",
-    "RuleFileError": "errors",
-    "Sample": "samples",
-    "Scorer": "protocols",
-    "SeriesFact": "verdicts",
-    "Scored": "protocols",
-    "Session": "session",
-    "Severity": "verdicts",
-    "State": "verdicts",
-    "StopTraining": "errors",
-    "Transition": "verdicts",
-    "UnknownHookError": "errors",
-    "UsageError": "errors",
-    "current": "trainers.current",
+    "OtherPart": "core.protocols",
+    "PluginError": "core.errors",
+    "Position": "core.protocols",
+    "Probe": "core.protocols",
+    "Reader": "core.protocols",
+    "Report": "core.protocols",
+    "RuleFileError": "core.errors",
+    "Sample": "core.samples",
+    "Scorer": "core.protocols",
+    "SeriesFact": "core.alerts",
+    "Scored": "core.protocols",
+    "Session": "run.session",
+    "Severity": "core.alerts",
+    "State": "core.alerts",
+    "StopTraining": "core.errors",
+    "Transition": "core.alerts",
+    "UnknownHookError": "core.errors",
+    "UsageError": "core.errors",
+    "current": "run.current",
     "find_runs": "readers.find",
     "Threshold": "rulelang.comparators",
     "exact_bound": "rulelang.comparators",
-    "hookimpl": "hookspecs",
-    "log": "trainers.current",
-    "metric": "trainers.current",
+    "hookimpl": "extend.hookspecs",
+    "log": "run.current",
+    "metric": "run.current",
     "open_session": "assembly",
-    "rank_zero_only": "callback",
+    "rank_zero_only": "extend.callback",
     "read_run": "readers.find",
-    "watch": "trainers.loop",
+    "watch": "instrument.loop",
 }
 
 __all__ = [

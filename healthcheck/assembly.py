@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from healthcheck.plugins import PluginHost
+from healthcheck.core.runinfo import RunInfo
+from healthcheck.extend.host import PluginHost
 from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.discover import Discovery, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
-from healthcheck.runinfo import RunInfo
-from healthcheck.session import Session
-from healthcheck.trainers.opening import SessionOptions
+from healthcheck.run.opening import SessionOptions
+from healthcheck.run.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -120,8 +120,8 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
 
     Raises ``UsageError`` (``RuleFileError`` with all problems) before anything is run.
     """
-    from healthcheck.probes.transfer.device_time import DeviceTime
-    from healthcheck.probes.transfer.mailbox import StepMailbox
+    from healthcheck.device.device_time import DeviceTime
+    from healthcheck.device.mailbox import StepMailbox
     from healthcheck.record.folder import job_size, open_run_dir, process_rank
     from healthcheck.reports.files import kinds_of, parse_reports
 

@@ -19,13 +19,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from healthcheck.clock import VirtualClock
+    from healthcheck.core.clock import VirtualClock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # The console command without depending on where pip put it: the same entry point.
-COMMAND = (sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())")
+COMMAND = (sys.executable, "-c", "import sys; from healthcheck.cli import main; sys.exit(main())")
 
 
 ALL_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
@@ -81,7 +81,9 @@ def wait_until() -> Callable[..., None]:
 @pytest.fixture
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Only ``time.sleep`` lets time pass for the sessions of this process: what sleeps is what costs, on any machine."""
-    from healthcheck import clock, probing, session
+    from healthcheck.core import clock
+    from healthcheck.run import board as probing
+    from healthcheck.run import session
 
     now = clock.VirtualClock(100.0)
     monkeypatch.setattr(time, "sleep", now.advance)
@@ -214,7 +216,7 @@ def healthcheck_warm(
 @pytest.fixture
 def healthcheck_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """As ``healthcheck_command``, in this process: for commands that run no script. Saves the start of Python and torch."""
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     def run(
         *args: object, cwd: Path = tmp_path, env: Mapping[str, str] | None = None

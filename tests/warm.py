@@ -66,7 +66,7 @@ def serve() -> dict[str, Any] | None:
     """In each fork its job; in the warm process None, once nobody has another one."""
     import torch
 
-    import healthcheck.commands.run  # noqa: F401
+    import healthcheck.cli.run  # noqa: F401
 
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimizer brings the compiler
     gc.collect()
@@ -82,7 +82,7 @@ def serve() -> dict[str, Any] | None:
 
 
 def main() -> int:
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     job = serve()
     if job is None:

@@ -14,11 +14,11 @@ from healthcheck.actions.diagnostics import DumpStacks, MemorySnapshot, Profile
 from healthcheck.actions.evidence import Evidence
 from healthcheck.actions.locate import Locate
 from healthcheck.actions.mark import Note, Warn
-from healthcheck.hookspecs import hookimpl
-from healthcheck.protocols import Action
+from healthcheck.core.protocols import Action
+from healthcheck.extend.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 BUILT_IN: tuple[Callable[[], Action], ...] = (
     Note,

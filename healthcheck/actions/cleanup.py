@@ -6,9 +6,9 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.protocols import ActionContext, Device
-from healthcheck.text import size_text
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.protocols import ActionContext, Device
+from healthcheck.core.text import size_text
 
 DEFAULT_COOLDOWN = 200
 """Steps before a second cleanup. It stalls the device and slows the next allocations, so that

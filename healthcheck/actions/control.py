@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from healthcheck.errors import UsageError
-from healthcheck.protocols import ActionContext, Controls
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.errors import UsageError
+from healthcheck.core.protocols import ActionContext, Controls
 
 
 def why_unable(controls: Controls, control: str) -> str:

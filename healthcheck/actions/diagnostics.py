@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from healthcheck.protocols import ActionContext
-from healthcheck.text import size_text
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.protocols import ActionContext
+from healthcheck.core.text import size_text
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _LIBRARIES = tuple({p for k in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(k))})

@@ -25,13 +25,13 @@ from healthcheck.actions.locate_replay import (
     replay,
 )
 from healthcheck.actions.tensors import Range, bad, range_of, widest
-from healthcheck.protocols import ActionContext
-from healthcheck.text import power
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.protocols import ActionContext
+from healthcheck.core.text import power
 
 if TYPE_CHECKING:
-    from healthcheck.events import Event
-    from healthcheck.session import Session
+    from healthcheck.core.events import Event
+    from healthcheck.run.session import Session
 
 
 def origin_words(found: Origin) -> str:

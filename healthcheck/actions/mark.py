@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.protocols import ActionContext
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.protocols import ActionContext
 
 _NO_OPTIONS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from healthcheck.events import ModelView
-from healthcheck.probes.transfer.tensors import host_bytes
-from healthcheck.samples import encode_number
+from healthcheck.core.events import ModelView
+from healthcheck.core.samples import encode_number
+from healthcheck.device.tensors import host_bytes
 
 MAX_LEAVES = 64
 MAX_IDS = 256

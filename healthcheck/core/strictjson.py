@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.samples import encode_number
+from healthcheck.core.samples import encode_number
 
 
 def strict(value: Any) -> Any:

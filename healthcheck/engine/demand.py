@@ -12,7 +12,7 @@ NEVER = 2**62
 
 
 class RuleDemand:
-    """Implements :class:`healthcheck.protocols.Demand`: metric key -> smallest ``every``."""
+    """Implements :class:`healthcheck.core.protocols.Demand`: metric key -> smallest ``every``."""
 
     def __init__(self) -> None:
         self.every: dict[str, int] = {}

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from healthcheck.core.alerts import Alert, Transition
+from healthcheck.core.errors import StateError
+from healthcheck.core.samples import Sample
 from healthcheck.engine.evaluation import NOTHING, Evaluation, cap, explain, message, mute, plan_actions
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.routes import SERIES, Plans
 from healthcheck.engine.rulestate import RuleState
-from healthcheck.errors import StateError
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet, owners
-from healthcheck.samples import Sample
-from healthcheck.verdicts import Alert, Transition
 
 STATE_VERSION = 3
 """Of :meth:`Engine.state_dict`."""

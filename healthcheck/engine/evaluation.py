@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthcheck.core.alerts import Alert, Severity, Transition
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.rulelang.rule import ActionSpec, Mute, Rule
-from healthcheck.verdicts import Alert, Severity, Transition
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from healthcheck.core.protocols import Bound
+from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
-from healthcheck.protocols import Bound
 from healthcheck.rulelang.rule import Rule
-from healthcheck.samples import Labels, Sample
 
 GATEABLE_METRICS = frozenset({"loss", "grad_norm", "grad_nonfinite", "grads.zero"})
 """Metrics whose value exists before the update."""

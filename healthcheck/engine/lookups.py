@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from healthcheck.core.protocols import Comparator
+from healthcheck.core.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 from healthcheck.engine.rulestate import RuleState, Side
-from healthcheck.protocols import Comparator
 from healthcheck.rulelang.rule import Derived, Guard
-from healthcheck.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 
 
 class Question:

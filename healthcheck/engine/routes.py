@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.demand import NEVER
 from healthcheck.engine.lookups import Lookups, Watch, Watched
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
-from healthcheck.samples import Labels, Sample
 
 Series = tuple[str, Labels, str]
 """Metric, labels, phase."""

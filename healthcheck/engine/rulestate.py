@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, cast
 
+from healthcheck.core.alerts import Alert, SeriesFact, State, Transition
+from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
+from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
-from healthcheck.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Rule, Selector
-from healthcheck.samples import NO_LABELS, Labels, Sample
-from healthcheck.verdicts import Alert, SeriesFact, State, Transition
 
 WORST = 5
 """How many series an alert names."""

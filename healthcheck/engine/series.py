@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
+from healthcheck.core.alerts import State
+from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
+from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
 from healthcheck.rulelang.rule import Rule
-from healthcheck.samples import Labels, decode_number, encode_number, series_name
-from healthcheck.verdicts import State
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
 """What one sample did: nothing to report, an episode began, it ended, it goes on and may act again

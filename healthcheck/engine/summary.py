@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from healthcheck.core.alerts import Outcome, Severity, State, Verdict
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.rulelang.rule import Rule
-from healthcheck.verdicts import Outcome, Severity, State, Verdict
 
 
 def verdicts(engine: Engine, why_no_data: Callable[[Rule], str]) -> list[Verdict]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cmp_to_key
 from typing import NamedTuple
 
+from healthcheck.core.alerts import State
+from healthcheck.core.protocols import Comparator
+from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.engine import Engine, step_by_step
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
-from healthcheck.protocols import Comparator
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import RuleSet, owners
-from healthcheck.samples import Labels, Sample
-from healthcheck.verdicts import State
 
 
 class Batch(NamedTuple):

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.faults.spec import KINDS, Fault
-from healthcheck.trainers.modelview import living_optimizers
-from healthcheck.trainers.patching import AfterImport, Patches
+from healthcheck.instrument.modelview import living_optimizers
+from healthcheck.instrument.patching import AfterImport, Patches
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 
 def loss_factor(fault: Fault, step: int) -> float:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
+from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.quantities import QuantityError, duration_or_none, parse_quantity
 
 FOREVER = 2**63

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthcheck.hookspecs import hookimpl
+from healthcheck.core.protocols import Probe
+from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
-from healthcheck.probes.gradient_facts import RecentGradients
-from healthcheck.probes.gradients import GradientProbe
+from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
@@ -40,16 +40,14 @@ from healthcheck.probes.optimizers import (
     ResumedOptimizerProbe,
 )
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
-from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
-from healthcheck.probes.skipped_updates import LossScaleProbe, SkippedUpdateProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
+from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
-from healthcheck.protocols import Probe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import largest, numbers, values_of
 from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, kind_of, near, shape_of, source_of
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.transfer.deferred import largest, numbers, values_of
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 Hook = Callable[[Any, Any, Any], None]
 

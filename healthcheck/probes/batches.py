@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number, smallest, value_of
+from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import ask_again
-from healthcheck.probes.transfer.deferred import number, smallest, value_of
-from healthcheck.probes.transfer.tensors import host_bytes, is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 IGNORE = -100
 """The value that cross entropy leaves out by default; seen once, it is this run's convention."""

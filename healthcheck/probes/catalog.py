@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from healthcheck.probes.transfer.mailbox import READ_EVERY
-from healthcheck.protocols import Probe
-from healthcheck.samples import Cost, Metric
+from healthcheck.core.protocols import Probe
+from healthcheck.core.samples import Cost, Metric
+from healthcheck.device.mailbox import READ_EVERY
 
 _HEAD = ("metric", "unit", "cost", "needs", "what it is")
 

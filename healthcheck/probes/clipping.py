@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import minimum, number, where
 from healthcheck.probes.labels import in_groups, optimizer_labels
 from healthcheck.probes.looks import ask_again
-from healthcheck.probes.transfer.deferred import minimum, number, where
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 
 class ClippingProbe:

@@ -1,6 +1,6 @@
 """Statistics of all gradients in one pass, without ever waiting for a device.
 
-On CUDA and ROCm a kernel of our own reads every gradient once (:mod:`healthcheck.probes.kernels.gradients`);
+On CUDA and ROCm a kernel of our own reads every gradient once (:mod:`healthcheck.device.gradient_kernel`);
 elsewhere, and for gradients that it cannot read, torch's foreach kernels measure the norms.
 """
 
@@ -13,11 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from healthcheck.probes.kernels.foreach import l2_norms, norm_of, plain_values, sharding_of
-from healthcheck.probes.transfer import tensors
-from healthcheck.probes.transfer.deferred import DeviceVector, numbers
-from healthcheck.probes.transfer.tensors import ADDRESS, GRADIENT, IS_NONE
-from healthcheck.protocols import Demand
+from healthcheck.core.protocols import Demand
+from healthcheck.device import tensors
+from healthcheck.device.deferred import DeviceVector, numbers
+from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
 
 _BYTES = operator.attrgetter("nbytes")
 
@@ -267,7 +266,7 @@ def _kernel(gradient: Any) -> Any:
     global _all_at
     try:
         _all_at = getattr(sys.modules["torch"]._C, "_tensors_data_ptrs_at_indices_equal", None)
-        return importlib.import_module("healthcheck.probes.kernels.gradients")
+        return importlib.import_module("healthcheck.device.gradient_kernel")
     except Exception as error:  # no Triton, or one that does not fit this torch
         _broken.append(repr(error))
         return None

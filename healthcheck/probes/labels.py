@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable
 
-from healthcheck.samples import Labels
+from healthcheck.core.samples import Labels
 
 
 @functools.cache
@@ -16,7 +16,7 @@ def optimizer_labels(index: int) -> Labels:
 
 
 def with_label(labels: Labels, name: str, value: str) -> Labels:
-    """``labels`` and one more, sorted as :data:`healthcheck.samples.Labels` asks."""
+    """``labels`` and one more, sorted as :data:`healthcheck.core.samples.Labels` asks."""
     return tuple(sorted((*labels, (name, value))))
 
 

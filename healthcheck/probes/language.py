@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, number, numbers
+from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.batches import IGNORE
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
@@ -28,10 +32,6 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.looks import GraphLooks, SeenModules
-from healthcheck.probes.transfer.deferred import calculate, number, numbers
-from healthcheck.probes.transfer.tensors import is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 OUT_OF_SIGHT = -1000.0
 """What is added to scores to hide a position is below this: minus infinity, the lowest number of a type, or -10000."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number
+from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, all_behind, kind_of, near, saved
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import GraphLooks
-from healthcheck.probes.transfer.deferred import number
-from healthcheck.probes.transfer.tensors import is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 LOOKS = (2, 5, 10, 20)
 """Backward passes whose graph is looked at."""

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Metric, Sample
+from healthcheck.device.deferred import largest, number, where
+from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.device.tensors import evenly
 from healthcheck.probes.labels import optimizer_labels, with_label
-from healthcheck.probes.transfer.deferred import largest, number, where
-from healthcheck.probes.transfer.sampling import ElementSampler, SampledRows
-from healthcheck.probes.transfer.tensors import evenly
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Metric, Sample
 
 SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""

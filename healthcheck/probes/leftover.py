@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, number, value_of
+from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly
 from healthcheck.probes.labels import optimizer_labels
-from healthcheck.probes.transfer.deferred import calculate, number, value_of
-from healthcheck.probes.transfer.sampling import ElementSampler, SampledRows
-from healthcheck.probes.transfer.tensors import GRADIENT, IS_NONE, evenly
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 TENSORS = 16
 """Tensors looked at, spread over the optimizer's: zero_grad clears all or none."""

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import all_behind, saved
 from healthcheck.probes.looks import ask_again
-from healthcheck.probes.transfer.tensors import host_bytes, is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 SETTLED = 10
 """Batches after which it is known how many updates one is good for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from healthcheck.events import Event
-from healthcheck.references import weak
+from healthcheck.core.events import Event
+from healthcheck.core.references import weak
 
 SETTLED = 20
 """Steps in which a run may still show what it has: a scaler, batches, updates that are decided upon."""

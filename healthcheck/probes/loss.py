@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, number
 from healthcheck.probes.batches import named_tensors
-from healthcheck.probes.gradient_facts import RecentGradients, loss_facts
+from healthcheck.probes.gradients import RecentGradients, loss_facts
 from healthcheck.probes.labels import optimizer_labels
 from healthcheck.probes.looks import SeenModules
 from healthcheck.probes.loss_construction import classes_of, why_not_finite
-from healthcheck.probes.transfer.deferred import calculate, number
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 LOOK_EVERY = 10
 """Steps between two looks whether the model is still the same, for ``loss.chance``."""

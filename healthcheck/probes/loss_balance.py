@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Metric, Sample
+from healthcheck.device.deferred import calculate, number
+from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import DISTANCES, kind_of, near, saved
-from healthcheck.probes.transfer.deferred import calculate, number
-from healthcheck.probes.transfer.tensors import is_tensor
-from healthcheck.protocols import Demand
-from healthcheck.samples import Metric, Sample
 
 FIRST = 5
 """Losses whose mean is what a side began with."""

@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
     DISTANCES,
@@ -32,9 +35,6 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.looks import PAUSE, GraphLooks
-from healthcheck.probes.transfer.tensors import is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a

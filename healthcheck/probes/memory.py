@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.graph import kind_of, parents_of
 from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, open_files, resident_bytes
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 FLOOR_STEPS = 100
 """Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""

@@ -118,7 +118,7 @@ _KNOWN = ("cuda", "mps", "xpu", "hpu", "npu", "cpu")
 
 
 class TorchDevice:
-    """Implements :class:`healthcheck.protocols.Device` for whatever torch runs on.
+    """Implements :class:`healthcheck.core.protocols.Device` for whatever torch runs on.
 
     CUDA and ROCm, then MPS, then XPU, HPU and NPU, else the CPU: resident memory against the memory limit of
     this process. Of another accelerator nothing is known, and no memory is reported. Never initialises a device

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate
+from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, with_label
 from healthcheck.probes.learning_rate import rates_of
-from healthcheck.probes.transfer.deferred import calculate
-from healthcheck.probes.transfer.sampling import ElementSampler, SampledRows
-from healthcheck.probes.transfer.tensors import GRADIENT
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 
 def ratio_of(change: float, size: float) -> float:
@@ -33,7 +33,7 @@ def ratio_of(change: float, size: float) -> float:
 class Moved:
     """What one update did to the sampled elements of some tensors.
 
-    :param compared: for each group of tensors a vector with the rows of :data:`healthcheck.probes.transfer.sampling.ROWS`.
+    :param compared: for each group of tensors a vector with the rows of :data:`healthcheck.device.sampling.ROWS`.
     :param groups: positions of each group's tensors in the list of all.
     """
 

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number
+from healthcheck.device.tensors import live_objects
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
-from healthcheck.probes.transfer.deferred import number
-from healthcheck.probes.transfer.tensors import live_objects
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 MOST = 64
 """Optimizers that are distinguished; inner loops make them by the thousand."""

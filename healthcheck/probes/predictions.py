@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import largest, number, smallest
+from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
     DISTANCES,
@@ -21,10 +25,6 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.looks import ask_again
-from healthcheck.probes.transfer.deferred import largest, number, smallest
-from healthcheck.probes.transfer.tensors import is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from healthcheck.events import Event, EventKind
-from healthcheck.probes.transfer.deferred import number
-from healthcheck.protocols import Demand
-from healthcheck.samples import NO_LABELS, Labels, Metric, Sample
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import NO_LABELS, Labels, Metric, Sample
+from healthcheck.device.deferred import number
 
 _EVAL_PREFIXES = ("eval_", "eval/", "eval.", "val_", "val/", "val.", "valid_", "valid/", "validation_", "validation/")
 _TEST_PREFIXES = ("test_", "test/", "test.")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Labels, Metric, Sample
+from healthcheck.device.deferred import calculate
+from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
 from healthcheck.probes.labels import first_few, optimizer_labels
-from healthcheck.probes.transfer.deferred import calculate
-from healthcheck.probes.transfer.sampling import ROWS, ElementSampler, SampledRows
 from healthcheck.probes.weight_size import looked_at
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Labels, Metric, Sample
 
 
 @dataclass(slots=True)

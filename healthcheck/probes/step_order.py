@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import kind_of, saved, source_of
 from healthcheck.probes.labels import optimizer_labels
-from healthcheck.probes.transfer.tensors import is_tensor, on_host
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 TENSORS = 4
 """Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""

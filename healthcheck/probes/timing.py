@@ -12,11 +12,11 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.graph import near
 from healthcheck.probes.memory_readings import waited_for_cpu
-from healthcheck.protocols import Demand
-from healthcheck.samples import Cost, Metric, Sample
 
 PAUSES = (
     EventKind.EVAL_START,

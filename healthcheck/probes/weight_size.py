@@ -14,14 +14,14 @@ from functools import partial
 from operator import mul
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, count, largest, numbers, value_of, values_of
+from healthcheck.device.sampling import ElementSampler
+from healthcheck.device.tensors import evenly, local_part
 from healthcheck.probes.labels import first_few, optimizer_labels
-from healthcheck.probes.transfer.deferred import calculate, count, largest, numbers, value_of, values_of
-from healthcheck.probes.transfer.sampling import ElementSampler
-from healthcheck.probes.transfer.tensors import evenly, local_part
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 ROWS = 8
 """Rows of a matrix that are compared, and from which its spread is taken."""

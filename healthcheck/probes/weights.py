@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.events import Event, EventKind
-from healthcheck.probes.gradient_facts import bad_weight_facts
-from healthcheck.probes.kernels.foreach import l2_norms
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, numbers, values_of
+from healthcheck.device.tensors import is_tensor, l2_norms
+from healthcheck.probes.gradients import bad_weight_facts
 from healthcheck.probes.labels import first_few, optimizer_labels
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.transfer.deferred import calculate, numbers, values_of
-from healthcheck.probes.transfer.tensors import is_tensor
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 TIES_EVERY = 50
 """Steps between two looks at tied weights: they are lost by an assignment, never gradually."""

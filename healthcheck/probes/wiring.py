@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.transfer.tensors import GRADIENT, IS_NONE, is_tensor
-from healthcheck.protocols import Demand
-from healthcheck.references import weak
-from healthcheck.samples import Cost, Metric, Sample
 
 PATIENCE = 5
 """Updates in a row without gradient before a tensor counts."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from healthcheck.errors import Problem
-    from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
+    from healthcheck.core.alerts import Alert
+    from healthcheck.core.errors import Problem
+    from healthcheck.run.session import Session
 
 
 def shown(path: Path) -> str:
@@ -90,7 +90,7 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
 
 def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
     """Alerts that fail the test, the cause first: unexplained before explained, severe before mild, then in order."""
-    from healthcheck.verdicts import Severity
+    from healthcheck.core.alerts import Severity
 
     level = str(report.get("fail_on", "error"))
     stopped = (report.get("stop") or {}).get("rule")
@@ -104,8 +104,8 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
+    from healthcheck.core.text import number, step
     from healthcheck.reports.console import action_text, evidence_path, facts_text
-    from healthcheck.text import number, step
 
     entry = report["rules"].get(alert.rule, {})
     lines = [f"{alert.rule}: {alert.message} at step {step(alert.fired_step)}"]
@@ -131,7 +131,7 @@ def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str
 
 
 def _normal(session: Session, alert: Alert) -> str:
-    from healthcheck.text import number, plural
+    from healthcheck.core.text import number, plural
 
     if alert.normal is not None and math.isfinite(alert.normal):
         return number(alert.normal)
@@ -142,7 +142,7 @@ def _normal(session: Session, alert: Alert) -> str:
 
 
 def _others(session: Session, first: Alert) -> list[str]:
-    from healthcheck.text import step
+    from healthcheck.core.text import step
 
     lines = []
     for alert in session.alerts:

@@ -92,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _report_kinds(wanted: list[str], config: pytest.Config) -> dict[str, str]:
-    from healthcheck.errors import UsageError
+    from healthcheck.core.errors import UsageError
     from healthcheck.pytesting.ruletests import plugin_host_of
     from healthcheck.reports.files import kinds_of, parse_reports
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
     from healthcheck.pytesting.watching import Watched
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 FIRST_STEPS = 0.2
 """Part of the steps that is left out of the speed: warm-up."""
@@ -157,8 +157,8 @@ def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFail
 
 def judge(name: str, value: float, entry: Mapping[str, Any], given: Any, note: Any, where: str) -> str:
     """One sentence if a measure is worse than its reference allows, else an empty one."""
+    from healthcheck.core.text import number
     from healthcheck.rulelang.quantities import parse_quantity
-    from healthcheck.text import number
 
     measure, reference = MEASURES[name], float(entry["value"])
     if measure.of_machine and where and where != machine():

@@ -13,7 +13,7 @@ import pytest
 from healthcheck.pytesting.failure import complaint, shown
 
 if TYPE_CHECKING:
-    from healthcheck.plugins import PluginHost
+    from healthcheck.extend.host import PluginHost
     from healthcheck.ruletests.loading import RuleTest
     from healthcheck.ruletests.run import RuleTestBook
 
@@ -100,7 +100,7 @@ class RuleTestCollector(pytest.File):
 
     def collect(self) -> Iterable[RuleTestItem]:
         from healthcheck.assembly import load_rules_for
-        from healthcheck.errors import UsageError
+        from healthcheck.core.errors import UsageError
         from healthcheck.ruletests.run import RuleTestBook
 
         host = plugin_host_of(self.config)
@@ -132,7 +132,7 @@ class RuleTestItem(pytest.Item):
             )
 
     def runtest(self) -> None:
-        from healthcheck.errors import UsageError
+        from healthcheck.core.errors import UsageError
 
         try:
             result = self.book.run(self.rule_test)

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import HealthCheckError, StopTraining
-from healthcheck.outcome import Ending
+from healthcheck.core.errors import HealthCheckError, StopTraining
+from healthcheck.core.samples import Sample, series_name
+from healthcheck.extend.dispatch import suggest
 from healthcheck.pytesting.failure import HealthCheckFailed, block, complaint, failure_of, longrepr, shown
 from healthcheck.pytesting.reference import Measures
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.samples import Sample, series_name
+from healthcheck.run.ending import Ending
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import pytest
 
-    from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
+    from healthcheck.core.alerts import Alert
+    from healthcheck.run.session import Session
 
 MARKER = "healthcheck"
 
@@ -240,8 +240,8 @@ class Watched:
 
 def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Round the body of one test. Raises ``HealthCheckFailed`` where the rules say so."""
-    from healthcheck.trainers.opening import switched_off
-    from healthcheck.trainers.script.runner import InProcess
+    from healthcheck.instrument.script import InProcess
+    from healthcheck.run.opening import switched_off
 
     if switched_off():
         return (yield)
@@ -287,7 +287,7 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _open(item: pytest.Item, wanted: Wanted) -> Session:
     from healthcheck.assembly import open_session
-    from healthcheck.trainers.opening import SessionOptions
+    from healthcheck.run.opening import SessionOptions
 
     return open_session(
         SessionOptions(

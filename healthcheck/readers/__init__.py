@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from healthcheck.hookspecs import hookimpl
+from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.readers.jsonfiles import JsonDocumentReader, JsonLinesReader, TrainerStateReader
 from healthcheck.readers.mlflow import MlflowReader
 from healthcheck.readers.modelcard import ModelCardReader
@@ -19,7 +19,7 @@ from healthcheck.readers.tensorboard import TensorBoardReader
 from healthcheck.readers.textlog import BoxReader, TextLogReader
 
 if TYPE_CHECKING:
-    from healthcheck.protocols import Reader
+    from healthcheck.core.protocols import Reader
 
 READERS: tuple[Reader, ...] = (
     RecordReader(),

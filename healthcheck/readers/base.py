@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 
 
 class UnreadableRunError(UsageError):

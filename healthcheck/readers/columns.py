@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from healthcheck.samples import NO_LABELS, Labels, series_name
+from healthcheck.core.samples import NO_LABELS, Labels, series_name
 
 TRAIN_WORDS = frozenset({"train", "training", "trn", "tr", "trainer"})
 EVAL_WORDS = frozenset({"val", "valid", "validation", "eval", "evaluation", "dev", "heldout", "holdout"})

@@ -14,8 +14,8 @@ from healthcheck.readers.series import RecordedRun
 from healthcheck.readers.tensorboard import event_files, phase_folders
 
 if TYPE_CHECKING:
-    from healthcheck.protocols import Reader
-    from healthcheck.registry import Registry
+    from healthcheck.core.protocols import Reader
+    from healthcheck.extend.registry import Registry
 
 SURE = 0.4
 """How sure a reader must be of a file that nobody named."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import UnreadableRunError, flat, head_text, open_text
 
 _MOST_BYTES = 512 * 1024 * 1024

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import cell, open_text, to_seconds
 
 _LINE = re.compile(rb"^\d{10,16} \S+( \d+)?\s*$")

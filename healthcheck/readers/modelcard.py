@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import UnreadableRunError, cell, head_text, is_binary, open_text
 from healthcheck.readers.columns import words
 

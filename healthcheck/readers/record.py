@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
+from healthcheck.core.samples import Labels, Sample, decode_number
 from healthcheck.readers.base import head_text, open_text
 from healthcheck.record.lines import parse_series
-from healthcheck.samples import Labels, Sample, decode_number
 
 FILE = "samples.jsonl"
 _decode = json.JSONDecoder().raw_decode

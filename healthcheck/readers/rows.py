@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
+from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.readers.base import to_number, to_seconds
 from healthcheck.readers.columns import (
     EPOCH_NAMES,
@@ -24,7 +25,6 @@ from healthcheck.readers.columns import (
     joined,
     step_rank,
 )
-from healthcheck.samples import NO_LABELS, Labels, Sample
 
 Numbers = Mapping[str, list[tuple[int, float]]]
 """Column -> (row index, number) for the first rows."""

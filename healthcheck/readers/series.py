@@ -17,8 +17,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.errors import UsageError
-from healthcheck.protocols import Position
+from healthcheck.core.errors import UsageError
+from healthcheck.core.protocols import Position
+from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.readers.base import PEEK_ROWS, to_number
 from healthcheck.readers.columns import (
     EVAL_WORDS,
@@ -45,10 +46,9 @@ from healthcheck.readers.rows import (
     find_time,
 )
 from healthcheck.record.lines import parse_series
-from healthcheck.samples import NO_LABELS, Labels, Sample, series_name
 
 if TYPE_CHECKING:
-    from healthcheck.protocols import Reader
+    from healthcheck.core.protocols import Reader
 
 _DATASET = re.compile(r"^(?:eval|val|valid|validation|test)_(.+)_(?:runtime|samples_per_second)$")
 IGNORE = frozenset({"-", "ignore", "off"})

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import UnreadableRunError, cell, head_text, is_binary, open_text
 
 _DELIMITERS = (",", "\t", ";", "|")

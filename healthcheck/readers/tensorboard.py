@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck.protocols import Position
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.columns import EVAL_WORDS, TEST_WORDS
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from healthcheck.errors import UsageError
-from healthcheck.protocols import Position
+from healthcheck.core.errors import UsageError
+from healthcheck.core.protocols import Position
 from healthcheck.readers.base import GZIP, HEAD_BYTES, cell, head_text, is_binary, open_text
 from healthcheck.readers.columns import (
     EPOCH_NAMES,

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck import __version__
-from healthcheck.redact import redact_argv, redact_text
+from healthcheck.core.redact import redact_argv, redact_text
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

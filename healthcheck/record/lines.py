@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.samples import Labels, Sample, decode_number, encode_number, series_name
+from healthcheck.core.samples import Labels, Sample, decode_number, encode_number, series_name
 
 Row = tuple[str, Labels, int, str, Any]
 """(metric, labels, step, phase, value)"""

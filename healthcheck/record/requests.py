@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.events import EventKind
-from healthcheck.protocols import ActionContext
+from healthcheck.core.alerts import Alert, Severity
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import ActionContext
+from healthcheck.core.text import plural, step
 from healthcheck.record.writer import append
 from healthcheck.rulelang.rule import Mute, Origin
-from healthcheck.text import plural, step
-from healthcheck.verdicts import Alert, Severity
 
 if TYPE_CHECKING:
-    from healthcheck.events import Event
-    from healthcheck.samples import Sample
-    from healthcheck.session import Session
+    from healthcheck.core.events import Event
+    from healthcheck.core.samples import Sample
+    from healthcheck.run.session import Session
 
 FILE = "requests.jsonl"
 LOOK_SECONDS = 1.0

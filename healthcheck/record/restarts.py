@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.alerts import Alert
+from healthcheck.core.redact import redact_argv, redact_text
 from healthcheck.core.strictjson import strict
+from healthcheck.instrument.resume import FileMark, Found
 from healthcheck.record.folder import RUN_FILE, list_runs, write_atomically
 from healthcheck.record.runs import Run, load_run
-from healthcheck.redact import redact_argv, redact_text
-from healthcheck.trainers.resume.continuation import FileMark, Found
-from healthcheck.verdicts import Alert
 
 if TYPE_CHECKING:
     from healthcheck.rulelang.rule import Rule
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 FILE = "DO-NOT-RESTART"
 ENOUGH = 3

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.core.errors import HealthCheckError, UsageError
+from healthcheck.core.samples import series_name
+from healthcheck.extend.dispatch import suggest
 from healthcheck.record.folder import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
 from healthcheck.record.lines import Batch, RecordedSamples, read_samples
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.rulelang.sources import is_pack_name
-from healthcheck.samples import series_name
 
 
 @dataclass

@@ -9,7 +9,7 @@ import re
 import socket
 from typing import Any
 
-from healthcheck.redact import redact_text
+from healthcheck.core.redact import redact_text
 
 _PATH = re.compile(r"(?<![\w:/.<])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+\- ]*[\w.@+\-]){2,}[/\\]?")
 """Absolute paths of two levels or more."""

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.alerts import Alert
+from healthcheck.core.samples import Sample
 from healthcheck.core.strictjson import dump_line, strict
-from healthcheck.outcome import alert_json
 from healthcheck.record.folder import run_facts, write_atomically
 from healthcheck.record.lines import Row, SampleEncoder, thin
-from healthcheck.samples import Sample
-from healthcheck.verdicts import Alert
+from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 SECONDS = 0.4
 """How long a line may wait before it is written."""

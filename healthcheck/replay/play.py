@@ -1,29 +1,126 @@
-"""A recorded run through the real engine: ``RecordedRun`` in, the report of a live run out.
-
-There is no second engine and no second report here. What differs from a live run: nothing is
-executed (actions are held), and the clock is the record's.
-"""
+"""What our own record knows beyond its samples: where the run began, what it was asked to collect."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
+from healthcheck.core.errors import HealthCheckError
+from healthcheck.core.samples import Sample
+from healthcheck.engine.demand import RuleDemand
 from healthcheck.engine.engine import Engine, step_by_step
 from healthcheck.engine.evaluation import NOTHING, Evaluation
 from healthcheck.engine.summary import verdicts
-from healthcheck.errors import HealthCheckError
-from healthcheck.latch import StopRequest
-from healthcheck.outcome import JudgedRun, judged_exit_code, run_report
 from healthcheck.readers.series import RecordedRun
+from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Rule, RuleSet
-from healthcheck.samples import Sample
-from healthcheck.verdicts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
+from healthcheck.run.controls import StopRequest
+from healthcheck.run.ending import JudgedRun, judged_exit_code, run_report
+
+if TYPE_CHECKING:
+    from healthcheck.extend.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts of a record for :func:`healthcheck.replay.play.play`."""
+
+    start_step: int | None = None
+    known: Collection[str] = ()
+    resumed_from: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def record_facts(run: RecordedRun, registry: Registry) -> Facts:
+    """Of a foreign file nothing is known; of our own record, what its folder says."""
+    if run.reader.name != "record":
+        return Facts()
+    folder = run.path if run.path.is_dir() else run.path.parent
+    resumed = _run_json(folder).get("resumed_from")
+    start = resumed if isinstance(resumed, int) else 0
+    known = _collected(folder / "rules.yaml", registry)
+    notes = []
+    if start:
+        notes.append(
+            f"this attempt was resumed after step {start:,}: what its rules had seen before is not in this record"
+        )
+    return Facts(start, known, start or None, tuple(notes))
+
+
+def _run_json(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _collected(rules_file: Path, registry: Registry) -> frozenset[str]:
+    """Metrics that the live run was asked to collect: what its own rules wanted."""
+    if not rules_file.is_file():
+        return frozenset()
+    try:
+        rules = load_rules([str(rules_file)], registry=registry)
+    except (HealthCheckError, OSError):  # a plugin of that run is not here: then less is known
+        return frozenset()
+    return frozenset(RuleDemand.of(rules.rules, rules.derived).every)
+
+
+# --------------------------------------------------------------------------------------------------
+# Many recorded runs, in this process or in several.
+
+
+Judge = Callable[[str], Any]
+"""Judges one path; its result can be pickled."""
+
+_judge: Judge | None = None
+
+
+def judge_all(paths: Sequence[str], prepare: Callable[[], Judge], *, jobs: int = 1) -> Iterator[Any]:
+    """Yield one result per path, in the order given.
+
+    :param prepare: makes the judge (plugins loaded, rules compiled); called once in each process,
+        so that it must be picklable itself where ``jobs`` is above 1.
+    """
+    if jobs <= 1 or len(paths) < 2:
+        judge = prepare()
+        for path in paths:
+            yield judge(path)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # spawn: a forked child of a program with threads (a progress bar) may hang
+    with ProcessPoolExecutor(
+        min(jobs, len(paths)), mp_context=get_context("spawn"), initializer=_start, initargs=(prepare,)
+    ) as pool:
+        yield from pool.map(_run, paths, chunksize=max(1, min(16, len(paths) // (4 * jobs))))
+
+
+def _start(prepare: Callable[[], Judge]) -> None:
+    global _judge
+    _judge = prepare()
+
+
+def _run(path: str) -> Any:
+    assert _judge is not None
+    return _judge(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# A recorded run through the real engine: ``RecordedRun`` in, the report of a live run out.
+#
+# There is no second engine and no second report here. What differs from a live run: nothing is
+# executed (actions are held), and the clock is the record's.
+
 
 Batch = tuple[int, float, list[Sample]]
 
@@ -149,7 +246,7 @@ def play(
         batches = _as_judged(batches)
     head = list(islice(batches, 2))
     if start_step is None:
-        start_step = _start(head)
+        start_step = _play_start(head)
     plays = [Play(rules, start_step=start_step, known=known) for rules in rulesets]
     if head:
         seen.first_step = head[0][0]
@@ -228,7 +325,7 @@ def _as_judged(batches: Iterator[Batch]) -> Iterator[Batch]:
             yield at, now, list(part)
 
 
-def _start(head: Sequence[Batch]) -> int:
+def _play_start(head: Sequence[Batch]) -> int:
     """Rows at 500, 1,000, ... begin at 0; rows at 18,001, 18,002, ... at 18,000."""
     if not head:
         return 0

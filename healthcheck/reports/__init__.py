@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthcheck.hookspecs import hookimpl
-from healthcheck.protocols import Report
+from healthcheck.core.protocols import Report
+from healthcheck.extend.hookspecs import hookimpl
 
 
 @hookimpl

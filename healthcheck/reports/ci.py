@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
+from healthcheck.core.alerts import Severity
+from healthcheck.core.text import step
 from healthcheck.reports.wording import (
     by_severity,
     count_line,
@@ -22,8 +24,6 @@ from healthcheck.reports.wording import (
     place,
     story,
 )
-from healthcheck.text import step
-from healthcheck.verdicts import Severity
 
 PER_KIND = 10
 _KIND = {"error": "error", "warning": "warning", "info": "notice"}

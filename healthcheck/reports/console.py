@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from healthcheck import __version__
+from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
+from healthcheck.core.text import number, plural, shorten, step
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
 from healthcheck.reports.planned import cannot_fill
 from healthcheck.reports.wording import PAST, closing_block, closing_line
-from healthcheck.text import number, plural, shorten, step
-from healthcheck.verdicts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 _COLOURS = {"red": "31", "yellow": "33", "cyan": "36", "green": "32", "bold": "1"}
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
+from healthcheck.extend.dispatch import suggest
 from healthcheck.reports.ci import job_summary, junit_xml, sarif, workflow_commands
 from healthcheck.reports.console import Stderr
 from healthcheck.reports.page import Line, page_html, recorded_lines
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 Reports = Sequence[Mapping[str, Any]]
 

@@ -6,11 +6,11 @@ import os
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.plugins import TRACE_VARIABLE
+from healthcheck.extend.host import TRACE_VARIABLE
 from healthcheck.reports.console import Stderr
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 
 def wanted() -> bool:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.samples import Sample
-from healthcheck.text import time_left
+from healthcheck.core.samples import Sample
+from healthcheck.core.text import time_left
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 _ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", "{:.4g}".format),

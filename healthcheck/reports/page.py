@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from healthcheck.core.samples import decode_number, series_name
+from healthcheck.core.text import duration, number, plural, step
 from healthcheck.record.lines import Batch, read_samples
 from healthcheck.reports.wording import actions_done, count_line, how_it_ended
-from healthcheck.samples import decode_number, series_name
-from healthcheck.text import duration, number, plural, step
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --panel: #f5f6f8; --rule: #d5d9de;
@@ -85,7 +85,7 @@ class Line:
     name: str
     metric: str
     unit: str = ""
-    """Unit of the metric, as in :func:`healthcheck.text.number`."""
+    """Unit of the metric, as in :func:`healthcheck.core.text.number`."""
     points: list[tuple[int, float]] = field(default_factory=list)
     """(step, value); values may be non-finite."""
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthcheck.core.samples import Cost, Metric
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.outcome import NEEDS
-from healthcheck.registry import Registry
+from healthcheck.extend.registry import Registry
 from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Rule, RuleSet
-from healthcheck.samples import Cost, Metric
+from healthcheck.run.ending import NEEDS
 
 _DEPENDS = {
     "amp": "only with a GradScaler",

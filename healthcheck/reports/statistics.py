@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from healthcheck.core.samples import decode_number, series_name
 from healthcheck.record.lines import Batch
-from healthcheck.samples import decode_number, series_name
 
 
 @dataclass(slots=True)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from healthcheck.core.alerts import State
+from healthcheck.core.protocols import Comparator
+from healthcheck.core.samples import CONTEXT_LABELS, decode_number, series_name
+from healthcheck.core.text import number, plural
 from healthcheck.engine.trace import Batch, TraceRow, judgements
-from healthcheck.protocols import Comparator
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
 from healthcheck.reports.wording import asks, headings
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Rule, RuleSet
-from healthcheck.samples import CONTEXT_LABELS, decode_number, series_name
-from healthcheck.text import number, plural
-from healthcheck.verdicts import State
 
 BEFORE = 20
 """Samples of the recent past."""

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from healthcheck.core.alerts import OBSERVE_MODE, Severity
+from healthcheck.core.text import duration, plural, shorten, step
 from healthcheck.rulelang.rule import Rule
 from healthcheck.rulelang.sources import is_pack_name
-from healthcheck.text import duration, plural, shorten, step
-from healthcheck.verdicts import OBSERVE_MODE, Severity
 
 PAST = {
     "stop": "stopped",

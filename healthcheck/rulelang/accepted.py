@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.errors import RuleFileError
+from healthcheck.core.errors import RuleFileError
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Origin
 from healthcheck.rulelang.validation import Format, Validator

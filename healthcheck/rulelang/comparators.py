@@ -12,9 +12,9 @@ from functools import cmp_to_key
 from math import inf, nextafter
 from typing import Any
 
-from healthcheck.protocols import EMPTY, Bound, Comparator
+from healthcheck.core.protocols import EMPTY, Bound, Comparator
+from healthcheck.core.text import as_written
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity
-from healthcheck.text import as_written
 
 COMPARATORS = ("above", "below", "at_least", "at_most", "equals", "outside")
 EVERYTHING = Bound(-inf, inf)
@@ -23,7 +23,7 @@ _LARGEST = sys.float_info.max
 
 
 class Threshold:
-    """A comparator with a limit, or two for ``outside``; see :class:`healthcheck.protocols.Comparator`.
+    """A comparator with a limit, or two for ``outside``; see :class:`healthcheck.core.protocols.Comparator`.
 
     :param kind: one of :data:`COMPARATORS`.
     :param limit: a number, or a quantity as in rule files (``"5%"``); ``[low, high]`` for ``outside``.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem, RuleFileError
-from healthcheck.registry import Registry
+from healthcheck.core.errors import Problem, RuleFileError
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang import lint
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.formulas import check_formulas, compile_formulas

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem, RuleFileError, UsageError
+from healthcheck.core.errors import Problem, RuleFileError, UsageError
+from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Origin
 from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, SettingError, parse_setting

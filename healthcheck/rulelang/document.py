@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
 from healthcheck.rulelang.rule import Origin
 
 KeyPath = tuple["str | int", ...]

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem
-from healthcheck.registry import Registry
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Entry, Merged
 from healthcheck.rulelang.quantities import shorten

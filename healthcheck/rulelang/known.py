@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 
-from healthcheck.dispatch import suggest
-from healthcheck.registry import Registry
+from healthcheck.core.samples import CONTEXT_LABELS
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Selector
-from healthcheck.samples import CONTEXT_LABELS
 
 SUGGESTIONS = 100
 """Names that are searched for neighbours; the search is slow, and a person reads no more."""

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from healthcheck.errors import Problem
-from healthcheck.registry import Registry
+from healthcheck.core.alerts import Severity
+from healthcheck.core.errors import Problem
+from healthcheck.core.text import as_written
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.merge import Draft, Entry, Merged
 from healthcheck.rulelang.rule import Rule, RuleSet, owners, owns_nonfinite
 from healthcheck.rulelang.templates import PLACEHOLDERS
-from healthcheck.text import as_written
-from healthcheck.verdicts import Severity
 
 SMALL_WINDOW = 30
 SPIKE_CONDITIONS = ("zscore", "robust_z")

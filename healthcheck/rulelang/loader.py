@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Place
 
 MAX_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.dispatch import nearest
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Iterable
 from typing import Any
 
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.loader import load_text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
 
 SHOWN = 20
 """Problems that the text form prints in full; the rest is counted."""

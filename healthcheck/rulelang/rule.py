@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from healthcheck.errors import Problem
-from healthcheck.protocols import Comparator, Condition
-from healthcheck.samples import CONTEXT_LABELS, Labels
-from healthcheck.verdicts import Severity
+from healthcheck.core.alerts import Severity
+from healthcheck.core.errors import Problem
+from healthcheck.core.protocols import Comparator, Condition
+from healthcheck.core.samples import CONTEXT_LABELS, Labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.errors import Problem
-from healthcheck.protocols import Condition
-from healthcheck.registry import Registry
+from healthcheck.core.alerts import Severity
+from healthcheck.core.errors import Problem
+from healthcheck.core.protocols import Condition
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import ABSENT, Threshold, comparator_in
 from healthcheck.rulelang.conditions.base import OptionError, must_fit
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
@@ -17,7 +18,6 @@ from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
 from healthcheck.rulelang.rule import ActionSpec, Guard, Hold, Rule, Selector, Span
 from healthcheck.rulelang.templates import Template, TemplateError, default_message
-from healthcheck.verdicts import Severity
 
 FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
 """Keys of a rule that its condition may read."""

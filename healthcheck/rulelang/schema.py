@@ -15,8 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from healthcheck.dispatch import nearest
-from healthcheck.registry import Registry
+from healthcheck.extend.dispatch import nearest
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.conditions.base import comparator_schemas
 from healthcheck.rulelang.document import KeyPath

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
+from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
 from healthcheck.rulelang.rule import Origin
 

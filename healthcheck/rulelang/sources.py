@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem
-from healthcheck.registry import BUILTIN, Registry
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import BUILTIN, Registry
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.loader import load_file, load_mapping, load_text
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from healthcheck.dispatch import nearest
+from healthcheck.core.text import in_message, size_text
+from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.text import in_message, size_text
 
 PLACEHOLDERS: dict[str, str] = {
     "value": "the sample that breached",

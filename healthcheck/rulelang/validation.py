@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from healthcheck.dispatch import nearest
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.problems import ENOUGH
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten

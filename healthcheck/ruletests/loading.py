@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem
+from healthcheck.core.errors import Problem
+from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.quantities import QuantityError, parse_duration, shorten

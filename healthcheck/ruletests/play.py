@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from healthcheck.clock import VirtualClock
+from healthcheck.core.alerts import OBSERVE_MODE, Alert
+from healthcheck.core.clock import VirtualClock
+from healthcheck.core.samples import Labels, Sample, series_name
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.evaluation import Evaluation
 from healthcheck.engine.trace import Batch
@@ -16,8 +18,6 @@ from healthcheck.record.lines import parse_series
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.ruletests.loading import RuleTest, Source
 from healthcheck.ruletests.notation import expand
-from healthcheck.samples import Labels, Sample, series_name
-from healthcheck.verdicts import OBSERVE_MODE, Alert
 
 EVAL_PREFIXES = ("eval.", "val.", "test.")
 """Series that belong to phase ``eval``, as in ``healthcheck.log``."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from healthcheck.core.alerts import State
+from healthcheck.core.text import aligned
 from healthcheck.engine.trace import TraceRow, trace
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.ruletests.compare import Difference
 from healthcheck.ruletests.loading import RuleTest
 from healthcheck.ruletests.play import Played
-from healthcheck.text import aligned
-from healthcheck.verdicts import State
 
 ROWS = 8
 """Steps shown at most; the middle of a longer stretch is left out."""

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from healthcheck.dispatch import suggest
-from healthcheck.errors import Problem, RuleFileError
-from healthcheck.registry import Registry
+from healthcheck.core.alerts import State
+from healthcheck.core.errors import Problem, RuleFileError
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.rule import Rule, RuleSet, Selector, Span
 from healthcheck.ruletests.compare import Difference, compare
 from healthcheck.ruletests.loading import RuleTest, RuleTestFile, Source, load_tests
 from healthcheck.ruletests.play import EVAL_PREFIXES, Played, RecordError, play, series_of
 from healthcheck.ruletests.report import failure_text
-from healthcheck.verdicts import State
 
 LoadRules = Callable[..., RuleSet]
 """``load(rules=[...], profile=, only=, off=, set=)``: the assembly's, with its plugin host bound."""

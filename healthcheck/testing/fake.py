@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.errors import UsageError
-from healthcheck.events import Event, EventKind
-from healthcheck.outcome import Ending
-from healthcheck.protocols import Capabilities
+from healthcheck.core.errors import UsageError
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.run.ending import Ending
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 
 @dataclass
 class FakeModel:
-    """Implements :class:`healthcheck.events.ModelView` over whatever objects are given."""
+    """Implements :class:`healthcheck.core.events.ModelView` over whatever objects are given."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class FakeTrainer:
         :param loss: None for a step without a loss.
         :param log: metrics as the script would give to ``healthcheck.log``; a name may carry labels
             (``grad_norm[encoder.weight]``, ``lr[group=1]``), as if a probe had given the sample.
-        :param facts: further fields of :class:`healthcheck.events.Event`, for all events of the update.
+        :param facts: further fields of :class:`healthcheck.core.events.Event`, for all events of the update.
         """
         if self.stopped:
             return False

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.clock import VirtualClock
-from healthcheck.events import EventKind
+from healthcheck.core.clock import VirtualClock
+from healthcheck.core.events import EventKind
 from healthcheck.testing.fake import FakeTrainer, log_series, series_of
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
-    from healthcheck.verdicts import Alert
+    from healthcheck.core.alerts import Alert
+    from healthcheck.run.session import Session
 
 Series = Mapping[str, "str | Sequence[float | None]"]
 
@@ -107,7 +107,7 @@ def _row(columns: Mapping[str, Sequence[float | None]], row: int) -> dict[str, f
 
 def _feed(session: Session, columns: Mapping[str, Sequence[float | None]], length: int) -> int:
     """Into a session that has its trainer already: samples and the two judging events of each step."""
-    from healthcheck.events import Event
+    from healthcheck.core.events import Event
 
     for row in range(length):
         step = session.step + 1
@@ -120,7 +120,7 @@ def _feed(session: Session, columns: Mapping[str, Sequence[float | None]], lengt
 
 
 def _session_of(target: Any) -> Session | None:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
     found = target if isinstance(target, Session) else getattr(target, "session", None)
     return found if isinstance(found, Session) else None

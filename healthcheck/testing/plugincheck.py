@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from healthcheck import hookspecs
-from healthcheck.dispatch import suggest
-from healthcheck.errors import HealthCheckError
-from healthcheck.events import EventKind
-from healthcheck.hookspecs import PREFIX, PROJECT
-from healthcheck.plugins import PluginHost, implementations_of
-from healthcheck.samples import Cost, Metric
+from healthcheck.core.errors import HealthCheckError
+from healthcheck.core.events import EventKind
+from healthcheck.core.samples import Cost, Metric
+from healthcheck.extend import hookspecs
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.hookspecs import PREFIX, PROJECT
+from healthcheck.extend.host import PluginHost, implementations_of
 
 _LOOP = {hookspecs.loop_hook(kind) for kind in EventKind}
 

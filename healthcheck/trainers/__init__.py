@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from healthcheck.hookspecs import hookimpl
+from healthcheck.extend.hookspecs import hookimpl
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Target:
     methods: tuple[tuple[str, ...], ...] = ()
     """Alternatives; for packages that many a user has an own copy of, or subclasses under other names."""
     makers: tuple[tuple[str, str, str], ...] = ()
-    """How a script comes by such an object: see :class:`healthcheck.trainers.script.companions.Companions`."""
+    """How a script comes by such an object: see :class:`healthcheck.instrument.companions.Companions`."""
     mixin: str = ""
     """Name of a class in the adapter's module: its objects are watched already."""
     not_inside: str = ""

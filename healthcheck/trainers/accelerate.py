@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.errors import UsageError
-from healthcheck.events import Event, EventKind
-from healthcheck.outcome import Ending
-from healthcheck.protocols import Capabilities
-from healthcheck.trainers.adapting import Forwarded, NativeControls
-from healthcheck.trainers.controls import GAPS, SCRIPT_EVENTS, TorchControls
-from healthcheck.trainers.native import NativeWatch, read_state, write_state
-from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.resume.savedstate import new_checkpoint
+from healthcheck.core.errors import UsageError
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.instrument.controls import GAPS, SCRIPT_EVENTS, TorchControls
+from healthcheck.instrument.patching import Patches
+from healthcheck.instrument.resume import new_checkpoint
+from healthcheck.run.ending import Ending
+from healthcheck.run.opening import SessionOptions
+from healthcheck.trainers.native import Forwarded, NativeControls, NativeWatch, read_state, write_state
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
 
 CAPABILITIES = Capabilities(
     trainer="accelerate",

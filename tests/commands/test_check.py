@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from healthcheck.errors import HealthCheckError, UsageError
+from healthcheck.core.errors import HealthCheckError, UsageError
 
 GOOD = "version: 1\nrules:\n  loss-not-finite: {metric: loss, when: nonfinite}\n"
 BAD = "version: 1\nrules:\n  a: {metric: loss, condition: {gt: 5}, severty: error}\n"
@@ -21,7 +21,7 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HEALTHCHECK_RULES", raising=False)
 
     def run(name: str, *argv: str) -> tuple[int, str, str]:
-        module = importlib.import_module(f"healthcheck.commands.{name}")
+        module = importlib.import_module(f"healthcheck.cli.{name}")
         parser = argparse.ArgumentParser(prog=name)
         module.configure(parser)
         code = module.main(parser.parse_args(list(argv)))
@@ -222,7 +222,7 @@ def test_fix_goes_on_with_what_hid_behind_a_mistake(command, tmp_path) -> None:
 
 
 def test_mistakes_are_shown_by_plan_as_by_check(tmp_path, monkeypatch, capsys) -> None:
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "healthcheck.yaml").write_text("version: 1\nrules: {a: {metric: lss, when: {above: 3}}}\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 
@@ -126,7 +126,7 @@ def test_without_argcomplete_the_answer_is_how_to_install_it(
 def test_without_argcomplete_a_shell_that_asks_gets_no_answer_and_no_traceback() -> None:
     """The shell then falls back to file names."""
     code = (
-        "import sys; sys.modules['argcomplete'] = None; from healthcheck.commands import main; "
+        "import sys; sys.modules['argcomplete'] = None; from healthcheck.cli import main; "
         "sys.exit(main(['run', 'train.py']))"
     )
     env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": "healthcheck ru", "COMP_POINT": "14"}

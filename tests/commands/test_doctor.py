@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands.doctor import cpu_quota, name_clashes
+from healthcheck.cli.doctor import cpu_quota, name_clashes
 
 Run = Callable[..., Any]
 

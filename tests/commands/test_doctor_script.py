@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from healthcheck.commands import doctor
-from healthcheck.commands.doctor import Trial, compare
+from healthcheck.cli import doctor
+from healthcheck.cli.doctor import Trial, compare
 
 SCRIPT = """
 import sys

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import healthcheck
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 RULES: dict[str, Any] = {
     "version": 1,
@@ -103,9 +103,7 @@ def test_a_bundle_that_was_copied_in_part_is_shown_as_far_as_it_goes(kept: Path,
 
 
 def test_reading_it_needs_no_torch(kept: Path) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; from healthcheck.commands import main; sys.exit(main(['evidence']))"
-    )
+    code = "import sys; sys.modules['torch'] = None; from healthcheck.cli import main; sys.exit(main(['evidence']))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 Says = Callable[..., str]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck import watchdog
+from healthcheck.run import watchdog
 
 Run = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 from healthcheck.record.runs import find_run
 
 GoingOn = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 RULES = """
 version: 1
@@ -89,8 +89,8 @@ def test_max_steps_tells_which_windows_cannot_fill(plan: Callable[..., Any]) -> 
 def test_the_forecast_agrees_with_the_engine(steps: int, plan: Callable[..., Any]) -> None:
     """A rule that plan calls unable to fire must not fire, and the others must, on values that always breach."""
     from healthcheck.assembly import load_rules_for, plugin_host
+    from healthcheck.core.samples import Sample
     from healthcheck.engine.engine import Engine
-    from healthcheck.samples import Sample
 
     ruleset = load_rules_for(host=plugin_host(), only=["spike", "late", "patient"])
     engine = Engine(ruleset)

@@ -37,7 +37,7 @@ def test_it_uses_public_names_only(made: Path, helper: Callable[[str], ModuleTyp
     assert {
         path.name: private_uses(path.read_text()) for path in made.rglob("*.py") if private_uses(path.read_text())
     } == {}
-    assert private_uses("from healthcheck.protocols import Probe") == ["healthcheck.protocols.Probe"]
+    assert private_uses("from healthcheck.core.protocols import Probe") == ["healthcheck.core.protocols.Probe"]
     assert private_uses("import healthcheck\nhealthcheck.assembly") == ["healthcheck.assembly"]
 
 

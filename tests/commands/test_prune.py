@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 
 def record(here: Path, name: str, *, days: float = 0, verdict: str = "ok", pid: int = 0) -> Path:

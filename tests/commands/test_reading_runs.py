@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
 NORM = [9.0 if i in (39, 40) else 1 + 0.01 * math.sin(i) for i in range(60)]
@@ -309,7 +309,7 @@ def test_reading_commands_import_no_torch(record: Record) -> None:
     """A login node has no torch; a reading command that imports it would fail there."""
     record(loss=DIES)
     code = (
-        "import sys\nsys.modules['torch'] = None\nfrom healthcheck.commands import main\n"
+        "import sys\nsys.modules['torch'] = None\nfrom healthcheck.cli import main\n"
         "for argv in (['why'], ['metrics'], ['metrics', 'latest'], ['runs'], ['runs', '--by', 'rule'], ['report'], ['plan']):\n"
         "    assert main(argv) == 0, argv\n"
     )
@@ -341,7 +341,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped_and_no_traceback(record
     record(target="größe.py", loss=DIES)
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     code = (
-        "from healthcheck.commands import main\n"
+        "from healthcheck.cli import main\n"
         "for argv in (['runs'], ['report'], ['metrics', 'latest'], ['report', '--format', 'html']):\n"
         "    assert main(argv) == 0, argv\n"
     )

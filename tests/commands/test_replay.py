@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 RULES = """
 version: 1
@@ -307,7 +307,7 @@ def test_a_gzip_that_breaks_off_is_judged_as_far_as_it_goes_and_says_so(says: Sa
 def test_replay_neither_imports_torch_nor_writes_anything(tmp_path: Path) -> None:
     csv(tmp_path / "run.csv", losses())
     code = (
-        "import sys; from healthcheck.commands import main; code = main(['replay', 'run.csv']);"
+        "import sys; from healthcheck.cli import main; code = main(['replay', 'run.csv']);"
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -364,7 +364,7 @@ def test_the_progress_bar_is_on_stderr_and_on_a_terminal_only(tmp_path: Path) ->
     for i in range(6):
         csv(tmp_path / f"run{i}.csv", losses(60))
     words = ["replay", *(f"run{i}.csv" for i in range(6)), "--format", "json"]
-    command = [sys.executable, "-c", f"import sys; from healthcheck.commands import main; sys.exit(main({words!r}))"]
+    command = [sys.executable, "-c", f"import sys; from healthcheck.cli import main; sys.exit(main({words!r}))"]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}

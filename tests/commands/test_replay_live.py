@@ -68,7 +68,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     (folder / "train.py").write_text(SCRIPT)
     (folder / "healthcheck.yaml").write_text(RULES)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HEALTHCHECK")} | {"OMP_NUM_THREADS": "1"}
-    code = "import sys; from healthcheck.commands import main; sys.exit(main(['run', 'train.py']))"
+    code = "import sys; from healthcheck.cli import main; sys.exit(main(['run', 'train.py']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=clean, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     report = json.loads((folder / "healthcheck-runs/latest/report.json").read_text())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 
 RULES = """
 version: 1

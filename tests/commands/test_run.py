@@ -84,7 +84,7 @@ def test_a_wrong_guess_gets_the_right_line(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, answer: str
 ) -> None:
     """Exit 4, one line, nothing was run."""
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     monkeypatch.chdir(work)
     assert main(line.split()) == 4
@@ -97,8 +97,8 @@ def test_a_wrong_guess_gets_the_right_line(
 
 
 def test_the_overview_names_every_command_by_purpose_in_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    from healthcheck.commands import main
-    from healthcheck.commands.usage import TABLE
+    from healthcheck.cli import main
+    from healthcheck.cli.usage import TABLE
 
     assert main([]) == 0
 
@@ -113,11 +113,11 @@ def test_every_command_of_the_table_explains_itself(capsys: pytest.CaptureFixtur
     """And its module has what the table relies on."""
     import importlib
 
-    from healthcheck.commands import main
-    from healthcheck.commands.usage import GROUPS, TABLE
+    from healthcheck.cli import main
+    from healthcheck.cli.usage import GROUPS, TABLE
 
     for entry in TABLE:
-        module = importlib.import_module(f"healthcheck.commands.{entry.name}")
+        module = importlib.import_module(f"healthcheck.cli.{entry.name}")
         assert (module.NAME, entry.group in GROUPS) == (entry.name, True)
         with pytest.raises(SystemExit) as caught:
             main([entry.name, "--help"])
@@ -126,8 +126,9 @@ def test_every_command_of_the_table_explains_itself(capsys: pytest.CaptureFixtur
 
 
 def test_a_command_of_a_plugin_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    from healthcheck import assembly, commands
-    from healthcheck.plugins import PluginHost
+    from healthcheck import assembly
+    from healthcheck import cli as commands
+    from healthcheck.extend.host import PluginHost
 
     given: list[list[str]] = []
     host = PluginHost()
@@ -239,7 +240,7 @@ def test_a_plugin_file_that_is_not_there_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A slip of the pen on the command line; a file that is there and broken costs a line only."""
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print('ran')\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 from healthcheck.record.runs import Follower, find_run
 
 
@@ -49,7 +49,7 @@ def test_on_a_terminal_it_draws_until_the_run_has_ended(going_on: Callable[..., 
 
     child = going_on([2.0], 0.05)
     master, slave = pty.openpty()
-    code = "import sys; from healthcheck.commands import main; sys.exit(main(['top', '--every', '0.2']))"
+    code = "import sys; from healthcheck.cli import main; sys.exit(main(['top', '--every', '0.2']))"
     top = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"})
     os.close(slave)
     shown = b""

@@ -121,7 +121,7 @@ def test_a_block_runs(block: Block, clone_of: Callable[[Path], Path]) -> None:
 
 @pytest.mark.parametrize("block", RULES, ids=str)
 def test_a_rule_file_block_is_valid(block: Block, tmp_path: Path) -> None:
-    from healthcheck.commands import main
+    from healthcheck.cli import main
 
     path = tmp_path / "healthcheck.yaml"
     path.write_text(block.text, encoding="utf-8")

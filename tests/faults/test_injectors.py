@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 from healthcheck.assembly import open_session
 from healthcheck.faults.machine import rehearsal
 from healthcheck.faults.spec import KINDS, parse_fault
+from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.rulelang.loader import load_file
-from healthcheck.trainers.script.runner import ScriptTrainer
 
 pytestmark = pytest.mark.usefixtures("compiler_imported")
 

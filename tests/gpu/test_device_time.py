@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from healthcheck.probes.transfer.device_time import EVERY
+from healthcheck.device.device_time import EVERY
 from healthcheck.reports.wording import closing_line
 
 RULES = {"version": 1, "rules": {"grads": {"metric": "grad_norm", "when": "nonfinite"}}}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from healthcheck.device.deferred import value_of, values_of
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, gradient_stats
-from healthcheck.probes.transfer.deferred import value_of, values_of
 
 SIZES = (1, 5, 768, 1024, 8191, 8192, 32768, 32769, 100_000, 3_000_001)
 

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from healthcheck import hookspecs
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
+from healthcheck.extend import hookspecs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith(hookspecs.PREFIX))

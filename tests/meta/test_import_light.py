@@ -17,9 +17,8 @@ NEEDS_A_FRAMEWORK: frozenset[str] = frozenset(
         "healthcheck.trainers.huggingface.memory",
         "healthcheck.trainers.lightning.callback",  # that of Lightning
         "healthcheck.trainers.lightning.single",
-        "healthcheck.trainers.lightning.monitor",
-        "healthcheck.probes.kernels.gradients",  # Triton, which comes with torch's CUDA and ROCm builds
-        "healthcheck.probes.kernels.samples",
+        "healthcheck.device.gradient_kernel",  # Triton, which comes with torch's CUDA and ROCm builds
+        "healthcheck.device.sample_kernel",
     }
 )
 """Modules that cannot be imported without an optional framework. A reason belongs beside each."""

@@ -1,4 +1,8 @@
-"""A module imports only from its own or an earlier layer. The list here is the one of the design."""
+"""The rooms of the package and the direction of imports between them. The list is the one of the design.
+
+A room imports from itself and from rooms above it. Imports for type checking and imports inside functions
+count like any other: a reader follows them all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,69 +13,54 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "healthcheck"
 
-LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        "core",
-        "errors",
-        "events",
-        "samples",
-        "verdicts",
-        "protocols",
-        "clock",
-        "redact",
-        "names",
-        "references",
-        "runinfo",
-        "opener",
-    ),
-    ("hookspecs", "plugins", "dispatch", "registry"),
-    ("rulelang",),
-    ("engine",),
-    (
-        "session",
-        "judging",
-        "latch",
-        "acting",
-        "outcome",
-        "probing",
-        "watchdog",
-        "contained",
-        "callback",
-        "budget",
-    ),
-    ("probes",),
-    ("actions",),
-    ("trainers",),
-    ("record", "reports"),
-    ("readers",),
-    ("ruletests", "replay", "faults"),
-    ("assembly",),
-    ("commands",),
-    ("pytesting", "testing"),
+ROOMS = (
+    "core",
+    "extend",
+    "rulelang",
+    "engine",
+    "run",
+    "device",
+    "probes",
+    "actions",
+    "instrument",
+    "trainers",
+    "record",
+    "reports",
+    "readers",
+    "replay",
+    "ruletests",
+    "faults",
+    "assembly",
+    "testing",
+    "pytesting",
+    "cli",
 )
-LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
+PLACE = {name: i for i, name in enumerate(ROOMS)}
 
 ENTRANCES = {"__init__", "__main__"}
 """The package itself: lazy names and ``python -m healthcheck`` reach everything by nature."""
 
-MAY_IMPORT_ASSEMBLY = {"assembly", "commands", "pytesting", "testing"} | ENTRANCES
-NEVER_TORCH = {name for names in LAYERS[:4] for name in names}
-"""Vocabulary, extension, rulelang, engine."""
+MAY_IMPORT_THE_PACKAGE = {"assembly", "testing", "pytesting", "cli"} | ENTRANCES
+MAY_IMPORT_ASSEMBLY = MAY_IMPORT_THE_PACKAGE
+NEVER_TORCH = {"core", "extend", "rulelang", "engine"}
+LONGEST = 600
+"""Lines of a file. Not a goal: past it there is a second idea to look for."""
 
-ALLOWED = {
-    (
-        "commands/test.py",
-        "pytesting",
-    ): "`healthcheck test` is pytest with our plugin; it asks the plugin what it found",
-}
-"""Later layers that one module may import, inside a function, with the reason."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def part_of(path: Path) -> str:
-    """The name in ``LAYERS`` that a module belongs to: ``probes`` for ``probes/loss/loss.py``."""
+def room_of(path: Path) -> str:
+    """The name in ``ROOMS`` that a module belongs to: ``probes`` for ``probes/loss/loss.py``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {dotted(path): path for path in MODULES}
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -86,75 +75,112 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
-def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
-    """Imported modules as (dotted name, line, only for type checking), those inside functions included."""
-    nodes = list(statements(ast.parse(path.read_text(encoding="utf-8"), str(path))))
-    typing_only = {
-        child
-        for node in nodes
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in node.body
-        for child in statements(statement)
-    }
+def imports(path: Path) -> tuple[tuple[str, int], ...]:
+    """Imported modules as (dotted name, line); ``from package import module`` names the module."""
     found = []
-    for node in nodes:
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno, node in typing_only) for alias in node.names]
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             base = node.module or ""
-            if base == "healthcheck":  # `from healthcheck import engine` names the module in the alias
-                found += [(f"{base}.{alias.name}", node.lineno, node in typing_only) for alias in node.names]
-            else:
-                found.append((base, node.lineno, node in typing_only))
-    return tuple(found)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.append((full if full in FILES else base, node.lineno))
+    return tuple(dict.fromkeys(found))
 
 
 def shown(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def test_every_module_belongs_to_a_layer() -> None:
-    strangers = [shown(path) for path in MODULES if part_of(path) not in ENTRANCES and part_of(path) not in LAYER]
-    assert strangers == [], "add them to LAYERS where the design has them"
+def test_every_module_belongs_to_a_room() -> None:
+    strangers = [shown(path) for path in MODULES if room_of(path) not in ENTRANCES and room_of(path) not in PLACE]
+    assert strangers == [], "put them where the design has them"
 
 
-def test_a_module_imports_only_from_its_own_or_an_earlier_layer() -> None:
-    later = []
+def test_every_room_exists() -> None:
+    """A renamed folder must not leave the tests here looking at nothing."""
+    assert {room_of(path) for path in MODULES} - ENTRANCES == set(ROOMS)
+
+
+def test_a_module_imports_only_from_its_own_room_or_one_above() -> None:
+    below = []
     for path in MODULES:
-        part = part_of(path)
-        for name, line, typing_only in imports(path) if part in LAYER and part not in ENTRANCES else ():
+        room = room_of(path)
+        for name, line in imports(path) if room in PLACE else ():
             pieces = name.split(".")
-            if pieces[0] != "healthcheck" or len(pieces) == 1 or typing_only:
-                continue
-            target = pieces[1]
-            if target not in LAYER or (shown(path), target) in ALLOWED:
-                continue  # a lazy public name, such as `from healthcheck import hookimpl`, or a known exception
-            if LAYER[target] > LAYER[part]:
-                later.append(f"{shown(path)}:{line}: {part} imports {name}, which is a later layer")
-    assert later == []
+            if pieces[0] == "healthcheck" and len(pieces) > 1 and PLACE.get(pieces[1], -1) > PLACE[room]:
+                below.append(f"{shown(path)}:{line}: {room} imports {name}, which is further down")
+    assert below == []
+
+
+def test_the_package_itself_is_imported_only_where_everything_is_put_together() -> None:
+    assert [
+        f"{shown(path)}:{line}: imports the package"
+        for path in MODULES
+        if room_of(path) not in MAY_IMPORT_THE_PACKAGE
+        for name, line in imports(path)
+        if name == "healthcheck"
+    ] == []
 
 
 def test_only_entrances_import_the_composition_root() -> None:
     assert [
         f"{shown(path)}:{line}: imports {name}"
         for path in MODULES
-        if part_of(path) not in MAY_IMPORT_ASSEMBLY
-        for name, line, typing_only in imports(path)
-        if name.startswith("healthcheck.assembly") and not typing_only
+        if room_of(path) not in MAY_IMPORT_ASSEMBLY
+        for name, line in imports(path)
+        if name.startswith("healthcheck.assembly")
     ] == []
 
 
-def test_the_vocabulary_the_rule_language_and_the_engine_never_import_torch() -> None:
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Found as in Tarjan's algorithm: a component of more than one file is a circle."""
+    edges = {name: {n for n, _ in imports(path) if n in FILES and n != name} for name, path in FILES.items()}
+    edges.pop("healthcheck", None)  # the lazy names reach everything
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    circles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in edges.get(name, ()):
+            if other not in edges:
+                continue
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            component = [stack.pop()]
+            while component[-1] != name:
+                component.append(stack.pop())
+            if len(component) > 1:
+                circles.append(sorted(component))
+
+    for name in edges:
+        if name not in index:
+            visit(name)
+    assert circles == []
+
+
+def test_the_upper_rooms_never_import_torch() -> None:
     assert [
         f"{shown(path)}:{line}: imports {name}"
         for path in MODULES
-        if part_of(path) in NEVER_TORCH
-        for name, line, _ in imports(path)
+        if room_of(path) in NEVER_TORCH
+        for name, line in imports(path)
         if name.split(".")[0] == "torch"
     ] == []
 
 
-def test_every_layer_of_the_list_that_exists_is_found() -> None:
-    """A renamed folder must not leave the tests above looking at nothing."""
-    assert {"errors", "hookspecs", "rulelang", "engine"} <= {part_of(path) for path in MODULES}
+def test_no_file_holds_more_than_one_can_read() -> None:
+    assert [
+        f"{shown(path)}: {lines} lines"
+        for path in MODULES
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST
+    ] == []

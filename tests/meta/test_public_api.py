@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck import hookspecs, testing
+from healthcheck import testing
+from healthcheck.extend import hookspecs
 
 STABILITY = Path(__file__).resolve().parents[2] / "docs" / "reference" / "stability.md"
 

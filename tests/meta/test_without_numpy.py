@@ -28,7 +28,7 @@ for _ in range(3):
 WATCH = """
 import sys
 sys.modules["numpy"] = None
-from healthcheck.commands import main
+from healthcheck.cli import main
 sys.exit(main(["run", "--rules", "healthcheck:strict", "--fail-on", "never", "--report", "json=report.json", "train.py"]))
 """
 

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = "torch"
-MAIN = "import sys; from healthcheck.commands import main; sys.exit(main())"
+MAIN = "import sys; from healthcheck.cli import main; sys.exit(main())"
 
 
 def closure(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:

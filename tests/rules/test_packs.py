@@ -99,7 +99,7 @@ def test_the_smoke_pack_is_recommended_under_its_profile() -> None:
 
 def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
     """Walks over modules and device work beyond loss and gradient norm come every fifth step or more rarely."""
-    from healthcheck.samples import Cost
+    from healthcheck.core.samples import Cost
 
     registry = plugin_host().registry
     dear = {key for key, metric in registry.metrics.items() if metric.cost in (Cost.HOST, Cost.DEVICE)}

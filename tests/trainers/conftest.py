@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
-from healthcheck.events import Event, EventKind
-from healthcheck.samples import Sample, series_name
-from healthcheck.session import Session
-from healthcheck.trainers import current
-from healthcheck.trainers.script.runner import ScriptTrainer
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Sample, series_name
+from healthcheck.instrument.script import ScriptTrainer
+from healthcheck.run import current
+from healthcheck.run.session import Session
 
 NOTHING = {"version": 1, "rules": {}}
 

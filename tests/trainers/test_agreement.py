@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from healthcheck.latch import CHECKPOINT
-from healthcheck.trainers import agreement
-from healthcheck.trainers.agreement import StoreAgreement
+from healthcheck.instrument import agreement
+from healthcheck.instrument.agreement import StoreAgreement
+from healthcheck.run.controls import CHECKPOINT
 
 STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
 

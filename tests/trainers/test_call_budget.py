@@ -20,8 +20,8 @@ import pytest
 
 import healthcheck
 from healthcheck.assembly import open_session, plugin_host
+from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.trainers.script.runner import ScriptTrainer
 
 pytestmark = pytest.mark.slow
 

@@ -56,7 +56,7 @@ def test_weights_moments_losses_random_state_and_output_have_the_same_bits(
 ) -> None:
     path = script(TRAIN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HEALTHCHECK_RUNS": str(tmp_path / "runs")}
-    watch = ("-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run", "--observe")
+    watch = ("-c", "import sys; from healthcheck.cli import main; sys.exit(main())", "run", "--observe")
 
     plain, watched = (
         subprocess.run([sys.executable, *how, path, *CASES], capture_output=True, cwd=tmp_path, env=environment)

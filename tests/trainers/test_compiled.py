@@ -16,8 +16,8 @@ from torch._dynamo.utils import counters
 
 import healthcheck
 from healthcheck.assembly import open_session
-from healthcheck.outcome import Ending
-from healthcheck.trainers.script.runner import InProcess
+from healthcheck.instrument.script import InProcess
+from healthcheck.run.ending import Ending
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*record_function.*")
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck.trainers import current
-from healthcheck.trainers.dream import HealthCheckCallback
-from healthcheck.trainers.dream.base import HOOKS
+from healthcheck.run import current
+from healthcheck.trainers.dream import HOOKS, HealthCheckCallback
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
@@ -168,7 +167,7 @@ def test_a_run_without_rules_opens_one_session_and_leaves_none() -> None:
 
 
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
-    from healthcheck.trainers.script.runner import InProcess
+    from healthcheck.instrument.script import InProcess
 
     session = healthcheck.open_session(target="x", rules=WATCH, console=False, record=False)
     with InProcess(session):

@@ -16,9 +16,9 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import healthcheck
-from healthcheck.errors import RuleFileError
+from healthcheck.core.errors import RuleFileError
 from healthcheck.trainers.huggingface import HealthCheckCallback, attach
-from healthcheck.trainers.huggingface.facts import evaluation_results
+from healthcheck.trainers.huggingface.callback import evaluation_results
 from healthcheck.trainers.huggingface.memory import MemoryMonitoringCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework("transformers"), pytest.mark.filterwarnings("ignore")]

@@ -13,8 +13,8 @@ from torch import nn
 
 import healthcheck
 from healthcheck.assembly import open_session
-from healthcheck.outcome import Ending
-from healthcheck.trainers.script.runner import InProcess
+from healthcheck.instrument.script import InProcess
+from healthcheck.run.ending import Ending
 
 RULES = {
     "version": 1,

@@ -18,7 +18,7 @@ import torch
 
 import healthcheck
 from healthcheck.trainers.lightning import HealthCheckCallback, attach
-from healthcheck.trainers.lightning.facts import evaluation_results
+from healthcheck.trainers.lightning.callback import evaluation_results
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck.errors import RuleFileError, StopTraining, UsageError
-from healthcheck.trainers import current
-from healthcheck.trainers.loop import Loop
+from healthcheck.core.errors import RuleFileError, StopTraining, UsageError
+from healthcheck.instrument.loop import Loop
+from healthcheck.run import current
 
 torch = pytest.importorskip("torch")
 

@@ -130,8 +130,8 @@ def test_several_model_chunks_and_their_main_grads_are_told_apart() -> None:
 
 
 def test_a_wider_main_grad_is_read_where_dot_grad_is_none() -> None:
-    from healthcheck.trainers.megatron_bridge.grads import MainGradView
-    from healthcheck.trainers.modelview import FoundModel
+    from healthcheck.instrument.modelview import FoundModel
+    from healthcheck.trainers.megatron_bridge import MainGradView
 
     model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
     view = MainGradView(FoundModel([model]))
@@ -199,7 +199,7 @@ def test_a_resume_goes_on_with_the_numbers_and_the_detectors(tmp_path: Path) -> 
 
 
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
-    from healthcheck.trainers.script.runner import InProcess
+    from healthcheck.instrument.script import InProcess
 
     session = healthcheck.open_session(target="x", rules=WATCH, console=False, record=False)
     health = HealthCheckCallback()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck.trainers import current
+from healthcheck.run import current
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))

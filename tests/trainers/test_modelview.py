@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.trainers.modelview import LOOK_ANEW, FoundModel, canonical
-from healthcheck.trainers.steps.data import batch_counts
+from healthcheck.instrument.data import batch_counts
+from healthcheck.instrument.modelview import LOOK_ANEW, FoundModel, canonical
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import healthcheck
-from healthcheck.trainers.steps import compiled
+from healthcheck.instrument import compiled
 
 
 def test_without_the_compilers_insides_updates_are_seen_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def launch(
     healthcheck = [
         sys.executable,
         "-c",
-        "import sys; from healthcheck.commands import main; sys.exit(main())",
+        "import sys; from healthcheck.cli import main; sys.exit(main())",
         "run",
         *options,
     ]

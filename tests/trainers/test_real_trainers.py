@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.trainers import current
+from healthcheck.run import current
 
 torch = pytest.importorskip("torch")
 

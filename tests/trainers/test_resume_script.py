@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch")
 
 from healthcheck.assembly import open_session
+from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.record.restarts import KeptStates
-from healthcheck.trainers.script.runner import ScriptTrainer
 
 TRAIN = """
     import argparse, os, torch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.names import canonical_metric
+from healthcheck.core.names import canonical_metric
 
 LOGS = """
     import sys

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-HEAD = (sys.executable, "-c", "import sys; from healthcheck.commands import main; sys.exit(main())", "run", "-qq")
+HEAD = (sys.executable, "-c", "import sys; from healthcheck.cli import main; sys.exit(main())", "run", "-qq")
 QUIET = {"HEALTHCHECK_AGREE": "off", "OMP_NUM_THREADS": "1"}
 
 

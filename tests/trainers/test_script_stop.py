@@ -175,7 +175,7 @@ def test_observe_mode_goes_on_to_the_end(play: Callable) -> None:
 def test_a_checkpoint_of_ours_holds_what_is_trained_and_overwrites_nothing(play: Callable, tmp_path: Path) -> None:
     import torch
 
-    from healthcheck.errors import UsageError
+    from healthcheck.core.errors import UsageError
 
     path = tmp_path / "ours.pt"
     seen: list[str] = []

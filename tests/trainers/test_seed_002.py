@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck.outcome import Ending
-from healthcheck.trainers import current
+from healthcheck.run import current
+from healthcheck.run.ending import Ending
 from healthcheck.trainers.megatron_bridge import HealthCheckCallback
 
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 import healthcheck
-from healthcheck.trainers import current
+from healthcheck.run import current
 from healthcheck.trainers.automodel import Callback, CallbackRecipe, HealthCheckRecipe, rank_zero_only
 
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))

@@ -12,14 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthcheck.assembly import open_session
-from healthcheck.errors import StopTraining
-from healthcheck.events import Event, EventKind
-from healthcheck.outcome import Ending
-from healthcheck.trainers.controls import TorchControls, capabilities_of
-from healthcheck.trainers.modelview import FoundModel
-from healthcheck.trainers.steps import showing
-from healthcheck.trainers.steps.machine import EndedBy, Stage, StepMachine
-from healthcheck.trainers.stopping import StopSwitch
+from healthcheck.core.errors import StopTraining
+from healthcheck.core.events import Event, EventKind
+from healthcheck.instrument import step_events as showing
+from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of
+from healthcheck.instrument.machine import EndedBy, Stage, StepMachine
+from healthcheck.instrument.modelview import FoundModel
+from healthcheck.run.ending import Ending
 
 LETTERS = {
     EventKind.TRAIN_START: "T",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck.trainers import current
+from healthcheck.run import current
 from healthcheck.trainers.torchtitan import HealthCheckTrainer
 
 pytest.importorskip("torch")
@@ -138,7 +138,7 @@ def test_a_run_without_rules_opens_one_session_and_leaves_none() -> None:
 
 
 def test_under_a_watched_script_its_steps_are_counted_once() -> None:
-    from healthcheck.trainers.script.runner import InProcess
+    from healthcheck.instrument.script import InProcess
 
     session = healthcheck.open_session(target="x", rules=WATCH, console=False, record=False)
     with InProcess(session):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.trainers import current
+from healthcheck.run import current
 
 sys.path.insert(0, str(Path(__file__).parent / "drivers"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.outcome import Ending
+from healthcheck.run.ending import Ending
 
 TRAIN = """
     import torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.plugins import PluginHost
+from healthcheck.extend.host import PluginHost
 
 HEAD = "import healthcheck\nfrom healthcheck import EventKind, Metric\n\n\n"
 PROBE = """

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 import healthcheck
-from healthcheck.errors import UnknownHookError
+from healthcheck.core.errors import UnknownHookError
 
 RULES = {"version": 1, "rules": {"high": {"metric": "loss", "when": {"above": 100}, "severity": "warning"}}}
 

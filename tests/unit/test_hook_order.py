@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck import hookimpl
-from healthcheck.plugins import PluginHost
+from healthcheck.extend.host import PluginHost
 from healthcheck.testing import FakeTrainer, open_test_session
 
 PLUGIN = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.redact import REDACTED, allowed_environment, redact_argv, redact_text
+from healthcheck.core.redact import REDACTED, allowed_environment, redact_argv, redact_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from healthcheck import text
+from healthcheck.core import text
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from healthcheck.clock import LiveClock, VirtualClock
-from healthcheck.latch import StopRequest, StopState
+from healthcheck.core.clock import LiveClock, VirtualClock
+from healthcheck.run.controls import StopRequest, StopState
+from healthcheck.run.watchdog import Watchdog, no_exit_here, waits_for_a_person
 from healthcheck.testing.fake import FakeTrainer
 from healthcheck.testing.playing import open_test_session
-from healthcheck.watchdog import Watchdog, no_exit_here, waits_for_a_person
 
 PATIENCE = 120.0
 
@@ -145,7 +145,7 @@ def test_a_failure_of_the_watchdog_is_said_and_breaks_nothing() -> None:
 
 
 def test_abort_writes_the_report_and_leaves_with_the_code_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
+    monkeypatch.setattr("healthcheck.run.watchdog.no_exit_here", lambda: "")
     beat, codes = Beat(), []
     beat.stop_after = 0.5
     dog = watchdog(beat, grace=0.25, leave=codes.append)
@@ -158,7 +158,7 @@ def test_abort_writes_the_report_and_leaves_with_the_code_of_the_rule(monkeypatc
 
 
 def test_a_process_that_comes_back_within_the_grace_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthcheck.watchdog.no_exit_here", lambda: "")
+    monkeypatch.setattr("healthcheck.run.watchdog.no_exit_here", lambda: "")
     beat, codes = Beat(), []
     beat.stop_after = 0.5
     dog = watchdog(beat, grace=0.5, leave=codes.append)
@@ -189,7 +189,7 @@ def test_under_pytest_nothing_is_ended() -> None:
 
 
 def test_a_process_that_pytest_started_may_be_ended() -> None:
-    code = "from healthcheck.watchdog import no_exit_here; print(repr(no_exit_here()))"
+    code = "from healthcheck.run.watchdog import no_exit_here; print(repr(no_exit_here()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "''"
 
@@ -198,7 +198,7 @@ def test_a_process_that_pytest_started_may_be_ended() -> None:
 
 STAND = """
 import sys, threading, time
-from healthcheck.watchdog import waits_for_a_person
+from healthcheck.run.watchdog import waits_for_a_person
 
 standing = threading.Event()
 

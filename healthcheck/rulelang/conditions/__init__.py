@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthcheck.hookspecs import hookimpl
-from healthcheck.protocols import ConditionType
+from healthcheck.core.protocols import ConditionType
+from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.rulelang.conditions.absence import MISSING, STALE
 from healthcheck.rulelang.conditions.aggregates import AGGREGATES
 from healthcheck.rulelang.conditions.changes import DELTA, INCREASE, NO_IMPROVEMENT, UNCHANGED

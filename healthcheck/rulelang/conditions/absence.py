@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.text import as_written
 from healthcheck.rulelang.comparators import Threshold
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,
@@ -15,7 +16,6 @@ from healthcheck.rulelang.conditions.base import (
     options_schema,
 )
 from healthcheck.rulelang.quantities import QuantityError, parse_duration, parse_span
-from healthcheck.text import as_written
 
 STARTUP_SECONDS = 20 * 60.0
 """Budget until the first sample unless ``first`` says otherwise: compilation and data caching are

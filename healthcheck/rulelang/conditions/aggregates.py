@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored, Scorer
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored, Scorer
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,
     Found,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from healthcheck.protocols import AbsenceScorer, Bound, Comparator, Condition, Scored, Scorer, lacking
+from healthcheck.core.protocols import AbsenceScorer, Bound, Comparator, Condition, Scored, Scorer, lacking
 from healthcheck.rulelang.comparators import Threshold, comparator_in
 from healthcheck.rulelang.quantities import QuantityError, parse_span
 
@@ -30,7 +30,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CompiledCondition:
-    """One compiled condition; what each field means says :class:`healthcheck.protocols.Condition`."""
+    """One compiled condition; what each field means says :class:`healthcheck.core.protocols.Condition`."""
 
     name: str
     breaches: Comparator

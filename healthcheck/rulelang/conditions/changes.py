@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
 from healthcheck.rulelang.comparators import Threshold
 from healthcheck.rulelang.conditions.base import (
     QUANTITY,

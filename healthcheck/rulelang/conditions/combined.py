@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import EMPTY, Bound, Comparator, Condition, ConditionType, OtherPart, Scored, Scorer
+from healthcheck.core.protocols import EMPTY, Bound, Comparator, Condition, ConditionType, OtherPart, Scored, Scorer
 from healthcheck.rulelang.comparators import COMPARATORS, EVERYTHING, Threshold
 from healthcheck.rulelang.conditions.base import CompiledCondition, OptionError, UnboundedScorer
 

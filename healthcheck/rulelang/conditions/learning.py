@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from healthcheck.protocols import Bound, Comparator
+from healthcheck.core.protocols import Bound, Comparator
 from healthcheck.rulelang.conditions.base import OptionError
 
 POLICIES = ("include", "exclude", "clip")

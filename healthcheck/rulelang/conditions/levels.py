@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from healthcheck.protocols import EMPTY, FINITE, Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import EMPTY, FINITE, Bound, Condition, ConditionType, Scored
 from healthcheck.rulelang.comparators import COMPARATORS, Threshold
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
 from healthcheck.rulelang.comparators import exact_bound
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,

@@ -33,7 +33,7 @@ from math import exp, log, pi, sqrt
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
 from healthcheck.rulelang.conditions.base import (
     QUANTITY,
     CompiledCondition,

@@ -15,7 +15,7 @@ from itertools import islice
 from math import ceil, copysign, exp, inf, isfinite, log, sqrt
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
 from healthcheck.rulelang.comparators import EVERYTHING, exact_bound
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,

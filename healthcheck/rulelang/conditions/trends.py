@@ -26,7 +26,7 @@ from math import isfinite, sqrt
 from statistics import NormalDist
 from typing import Any
 
-from healthcheck.protocols import Bound, Condition, ConditionType, Scored, Scorer
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored, Scorer
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,
     Found,

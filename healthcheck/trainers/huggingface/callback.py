@@ -1,43 +1,95 @@
-"""The Trainer of transformers, and those of TRL that inherit from it.
-
-::
-
-    from healthcheck.trainers.huggingface.callback import HealthCheckCallback
-
-    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[HealthCheckCallback()])
-
-Losses are those that were differentiated, not those of the Trainer's log: with
-``logging_nan_inf_filter`` (its default) the log puts a running average in place of a NaN.
-"""
+"""What the Trainer of transformers says, in our words: its metrics, its epoch, and the Trainer itself."""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from healthcheck.events import EventKind
-from healthcheck.outcome import Ending
-from healthcheck.trainers.adapting import Forwarded
+from healthcheck.core.events import EventKind
+from healthcheck.instrument.controls import ending_of
+from healthcheck.instrument.patching import Patches
+from healthcheck.run.ending import Ending
+from healthcheck.run.opening import SessionOptions
 from healthcheck.trainers.huggingface.controls import CAPABILITIES, HuggingFaceControls
-from healthcheck.trainers.huggingface.facts import (
-    epoch_of,
-    evaluation_results,
-    is_measured,
-    is_metric,
-    trainer_on_stack,
-)
-from healthcheck.trainers.native import NativeWatch, WatchedResults, read_state, write_state
-from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.stopping import ending_of
+from healthcheck.trainers.native import Forwarded, NativeWatch, WatchedResults, read_state, write_state
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
+
+_BOOKKEEPING = ("epoch", "step", "total_flos", "num_input_tokens_seen")
+_SPEED = ("_runtime", "_per_second", "_compilation_time")
+_DEPTH = 40
+
+
+def evaluation_results(metrics: Mapping[str, Any], prefix: str) -> tuple[str, dict[str, Any]]:
+    """``(data set, results)`` of the Trainer's metrics.
+
+    ``{"eval_news_loss": 1.0, "eval_news_runtime": 2.0}`` -> ``("news", {"loss": 1.0})``. The runtime,
+    which is always there, separates the data set's name from the metric's.
+    """
+    head = next((name[: -len("_runtime")] for name in metrics if name.endswith("_runtime")), prefix)
+    dataset = head[len(prefix) + 1 :] if head.startswith(f"{prefix}_") else ""
+    results = {}
+    for name, value in metrics.items():
+        if name not in _BOOKKEEPING and not name.endswith(_SPEED):
+            results[name.removeprefix(f"{head}_")] = value
+    return dataset, results
+
+
+def epoch_of(state: Any) -> float:
+    return float(getattr(state, "epoch", 0.0) or 0.0)
+
+
+def is_metric(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return not (name in _BOOKKEEPING or name.endswith(_SPEED) or name.startswith(("eval_", "test_", "train_")))
+
+
+def is_measured(name: str, session: Session) -> bool:
+    """Whether we measure it ourselves, unfiltered and at every step."""
+    return name == "learning_rate" or name in session.host.registry.metrics
+
+
+def trainer_on_stack() -> tuple[Any, str | None]:
+    """``(trainer, checkpoint it resumes from)`` of the Trainer that is calling; it hands itself to no callback."""
+    frame: Any = sys._getframe(1)
+    trainer, checkpoint = None, None
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        name = frame.f_code.co_name
+        if name in ("__init__", "_inner_training_loop", "train"):
+            found = frame.f_locals.get("self")
+            if hasattr(found, "callback_handler") and hasattr(found, "training_step"):
+                trainer = trainer or found
+                given = frame.f_locals.get("resume_from_checkpoint")
+                if isinstance(given, (str, os.PathLike)) and checkpoint is None:
+                    checkpoint = os.fspath(given)
+                if name == "__init__":
+                    break
+        frame = frame.f_back
+    return trainer, checkpoint
+
+
+# --------------------------------------------------------------------------------------------------
+# The Trainer of transformers, and those of TRL that inherit from it.
+#
+# ::
+#
+#     from healthcheck.trainers.huggingface.callback import HealthCheckCallback
+#
+#     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[HealthCheckCallback()])
+#
+# Losses are those that were differentiated, not those of the Trainer's log: with
+# ``logging_nan_inf_filter`` (its default) the log puts a running average in place of a NaN.
+
 
 LOG_PREFIX = "healthcheck/"
 """Before names in the Trainer's log, unless the setting ``log_prefix`` says otherwise."""

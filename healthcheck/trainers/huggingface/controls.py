@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from healthcheck.errors import UsageError
-from healthcheck.events import EventKind
-from healthcheck.protocols import Capabilities
-from healthcheck.trainers.adapting import NativeControls
-from healthcheck.trainers.controls import TorchControls
+from healthcheck.core.errors import UsageError
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.instrument.controls import TorchControls
+from healthcheck.trainers.native import NativeControls
 
 _TESTS = (EventKind.TEST_START, EventKind.TEST_STEP, EventKind.TEST_END)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from healthcheck.contained import looks_like_memory
 from healthcheck.probes.memory import EPOCH_METRICS
 from healthcheck.probes.memory_readings import TorchDevice
+from healthcheck.run.errorlog import looks_like_memory
 from healthcheck.trainers.huggingface.callback import HealthCheckCallback
 
 logger = logging.getLogger(__name__)

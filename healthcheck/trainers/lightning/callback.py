@@ -1,40 +1,83 @@
-"""The Trainer of Lightning, under both of its package names.
-
-::
-
-    from healthcheck.trainers.lightning.callback import HealthCheckCallback
-
-    trainer = Trainer(max_steps=1000, callbacks=[HealthCheckCallback()])
-
-Automatic and manual optimization, several optimizers and closures are all seen through torch's own
-hooks; the Trainer's sanity check is no evaluation.
-"""
+"""What the Trainer of Lightning says, in our words: its evaluation results, its length, its base class."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.errors import UsageError
-from healthcheck.events import EventKind
-from healthcheck.names import canonical_metric, is_evaluation
-from healthcheck.outcome import Ending
-from healthcheck.trainers.adapting import Forwarded
+from healthcheck.core.errors import UsageError
+from healthcheck.core.events import EventKind
+from healthcheck.core.names import canonical_metric, is_evaluation
+from healthcheck.instrument.controls import ending_of
+from healthcheck.instrument.patching import Patches
+from healthcheck.instrument.resume import new_checkpoint, parse_state
+from healthcheck.run.ending import Ending
+from healthcheck.run.opening import SessionOptions
 from healthcheck.trainers.lightning.controls import CAPABILITIES, LightningControls
-from healthcheck.trainers.lightning.facts import callback_class, evaluation_results, planned_steps
-from healthcheck.trainers.native import NativeWatch, WatchedResults
-from healthcheck.trainers.opening import SessionOptions
-from healthcheck.trainers.patching import Patches
-from healthcheck.trainers.resume.savedstate import new_checkpoint, parse_state
-from healthcheck.trainers.stopping import ending_of
+from healthcheck.trainers.native import Forwarded, NativeWatch, WatchedResults
 
 if TYPE_CHECKING:
-    from healthcheck.session import Session
+    from healthcheck.run.session import Session
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_LOADER = "/dataloader_idx_"
+
+
+def callback_class() -> Any:
+    """``Callback`` of the package that the script uses; each Trainer takes the other one's as well."""
+    loaded = [name for name in _PACKAGES if name in sys.modules]
+    error: ImportError | None = None
+    for name in (*loaded, *_PACKAGES):
+        try:
+            return importlib.import_module(name).Callback
+        except ImportError as failed:
+            error = failed
+    raise ImportError("healthcheck.trainers.lightning needs the package lightning or pytorch-lightning") from error
+
+
+def evaluation_results(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Results of an evaluation by data set, out of all that was logged so far.
+
+    ``{"val_loss/dataloader_idx_1": 2.0, "train_loss": 1.0}`` -> ``{"1": {"eval.loss": 2.0}}``.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for given, value in metrics.items():
+        name, _, loader = given.partition(_LOADER)
+        canonical = canonical_metric(name)
+        if is_evaluation(canonical):
+            found.setdefault(loader, {})[canonical] = value
+    return found
+
+
+def planned_steps(trainer: Any) -> int | None:
+    if trainer.max_steps and trainer.max_steps > 0:
+        return int(trainer.max_steps)
+    try:
+        planned = float(trainer.estimated_stepping_batches)
+    except Exception:  # loaders without a length, and whatever a module's own may raise
+        return None
+    return int(planned) if planned < float("inf") else None
+
+
+# --------------------------------------------------------------------------------------------------
+# The Trainer of Lightning, under both of its package names.
+#
+# ::
+#
+#     from healthcheck.trainers.lightning.callback import HealthCheckCallback
+#
+#     trainer = Trainer(max_steps=1000, callbacks=[HealthCheckCallback()])
+#
+# Automatic and manual optimization, several optimizers and closures are all seen through torch's own
+# hooks; the Trainer's sanity check is no evaluation.
+
 
 LOG_PREFIX = "train/"
 """Before names in the Trainer's loggers, unless the setting ``log_prefix`` says otherwise."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from healthcheck.events import EventKind
-from healthcheck.protocols import Capabilities
-from healthcheck.trainers.adapting import NativeControls
-from healthcheck.trainers.controls import TorchControls
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.instrument.controls import TorchControls
+from healthcheck.trainers.native import NativeControls
 
 CAPABILITIES = Capabilities(
     trainer="lightning",

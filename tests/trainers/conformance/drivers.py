@@ -133,7 +133,7 @@ def script(order: Order) -> Run:
 
     import toy
 
-    from healthcheck.trainers.script.runner import ScriptTrainer
+    from healthcheck.instrument.script import ScriptTrainer
 
     gc.collect()
     path = order.folder / "train.py"

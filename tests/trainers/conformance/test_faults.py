@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def declared_gaps(trainer: str) -> dict[str, str]:
     """What the adapter says that it cannot show."""
     if trainer in ("loop", "script"):
-        from healthcheck.trainers.controls import GAPS
-        from healthcheck.trainers.loop import LOOP_GAPS
+        from healthcheck.instrument.controls import GAPS
+        from healthcheck.instrument.loop import LOOP_GAPS
 
         return {**GAPS, **(LOOP_GAPS if trainer == "loop" else {})}
     return dict(importlib.import_module(f"healthcheck.trainers.{trainer}").CAPABILITIES.gaps)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from healthcheck.errors import UsageError
-from healthcheck.events import Event, EventKind
+from healthcheck.core.alerts import Alert, SeriesFact, Severity
+from healthcheck.core.errors import UsageError
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import ActionContext, Capabilities
 from healthcheck.probes.memory_readings import TorchDevice
-from healthcheck.protocols import ActionContext, Capabilities
-from healthcheck.verdicts import Alert, SeriesFact, Severity
 
 sys.path.insert(0, str(Path(__file__).parent))
 

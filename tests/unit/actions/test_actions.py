@@ -16,8 +16,8 @@ from healthcheck.actions.cleanup import Cleanup
 from healthcheck.actions.control import Checkpoint, ScaleLr, SkipUpdate, Stop
 from healthcheck.actions.diagnostics import DumpStacks, MemorySnapshot, Profile, where_main_stands
 from healthcheck.assembly import plugin_host
-from healthcheck.protocols import ActionContext
-from healthcheck.verdicts import Alert
+from healthcheck.core.alerts import Alert
+from healthcheck.core.protocols import ActionContext
 
 Context = Callable[..., ActionContext]
 MIB = 2**20

@@ -16,8 +16,8 @@ import torch
 
 from healthcheck.actions import evidence as evidence_module
 from healthcheck.actions.evidence import MAX_BUNDLES, Evidence
-from healthcheck.protocols import ActionContext
-from healthcheck.verdicts import Alert
+from healthcheck.core.alerts import Alert
+from healthcheck.core.protocols import ActionContext
 
 Context = Callable[..., ActionContext]
 
@@ -210,7 +210,7 @@ def test_a_broken_batch_costs_only_its_own_file(alert: Alert, context: Context) 
 
 
 def test_the_contents_of_a_batch_are_shown_and_the_printed_lines_read_them_back(alert: Alert, context: Context) -> None:
-    from healthcheck.commands.evidence import bundle_text
+    from healthcheck.cli.evidence import bundle_text
     from healthcheck.record.evidence import bundles_of
     from healthcheck.record.runs import Run
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.evaluation import Evaluation
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.samples import NO_LABELS, Labels, Sample
 
 nan = float("nan")
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.samples import Sample
 
 WARM, STEPS = 300, 400
 USUAL = {"lr": 3e-4, "amp.skipped": 0.0, "amp.skipped_streak": 0.0, "updates.missing": 1.0, "amp.scale": 65536.0}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.rulelang.comparators import Threshold
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.samples import Sample
 
 RULES = """
 version: 1

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.gating import GatingRules, why_not_gateable
-from healthcheck.registry import Registry
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Mute, Rule
-from healthcheck.samples import Labels, Sample
 
 STEPS = 70
 

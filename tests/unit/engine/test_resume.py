@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import StateError
-from healthcheck.samples import Sample
+from healthcheck.core.errors import StateError
+from healthcheck.core.samples import Sample
 
 RULES = """
 external: [a, b]

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from healthcheck.assembly import plugin_host
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
-from healthcheck.registry import Registry
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.samples import Sample
 
 STEPS = 60
 

@@ -125,8 +125,8 @@ def test_except_removes_series_and_a_plain_name_does_not_match_a_family(bench):
 
 
 def test_the_run_remembers_an_episode_that_recovered(bench):
+    from healthcheck.core.alerts import Outcome
     from healthcheck.engine.summary import verdicts
-    from healthcheck.verdicts import Outcome
 
     b = bench("external: [x]\nrules: {high: {metric: x, when: {above: 1}, severity: error}}")
     b.series("x", [0, 2, 0, 0])
@@ -137,8 +137,8 @@ def test_the_run_remembers_an_episode_that_recovered(bench):
 
 
 def test_no_data_and_warming_are_not_judged_and_say_why(bench):
+    from healthcheck.core.alerts import Outcome
     from healthcheck.engine.summary import verdicts
-    from healthcheck.verdicts import Outcome
 
     b = bench("""
         external: [x, y]
@@ -163,8 +163,8 @@ def test_a_guarded_rule_judges_its_first_sample_whatever_its_step(bench):
 
 
 def test_a_note_does_not_take_a_pass_away_and_a_warning_does(bench):
+    from healthcheck.core.alerts import Outcome
     from healthcheck.engine.summary import verdicts
-    from healthcheck.verdicts import Outcome
 
     b = bench("""
         external: [x]

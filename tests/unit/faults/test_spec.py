@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.faults.spec import FOREVER, KINDS, Fault, parse_fault, parse_faults
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from healthcheck.events import Event, EventKind
-from healthcheck.probes.transfer.mailbox import StepMailbox
-from healthcheck.protocols import Probe
-from healthcheck.runinfo import RunFacts
-from healthcheck.samples import Sample, series_name
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Probe
+from healthcheck.core.runinfo import RunFacts
+from healthcheck.core.samples import Sample, series_name
+from healthcheck.device.mailbox import StepMailbox
 
 Loss = Callable[[], torch.Tensor]
 
 
 class View:
-    """The plain form of :class:`healthcheck.events.ModelView`; lists are new at every call."""
+    """The plain form of :class:`healthcheck.core.events.ModelView`; lists are new at every call."""
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self.modules = list(model.named_modules()) if model is not None else []

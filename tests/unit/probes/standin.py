@@ -1,6 +1,6 @@
 """A stand-in for a device: CPU tensors that count as being elsewhere, and copies of them that arrive late.
 
-Probes ask :func:`healthcheck.probes.transfer.tensors.on_host` whether a tensor may be read. With
+Probes ask :func:`healthcheck.device.tensors.on_host` whether a tensor may be read. With
 :func:`elsewhere` it always says no, and :class:`LateMemory` brings the numbers as a device would: as they were when the
 copy was queued, a few looks later. What a card does besides (kernels of our own, streams) needs one: tests/gpu.
 """
@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from healthcheck.probes.transfer import tensors
-from healthcheck.probes.transfer.mailbox import PinnedMemory, Transfer
+from healthcheck.device import tensors
+from healthcheck.device.mailbox import PinnedMemory, Transfer
 
 
 class NoReads(TorchDispatchMode):

@@ -6,7 +6,7 @@ import torch
 from driver import Everything, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.activations import ActivationProbe
 from healthcheck.probes.modes import EvaluationModeProbe
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from driver import Watched
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.batches import BatchProbe, named_tensors
 
 

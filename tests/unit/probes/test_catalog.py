@@ -6,9 +6,9 @@ import re
 import subprocess
 import sys
 
+from healthcheck.extend.registry import Registry
 from healthcheck.probes import PROBES, healthcheck_register_probes
 from healthcheck.probes.catalog import metrics_table
-from healthcheck.registry import Registry
 
 
 def test_all_built_in_probes_register_through_the_public_hook() -> None:
@@ -27,7 +27,7 @@ def test_every_session_gets_its_own_probes() -> None:
 
 def test_importing_the_probes_does_not_import_torch() -> None:
     """``healthcheck check`` reads what probes provide on machines without torch."""
-    code = "import sys, healthcheck.probes, healthcheck.probes.transfer.mailbox as m, healthcheck.probes.catalog; "
+    code = "import sys, healthcheck.probes, healthcheck.device.mailbox as m, healthcheck.probes.catalog; "
     code += "[p() for p in healthcheck.probes.PROBES]; m.StepMailbox(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from standin import LateMemory, NoReads, elsewhere
 
-from healthcheck.engine.gating import Bound
-from healthcheck.probes.transfer.deferred import (
+from healthcheck.core.samples import Sample
+from healthcheck.device.deferred import (
     Deferred,
     calculate,
     count,
@@ -27,9 +27,9 @@ from healthcheck.probes.transfer.deferred import (
     values_of,
     where,
 )
-from healthcheck.probes.transfer.mailbox import StepMailbox
-from healthcheck.samples import Sample
-from healthcheck.trainers.gating import device_flag
+from healthcheck.device.mailbox import StepMailbox
+from healthcheck.engine.gating import Bound
+from healthcheck.instrument.gate import device_flag
 
 SOME = (-2.5, -0.0, 0.0, 1.0, 7.25, math.inf, -math.inf, math.nan)
 

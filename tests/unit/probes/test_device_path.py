@@ -14,10 +14,10 @@ from driver import Everything, View
 from standin import NoReads, elsewhere
 from torch import nn
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Sample
+from healthcheck.device.deferred import Deferred, number, value_of
 from healthcheck.probes import PROBES
-from healthcheck.probes.transfer.deferred import Deferred, number, value_of
-from healthcheck.samples import Sample
 
 # Their numbers do not come from the device.
 HOST_ONLY = {"memory", "host-memory", "live-tensors", "memory-forecast", "compilation"}

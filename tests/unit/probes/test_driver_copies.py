@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from healthcheck.probes.transfer.deferred import SLOTS, Slots
-from healthcheck.probes.transfer.shortcuts import DriverCopies, DriverPage, formats
+from healthcheck.device.deferred import SLOTS, Slots
+from healthcheck.device.shortcuts import DriverCopies, DriverPage, formats
 
 
 def page_of(values: list[torch.Tensor]) -> DriverPage:

@@ -10,7 +10,7 @@ import torch
 from driver import Everything, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.learning_rate import ScheduleReachProbe
 from healthcheck.probes.modes import EvalStartProbe
 from healthcheck.probes.optimizers import RebuiltOptimizerProbe

@@ -9,7 +9,7 @@ import torch
 from driver import View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.predictions import SETTLED, FrequencyProbe
 
 OFTEN = torch.tensor([0.6, 0.3, 0.1])

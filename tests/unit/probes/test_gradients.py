@@ -9,10 +9,10 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
+from healthcheck.device.tensors import nonfinite_counts
 from healthcheck.probes.gradient_statistics import gradient_stats
 from healthcheck.probes.gradients import GradientProbe
-from healthcheck.probes.kernels.foreach import nonfinite_counts
 
 
 class Head(nn.Module):

@@ -7,7 +7,7 @@ import array
 import pytest
 import torch
 
-from healthcheck.probes.transfer.tensors import host_bytes
+from healthcheck.device.tensors import host_bytes
 
 
 def test_the_bytes_are_those_of_the_elements() -> None:

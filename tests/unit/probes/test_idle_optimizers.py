@@ -10,7 +10,7 @@ from driver import View, Watched
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, StepLR
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.optimizers import LOOKS, IdleOptimizerProbe
 
 

@@ -9,7 +9,7 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.restored import RestoredWeightProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe

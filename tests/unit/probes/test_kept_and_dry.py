@@ -11,7 +11,7 @@ from driver import Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.leaked import LOOKS, LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.loaders import LONG, SETTLED, DryLoaderProbe

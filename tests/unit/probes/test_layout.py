@@ -8,7 +8,7 @@ from driver import View, Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.activations import LOOKS, BatchLayoutProbe
 
 B, T, D = 6, 5, 8

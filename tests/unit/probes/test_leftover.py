@@ -8,7 +8,7 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 import healthcheck
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.leftover import LeftoverProbe
 
 

@@ -7,7 +7,7 @@ import weakref
 from driver import View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.restored import LoadedStateProbe
 
 

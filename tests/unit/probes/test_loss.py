@@ -9,7 +9,7 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.loss import LossProbe
 
 

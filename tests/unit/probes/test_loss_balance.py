@@ -7,7 +7,7 @@ import torch
 from driver import Everything, Watched
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.loss_balance import LossBalanceProbe
 
 

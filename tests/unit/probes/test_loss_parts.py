@@ -10,10 +10,10 @@ from driver import Everything, Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Probe
 from healthcheck.probes.loss_construction import LossSignProbe
 from healthcheck.probes.predictions import LatentProbe, PredictionProbe
-from healthcheck.protocols import Probe
 
 N = 32
 CLASSES = torch.arange(N) % 4

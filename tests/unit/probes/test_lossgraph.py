@@ -12,7 +12,7 @@ from driver import Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.loss_construction import LossGraphProbe, why_not_finite
 
 N = 16

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.loss_construction import LossKindProbe
 
 N = 16

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from healthcheck.probes.transfer import tensors
-from healthcheck.probes.transfer.deferred import SLOTS, DeviceScalar, DeviceVector, Slots
-from healthcheck.probes.transfer.mailbox import StepMailbox, Transfer, _packed
-from healthcheck.samples import Sample
+from healthcheck.core.samples import Sample
+from healthcheck.device import tensors
+from healthcheck.device.deferred import SLOTS, DeviceScalar, DeviceVector, Slots
+from healthcheck.device.mailbox import StepMailbox, Transfer, _packed
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from driver import Watched
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.memory import (
     FLOOR_STEPS,
     NO_END,
@@ -43,7 +43,7 @@ class Card(TorchDevice):
 GROWTH = """
 import json, torch
 from driver import Watched
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.memory import HostMemoryProbe, MemoryProbe
 watched = Watched([HostMemoryProbe(), MemoryProbe()])
 watched.emit(EventKind.STEP_END, 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.runinfo import RunFacts
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.events import Event, EventKind
 from healthcheck.probes.memory import EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
-from healthcheck.runinfo import RunFacts
 
 
 class Device:

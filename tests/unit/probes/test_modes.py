@@ -6,7 +6,7 @@ import torch
 from driver import Loop, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.modes import ModeProbe
 
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from healthcheck.device.deferred import DeviceVector
+from healthcheck.device.sampling import ROWS
 from healthcheck.probes.movement import Moved, Streaks, ratio_of
-from healthcheck.probes.transfer.deferred import DeviceVector
-from healthcheck.probes.transfer.sampling import ROWS
 
 NEGLIGIBLE = 1e-6
 

@@ -10,9 +10,9 @@ import torch
 from driver import Everything, Loop, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
+from healthcheck.device.sampling import PER_TENSOR, ElementSampler, strided_view
 from healthcheck.probes.movement import PATIENCE, MovementProbe
-from healthcheck.probes.transfer.sampling import PER_TENSOR, ElementSampler, strided_view
 
 
 def watch(model: nn.Module, optimizer: torch.optim.Optimizer, **demand) -> tuple[Loop, Watched]:

@@ -9,7 +9,7 @@ import torch
 from driver import Everything, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.step_order import UPDATES, StepOrderProbe
 
 Step = Callable[["Run"], None]

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from healthcheck.assembly import open_session
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.runinfo import RunFacts
+from healthcheck.core.samples import Sample
 from healthcheck.probes.timing import WARMUP, WINDOW, OwnCostProbe
-from healthcheck.runinfo import RunFacts
-from healthcheck.samples import Sample
 
 RULES = {"version": 1, "rules": {"own": {"metric": "monitor.overhead", "when": {"above": 1000}}}}
 

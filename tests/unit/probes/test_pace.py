@@ -6,7 +6,7 @@ import torch
 from driver import Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.memory_readings import waited_for_cpu
 from healthcheck.probes.timing import PaceProbe, terms
 

@@ -11,7 +11,7 @@ from driver import View, Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.language import PaddingProbe
 
 WORDS, PAD, END = 12, 0, 1

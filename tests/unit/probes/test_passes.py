@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
+from healthcheck.instrument.data import begins_pass
 from healthcheck.probes.loaders import PassOrderProbe
-from healthcheck.trainers.steps.data import begins_pass
 
 ROWS = TensorDataset(torch.randn(64, 3), torch.arange(64) % 4)
 SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)

@@ -19,12 +19,12 @@ from standin import LateMemory, NoReads, elsewhere
 from torch import nn
 from torch.nn import functional as F
 
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Sample, series_name
+from healthcheck.device.deferred import Deferred
+from healthcheck.device.mailbox import StepMailbox
 from healthcheck.engine.gating import GATEABLE_METRICS
-from healthcheck.events import Event, EventKind
 from healthcheck.probes import PROBES
-from healthcheck.probes.transfer.deferred import Deferred
-from healthcheck.probes.transfer.mailbox import StepMailbox
-from healthcheck.samples import Sample, series_name
 
 STEPS = 36
 

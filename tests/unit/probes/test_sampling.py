@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from healthcheck.probes.transfer.sampling import ElementSampler
+from healthcheck.device.sampling import ElementSampler
 
 
 def weight(kind: str) -> nn.Parameter:

@@ -11,7 +11,7 @@ from driver import Loop, View, Watched
 from torch import nn
 from torch.optim import lr_scheduler
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.learning_rate import LearningRateProbe
 
 

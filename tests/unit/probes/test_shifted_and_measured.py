@@ -10,12 +10,11 @@ from driver import Everything, Loop, Watched
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.events import EventKind
-from healthcheck.probes.gradient_facts import GradientFacts
+from healthcheck.core.events import EventKind
+from healthcheck.device.deferred import DeviceVector
 from healthcheck.probes.gradient_statistics import GradientStats
-from healthcheck.probes.gradients import GradientProbe
+from healthcheck.probes.gradients import GradientFacts, GradientProbe
 from healthcheck.probes.predictions import PredictionProbe
-from healthcheck.probes.transfer.deferred import DeviceVector
 
 N = 32
 REAL, FAKE = torch.rand(N, 6) + 1.0, torch.rand(N, 6) + 2.0

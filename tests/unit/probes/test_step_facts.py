@@ -9,12 +9,11 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind
 from healthcheck.probes.clipping import ClippingProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
-from healthcheck.probes.progress import HeartbeatProbe, StepCountProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
-from healthcheck.probes.skipped_updates import LossScaleProbe
+from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, StepCountProbe
 
 
 def squares(model: nn.Module) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driver import Watched
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
 
 

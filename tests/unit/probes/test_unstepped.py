@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import SWALR
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.optimizers import LOOKS, IdleOptimizerProbe
 
 BATCHES = 80

@@ -16,7 +16,7 @@ sys.path.insert(0, sys.argv[2])
 import torch, torch.distributed as dist
 from driver import View, Watched
 from torch.nn.parallel import DistributedDataParallel
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.step_order import COUNTED_UPDATES, UnsyncedGradientProbe
 
 def work(rank, place):

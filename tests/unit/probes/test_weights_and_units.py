@@ -11,7 +11,7 @@ import torch
 from driver import Everything, Loop, View, Watched
 from torch import nn
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.activations import BATCHES, DeadUnitProbe
 from healthcheck.probes.timing import CompilationProbe
 from healthcheck.probes.weights import TIES_EVERY, TiedWeightProbe, WeightProbe

@@ -12,7 +12,7 @@ from driver import Loop, View, Watched
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from healthcheck.events import EventKind
+from healthcheck.core.events import EventKind
 from healthcheck.probes.labels import in_groups
 from healthcheck.probes.wiring import OPTIMIZER_PATIENCE, PATIENCE, WiringProbe
 

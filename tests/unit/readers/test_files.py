@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import UsageError
-from healthcheck.plugins import PluginHost
+from healthcheck.core.errors import UsageError
+from healthcheck.extend.host import PluginHost
+from healthcheck.extend.registry import Registry
 from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.find import find_runs, read_run
 from healthcheck.readers.series import RecordedRun
-from healthcheck.registry import Registry
 
 Read = Callable[..., RecordedRun]
 Write = Callable[[str, str], Path]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.find import find_runs
 from healthcheck.readers.series import RecordedRun

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.readers.find import read_run
 from healthcheck.readers.series import RecordedRun
 from healthcheck.replay.play import RuleCopies, only_rules, play, replay_report
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.samples import Sample
 
 RULES = """
 version: 1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from healthcheck.commands.replay import Given, judge_of
+from healthcheck.cli.replay import Given, judge_of
 
 RULES = """
 version: 1

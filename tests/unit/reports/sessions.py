@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthcheck.assembly import open_session
-from healthcheck.events import Event, EventKind
-from healthcheck.outcome import Ending
-from healthcheck.protocols import Capabilities
-from healthcheck.session import Session
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.run.ending import Ending
+from healthcheck.run.session import Session
 
 
 class NumbersOnly:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from healthcheck.core.alerts import ActionOutcome, Alert, SeriesFact, Severity
 from healthcheck.reports.console import alert_block, mentions
-from healthcheck.verdicts import ActionOutcome, Alert, SeriesFact, Severity
 
 
 def no_history(series: str, n: int) -> list[tuple[int, float]]:

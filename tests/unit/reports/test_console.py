@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 from healthcheck.reports.wording import with_exit
 
 Watched = Callable[..., Any]

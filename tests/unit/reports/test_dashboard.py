@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from healthcheck.core.samples import Sample
 from healthcheck.reports.live import DashboardReport
-from healthcheck.samples import Sample
 
 
 def started() -> DashboardReport:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
 
 

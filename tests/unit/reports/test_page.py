@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.commands import main
+from healthcheck.cli import main
 from healthcheck.reports.page import page_html
 
 NAN = math.nan

@@ -8,8 +8,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from healthcheck.core.samples import series_name
 from healthcheck.record.lines import Row, SampleEncoder, parse_series, read_samples, thin
-from healthcheck.samples import series_name
 
 words = st.text(alphabet="abz.=,[]'_0", min_size=1, max_size=5)
 labels = st.lists(

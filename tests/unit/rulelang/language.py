@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import RuleFileError
-from healthcheck.plugins import PluginHost
-from healthcheck.protocols import EMPTY, Condition, Scorer
-from healthcheck.registry import Registry
+from healthcheck.core.errors import RuleFileError
+from healthcheck.core.protocols import EMPTY, Condition, Scorer
+from healthcheck.core.samples import Metric
+from healthcheck.extend.host import PluginHost
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang import conditions
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.samples import Metric
 
 
 class FixedProbe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.errors import RuleFileError
+from healthcheck.core.errors import RuleFileError
 from healthcheck.rulelang.accepted import FILE_NAME, Acceptance, add_accepted, find_accepted, load_accepted
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from healthcheck.errors import RuleFileError, UsageError
+from healthcheck.core.errors import RuleFileError, UsageError
 from healthcheck.rulelang import discover as module
 from healthcheck.rulelang.discover import discover
 

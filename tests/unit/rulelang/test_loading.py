@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from language import BASE, errors, load, registry
 
+from healthcheck.core.alerts import Severity
 from healthcheck.rulelang import loader
 from healthcheck.rulelang.compile import load_all
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.rule import Hold, Span
-from healthcheck.verdicts import Severity
 
 # --------------------------------------------------------------------------- the override sentence
 

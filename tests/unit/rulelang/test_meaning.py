@@ -28,7 +28,7 @@ rules:
 
 def test_an_empty_registry_accepts_any_metric_and_action() -> None:
     """The engine's own tests and readers of records have no probes at hand."""
-    from healthcheck.plugins import PluginHost
+    from healthcheck.extend.host import PluginHost
     from healthcheck.rulelang import conditions
 
     host = PluginHost()
@@ -45,7 +45,7 @@ def test_external_metrics_may_be_globs(known) -> None:
 
 
 def test_a_plugin_whose_compiler_breaks_is_named_at_its_line(known) -> None:
-    from healthcheck.protocols import ConditionType
+    from healthcheck.core.protocols import ConditionType
 
     broken = registry()
 
@@ -68,7 +68,7 @@ def test_a_plugin_whose_compiler_breaks_is_named_at_its_line(known) -> None:
     ],
 )
 def test_a_condition_that_lacks_a_part_of_its_protocol_is_said_before_training(known, part: str, lacks: str) -> None:
-    from healthcheck.protocols import ConditionType
+    from healthcheck.core.protocols import ConditionType
     from healthcheck.rulelang.comparators import Threshold
     from healthcheck.rulelang.conditions.base import CompiledCondition
 
@@ -105,7 +105,7 @@ def test_a_condition_that_lacks_a_part_of_its_protocol_is_said_before_training(k
 
 
 def test_options_of_a_plugin_condition_are_checked_like_our_own(known) -> None:
-    from healthcheck.protocols import ConditionType
+    from healthcheck.core.protocols import ConditionType
 
     extended = registry()
     schema = {"type": "object", "properties": {"width": {"type": "number"}}, "additionalProperties": False}

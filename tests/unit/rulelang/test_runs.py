@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from language import VARIANTS, condition, registry
 
-from healthcheck.protocols import EMPTY, Bound, Condition, Scorer
+from healthcheck.core.protocols import EMPTY, Bound, Condition, Scorer
 from healthcheck.rulelang.compile import load_rules
 
 PARTS: list[tuple[str, Any]] = [

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 import healthcheck.rulelang
-from healthcheck.plugins import PluginHost
-from healthcheck.protocols import ConditionType
-from healthcheck.registry import Registry
+from healthcheck.core.protocols import ConditionType
+from healthcheck.extend.host import PluginHost
+from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.schema import FILE, build_schema, dump_schema, shipped_schema
 
 SHIPPED = Path(healthcheck.rulelang.__file__).parent / FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.errors import UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.rulelang.rule import Origin
 from healthcheck.rulelang.settings import SETTINGS, SettingError, parse_setting, resolve
 

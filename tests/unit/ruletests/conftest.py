@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
-from healthcheck.plugins import PluginHost
+from healthcheck.extend.host import PluginHost
 from healthcheck.ruletests.run import Result, RuleTestBook
 
 RULES = """\

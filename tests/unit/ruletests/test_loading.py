@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from healthcheck.errors import RuleFileError
+from healthcheck.core.errors import RuleFileError
 from healthcheck.ruletests.loading import SCHEMA, SYNONYMS, load_tests
 from tests.unit.ruletests.conftest import Book
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.errors import RuleFileError
+from healthcheck.core.errors import RuleFileError
 from healthcheck.ruletests.run import Result
 from tests.unit.ruletests.conftest import Book, Run
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import open_session
-from healthcheck.clock import VirtualClock
-from healthcheck.events import Event, EventKind
-from healthcheck.protocols import Capabilities
-from healthcheck.session import Session
+from healthcheck.core.clock import VirtualClock
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.run.session import Session
 
 
 class RecordingControls:

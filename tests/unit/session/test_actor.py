@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from healthcheck.acting import Actor
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.errors import StopTraining
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import ActionContext
+from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.samples import History, Sample
 from healthcheck.engine.engine import Engine
-from healthcheck.errors import StopTraining
-from healthcheck.events import Event, EventKind
-from healthcheck.latch import SessionControls, StopState
-from healthcheck.plugins import PluginHost
-from healthcheck.protocols import ActionContext
-from healthcheck.runinfo import RunInfo
-from healthcheck.samples import History, Sample
-from healthcheck.verdicts import ActionOutcome, Alert
+from healthcheck.extend.host import PluginHost
+from healthcheck.run.actor import Actor
+from healthcheck.run.controls import SessionControls, StopState
 
 PLUGIN = '''
 import healthcheck

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from healthcheck import budget
 from healthcheck.assembly import open_session
-from healthcheck.budget import CHECK_EVERY, OverheadBudget, acting_metrics
-from healthcheck.dispatch import Dispatch
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Metric
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.events import Event, EventKind
-from healthcheck.probing import ProbeBoard
-from healthcheck.samples import Metric
-from healthcheck.session import Session
+from healthcheck.extend.dispatch import Dispatch
+from healthcheck.run import budget
+from healthcheck.run.board import ProbeBoard
+from healthcheck.run.budget import CHECK_EVERY, OverheadBudget, acting_metrics
+from healthcheck.run.session import Session
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 PLUGIN = """
 import time
 from healthcheck import hookimpl
-from healthcheck.events import EventKind
-from healthcheck.samples import Metric, Sample
+from healthcheck.core.events import EventKind
+from healthcheck.core.samples import Metric, Sample
 
 
 class Slow:

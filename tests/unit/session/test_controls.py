@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import StopTraining, UsageError
-from healthcheck.events import EventKind
-from healthcheck.latch import CHECKPOINT, SessionControls, StopState
-from healthcheck.protocols import Capabilities
-from healthcheck.runinfo import RunInfo
-from healthcheck.trainers.stopping import StopSwitch
-from healthcheck.verdicts import Alert, Severity
+from healthcheck.core.alerts import Alert, Severity
+from healthcheck.core.errors import StopTraining, UsageError
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.core.runinfo import RunInfo
+from healthcheck.instrument.controls import StopSwitch
+from healthcheck.run.controls import CHECKPOINT, SessionControls, StopState
 
 
 class Trainer:

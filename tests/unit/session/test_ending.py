@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
-from healthcheck.clock import ActiveTime, VirtualClock
+from healthcheck.core.clock import ActiveTime, VirtualClock
+from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Capabilities
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
-from healthcheck.events import EventKind
-from healthcheck.latch import StopRequest
-from healthcheck.outcome import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
-from healthcheck.protocols import Capabilities
-from healthcheck.samples import Sample
+from healthcheck.run.controls import StopRequest
+from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 
 RULES = {
     "high": {"metric": "loss", "when": {"above": 5}, "severity": "error"},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.contained import ErrorLog, looks_like_memory
-from healthcheck.dispatch import Dispatch
-from healthcheck.errors import StopTraining, UnknownHookError
-from healthcheck.events import EventKind
+from healthcheck.core.errors import StopTraining, UnknownHookError
+from healthcheck.core.events import EventKind
+from healthcheck.extend.dispatch import Dispatch
+from healthcheck.run.errorlog import ErrorLog, looks_like_memory
 
 
 class OutOfMemoryError(RuntimeError):

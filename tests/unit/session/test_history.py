@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.samples import History, Sample
+from healthcheck.core.samples import History, Sample
 
 
 def remembering(**series: list[float]) -> History:

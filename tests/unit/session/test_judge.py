@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.evaluation import Evaluation
-from healthcheck.events import Event, EventKind
-from healthcheck.judging import Judge, acted_upon
-from healthcheck.samples import Sample
+from healthcheck.run.judge import Judge, acted_upon
 
 RULES: dict[str, Any] = {
     "loss-high": {"metric": "loss", "when": {"above": 5}},

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import healthcheck
-from healthcheck import opener
 from healthcheck.assembly import open_session
-from healthcheck.trainers import current
-from healthcheck.trainers.opening import SessionOptions, open_here, open_or_join, program_name
+from healthcheck.core import opener
+from healthcheck.run import current
+from healthcheck.run.opening import SessionOptions, open_here, open_or_join, program_name
 
 RULES = {"version": 1, "rules": {"high": {"metric": "loss", "when": {"above": 5}}}}
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from healthcheck.dispatch import Dispatch
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.samples import Metric, Sample
 from healthcheck.engine.demand import RuleDemand
-from healthcheck.events import Event, EventKind
-from healthcheck.probing import TIMED_EVERY, TIMED_FIRST, ProbeBoard
-from healthcheck.samples import Metric, Sample
+from healthcheck.extend.dispatch import Dispatch
+from healthcheck.run.board import TIMED_EVERY, TIMED_FIRST, ProbeBoard
 
 STEP = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
 

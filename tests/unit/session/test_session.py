@@ -8,9 +8,9 @@ import math
 import pytest
 
 import healthcheck
-from healthcheck.errors import UnknownHookError
-from healthcheck.events import Event, EventKind
-from healthcheck.outcome import Ending
+from healthcheck.core.errors import UnknownHookError
+from healthcheck.core.events import Event, EventKind
+from healthcheck.run.ending import Ending
 
 nan = float("nan")
 

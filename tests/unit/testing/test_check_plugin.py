@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from healthcheck import Cost, Event, EventKind, Metric, Sample, Session, hookimpl
-from healthcheck.protocols import ConditionType, Probe
+from healthcheck.core.protocols import ConditionType, Probe
 from healthcheck.testing import check_plugin
 
 

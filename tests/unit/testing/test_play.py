@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.errors import RuleFileError
-from healthcheck.events import EventKind
+from healthcheck.core.errors import RuleFileError
+from healthcheck.core.events import EventKind
 from healthcheck.testing import FakeModel, FakeTrainer, open_test_session, play
 
 HIGH = {"version": 1, "rules": {"high": {"metric": "loss", "when": {"above": 5}, "severity": "error"}}}

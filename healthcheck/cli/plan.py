@@ -1,0 +1,118 @@
+"""``healthcheck plan``: what would be watched, what may stop the run, what cannot be judged here. Runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from healthcheck.cli.options import (
+    add_format,
+    add_plugin_option,
+    add_rule_options,
+    loaded_host,
+    print_json,
+    rule_choice,
+)
+from healthcheck.core.errors import UsageError
+from healthcheck.core.text import plural, shorten
+from healthcheck.record.runs import new_rules, reading_folder
+from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
+from healthcheck.reports.tables import table_lines
+from healthcheck.rulelang.rule import RuleSet
+
+NAME = "plan"
+HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="the script that you would run; only its place is looked at"
+    )
+    add_rule_options(parser)
+    parser.add_argument("--new", action="store_true", help="only rules of packs that the last run here did not know")
+    parser.add_argument("--observe", action="store_true", help="plan for observe mode")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="which windows cannot fill in a run of N steps")
+    add_plugin_option(parser)
+    add_format(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import load_rules_for
+    from healthcheck.rulelang.discover import discover
+
+    if args.script is not None and not args.script.startswith("-") and not Path(args.script).exists():
+        raise UsageError(f"no such script: {args.script}")
+    host = loaded_host(args)
+    for note in discover(args.rules).notes:
+        print(f"healthcheck: {note}", file=sys.stderr)
+    rules = load_rules_for(
+        host=host,
+        **rule_choice(args),
+        settings={"mode": "observe"} if args.observe else {},
+    )
+    if args.new:
+        wanted = set(new_rules(rules, reading_folder()))
+        rules.rules = [rule for rule in rules.rules if rule.id in wanted]
+    plan = make_plan(rules, host.registry, max_steps=args.max_steps)
+    if args.format == "json":
+        print_json(plan_json(plan, rules, args.max_steps))
+    else:
+        print("\n".join(_text(plan, rules, args.script, args.max_steps)))
+    return 0
+
+
+def plan_json(plan: Plan, rules: RuleSet, max_steps: int | None) -> dict[str, Any]:
+    return {
+        "source": rules.source,
+        "profile": rules.profile or None,
+        "mode": rules.settings.get("mode", "act"),
+        "max_steps": max_steps,
+        "rules": [planned.to_json() for planned in plan.rules],
+        "off": plan.off,
+        "metrics": plan.metrics,
+        "derived": plan.derived,
+        "logged_by_script": plan.logged,
+        "probes": plan.probes,
+    }
+
+
+def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None) -> list[str]:
+    what = f" for {script}" if script else ""
+    length = f", {plural(max_steps, 'step')}" if max_steps is not None else ""
+    profile = f", profile {rules.profile}" if rules.profile else ""
+    source = f" of {rules.source}" if rules.source else ""
+    lines = [f"{plural(len(plan.rules), 'rule')}{source}{profile}{what}{length}"]
+    stops = [planned.rule.id for planned in plan.rules if planned.may_stop]
+    observe = rules.settings.get("mode") == "observe"
+    lines.append(
+        f"  may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
+    )
+    table = []
+    for planned in plan.rules:
+        here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
+        then = " + ".join(planned.actions)
+        table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here, planned.asks])
+    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "here", "fires when"))]
+    blocked = unjudged_reasons(plan.rules)
+    if blocked:
+        count = sum(map(len, blocked.values()))
+        lines += ["", f"cannot be judged here: {count} of {len(plan.rules)}"]
+        lines += [f"  {reason}: {', '.join(ids)}" for reason, ids in blocked.items()]
+        required = [p.rule.id for p in plan.rules if p.blocked and p.rule.required]
+        if required:
+            lines.append(f"  required, so the run would fail: {', '.join(required)}")
+    lines += ["", f"metrics: {shorten([_named(key, every) for key, every in plan.metrics.items()], 40)}"]
+    lines.append(f"probes: {', '.join(plan.probes) or 'none'}")
+    lines += [f"derived: {name} = {text}" for name, text in plan.derived.items()]
+    if plan.logged:
+        lines.append(f"only if the script logs it: {', '.join(plan.logged)}")
+    if plan.off:
+        lines.append(f"off: {', '.join(plan.off)}")
+    return lines
+
+
+def _named(key: str, every: int) -> str:
+    name = key.replace("[]", "[*]")
+    return f"{name} (every {every} steps)" if every > 1 else name

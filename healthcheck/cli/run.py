@@ -1,0 +1,254 @@
+"""``healthcheck run train.py``: any training script, unmodified, under rules."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.cli.options import (
+    add_fail_on,
+    add_plugin_option,
+    add_report_option,
+    add_rule_options,
+    rule_choice,
+)
+from healthcheck.cli.usage import command_parser, launcher_line, nearest_file
+from healthcheck.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME = "run"
+HELP = "run a training script, unmodified, in this process and under rules"
+
+ARGPARSE_ERROR = 2
+"""What a script exits with that was given an option it does not know."""
+_OURS_FIRST = "ours come before it: healthcheck run [options] SCRIPT [its arguments]"
+_USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _USAGE
+    add = parser.add_argument
+    add_rule_options(parser)
+    add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
+    add_fail_on(parser)
+    add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
+    add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
+    add_report_option(
+        parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
+    )
+    add(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="FAULT@STEP",
+        help="break the run on purpose, to rehearse your alarms: nan-grad@120",
+    )
+    add_plugin_option(parser)
+    add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
+    add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")
+    add("-v", dest="verbose", action="count", default=0, help="say every change of a rule's state")
+    add("--dry-run", action="store_true", help=argparse.SUPPRESS)
+    add("-m", dest="module", action="store_true", help="the target is a module, as in python -m")
+    add("target", nargs="?", help=argparse.SUPPRESS)
+    add("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        raise UsageError(
+            "healthcheck run: there is no --dry-run; did you mean --observe (watch, never act) "
+            "or `healthcheck plan` (show what would be judged, run nothing)?"
+        )
+    target, argv = _target(args)
+    _need_plugin_files(args.plugins)
+    from healthcheck.run.opening import SessionOptions, switched_off
+
+    if switched_off():  # before anything of ours that a script could notice is imported
+        return _as_plain_python(target, argv, args.module)
+    from healthcheck.assembly import open_session
+    from healthcheck.faults.spec import parse_faults
+    from healthcheck.instrument.script import ScriptTrainer
+    from healthcheck.record.restarts import KeptStates
+
+    faults = parse_faults(args.inject, option="healthcheck run: --inject")
+
+    session = open_session(
+        SessionOptions(
+            name=f"-m {target}" if args.module else target,
+            **rule_choice(args),
+            settings=_settings(args),
+            plugins=args.plugins,
+            strict_plugins=args.strict_plugins,
+            reports=_reports(args.report),
+            argv=[target, *argv],
+        )
+    )
+    clash = name_clash(target, args.module)
+    if clash:
+        session.note(clash)
+    run_dir = session.info.run_dir
+    store = KeptStates(session, run_dir) if run_dir is not None else None
+    trainer = ScriptTrainer(session, store=store)
+    if faults:
+        from healthcheck.faults.machine import rehearsal
+
+        with rehearsal(session, faults):
+            return trainer.run(target, argv, args.module, restore=False)
+    # restore=False: the process ends with the script, whose exit functions still see the program that they belong to.
+    code = trainer.run(target, argv, args.module, restore=False)
+    behind = _behind_the_script(argv) if code == ARGPARSE_ERROR else ""
+    if behind:
+        print(f"healthcheck: {behind} stood behind the script, so the script got it; {_OURS_FIRST}", file=sys.stderr)
+    return code
+
+
+def _behind_the_script(argv: Sequence[str]) -> str:
+    """An option of ours among the script's arguments, which a script that knows none such refuses with exit 2."""
+    ours = {
+        name for action in command_parser(NAME)._actions for name in action.option_strings if name.startswith("--")
+    } - {"--help"}
+    return next((word for word in argv if word.partition("=")[0] in ours), "")
+
+
+def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """The script and its arguments. Raises ``UsageError`` with the right line for what was typed instead."""
+    if args.target is None:
+        raise UsageError(f"healthcheck run: nothing to run; usage: {_USAGE}")
+    target, rest = str(args.target), list(args.rest)
+    if args.module:
+        _need_module(target)
+        return target, rest
+    path = Path(target)
+    if not path.exists():
+        raise UsageError(launcher_line(target, rest) or _no_such_file(target, rest))
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise UsageError(f"healthcheck run: {target} is a folder without __main__.py; name a script in it")
+    if path.suffix in (".yaml", ".yml"):
+        raise UsageError(
+            f"healthcheck run: {target} is no script; did you mean: healthcheck run --rules {target} "
+            f"{shlex.join(rest) or 'SCRIPT'}"
+        )
+    if path.suffix in (".sh", ".bash"):
+        raise UsageError(
+            f"healthcheck run: {target} is a shell script; put `healthcheck run` before the training script inside it"
+        )
+    if path.is_file() and not os.access(path, os.R_OK):
+        raise UsageError(f"healthcheck run: {target} cannot be read; check its permissions")
+    return target, rest
+
+
+def _need_plugin_files(plugins: Sequence[str]) -> None:
+    """A plugin that is broken costs a line, not the run; a file that is not there is a slip of the pen."""
+    for name in plugins:
+        path = Path(name)
+        if path.exists() or not (path.suffix == ".py" or "/" in name or os.sep in name):
+            continue
+        hint = nearest_file(name, path.parent, "*.py") or f"working directory: {os.getcwd()}"
+        raise UsageError(f"healthcheck run: -p {name}: there is no such file ({hint})")
+
+
+def _need_module(name: str) -> None:
+    """Say that a module does not exist before anything is opened. Imports nothing: its packages are the script's to import.
+
+    Raises ``UsageError``.
+    """
+    if Path(name).is_file():
+        raise UsageError(f"healthcheck run: {name} is a file, no module; leave -m out: healthcheck run {name}")
+    top = name.partition(".")[0]
+    known = top in sys.builtin_module_names or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top)
+    path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]
+    if not top or not (known or PathFinder.find_spec(top, path)):
+        raise UsageError(f"healthcheck run: there is no module {top or name} in {os.getcwd()} or installed")
+
+
+def _no_such_file(target: str, rest: Sequence[str]) -> str:
+    hint = nearest_file(target, Path(target).parent, "*.py")
+    if not hint and "." in target and "/" not in target and not target.endswith(".py"):
+        hint = f"for a module: healthcheck run -m {shlex.join([target, *rest])}"
+    if not hint and target.startswith("-"):
+        hint = f"options of healthcheck come before the script; see {'healthcheck run --help'}"
+    return f"healthcheck run: there is no script {target}{'; ' + hint if hint else ' (working directory: ' + os.getcwd() + ')'}"
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says, in the words of ``settings:``."""
+    given: dict[str, Any] = {}
+    if args.observe:
+        given["mode"] = "observe"
+    if args.fail_on:
+        given["fail_on"] = args.fail_on
+    if args.max_steps is not None:
+        given["max_steps"] = _steps(args.max_steps)
+    if args.max_time is not None:
+        given["max_time"] = _seconds(args.max_time)
+    verbosity = args.verbose - args.quiet
+    if verbosity:
+        given["verbosity"] = max(-2, min(1, verbosity))
+    return given
+
+
+def _steps(text: str) -> int:
+    plain = text.replace("_", "").replace(",", "")
+    if not plain.isdigit() or int(plain) < 1:
+        raise UsageError(f"healthcheck run: --max-steps takes a number of steps from 1, not {text!r}")
+    return int(plain)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"healthcheck run: --max-time takes a time such as 90s, 5m or 2h, not {text!r}")
+    return seconds
+
+
+def _reports(given: Sequence[str]) -> dict[str, str]:
+    """Kind -> path; which kinds there are is known once the plugins are loaded."""
+    found: dict[str, str] = {}
+    for item in given:
+        kind, equals, path = item.partition("=")
+        if not kind or (equals and not path):
+            raise UsageError(f"healthcheck run: --report takes KIND=PATH, for instance json=hc.json, not {item!r}")
+        if kind in found:
+            raise UsageError(f"healthcheck run: --report {kind} is given twice ({found[kind]} and {path})")
+        found[kind] = path
+    return found
+
+
+def name_clash(target: str, as_module: bool) -> str:
+    """One line if the script has its own ``healthcheck`` module, which it would not get here; else empty."""
+    from healthcheck.instrument.script import Target
+
+    folder = Path(Target(target, [], as_module).folder())
+    ours = Path(__file__).resolve().parents[1]
+    for theirs in (folder / "healthcheck.py", folder / "healthcheck" / "__init__.py"):
+        if theirs.is_file() and theirs.resolve().parent != ours:
+            return (
+                f"{theirs} has our name: in this run `import healthcheck` gives the script torch-healthcheck, "
+                "not its own module. Rename it if the script imports it"
+            )
+    return ""
+
+
+def _as_plain_python(target: str, argv: list[str], as_module: bool) -> int:
+    """``HEALTHCHECK=off``: become ``python X``."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, *(["-m"] if as_module else []), target, *argv]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if os.name == "nt":  # exec would return to the shell before the script has ended
+        return subprocess.call(command)
+    os.execv(sys.executable, command)

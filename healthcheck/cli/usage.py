@@ -1,0 +1,244 @@
+"""What the program answers before a command runs: its table of commands, the parser, help, the right line for a wrong guess."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from healthcheck.core.errors import RuleFileError, UsageError
+from healthcheck.core.text import plural
+from healthcheck.extend.dispatch import nearest, suggest
+
+GROUPS = ("Watch", "Understand", "Tune", "Write rules", "Extend")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the table: enough for the help without importing the module."""
+
+    name: str
+    group: str
+    help: str
+
+
+TABLE: tuple[Entry, ...] = (
+    Entry("run", "Watch", "run a training script, unmodified, under rules"),
+    Entry("top", "Watch", "watch a run that goes on in another terminal"),
+    Entry("mute", "Watch", "silence a rule of a run that goes on"),
+    Entry("why", "Understand", "why an alert fired, with its numbers"),
+    Entry("evidence", "Understand", "what was kept for an alert, and how to load it"),
+    Entry("explain", "Understand", "what a rule checks and what to do about it"),
+    Entry("metrics", "Understand", "metrics that exist, or what is normal for a run"),
+    Entry("report", "Understand", "show the record of a run again"),
+    Entry("runs", "Understand", "list recorded runs"),
+    Entry("prune", "Understand", "delete old records"),
+    Entry("replay", "Tune", "judge recorded runs by rules"),
+    Entry("plan", "Tune", "which rules will be judged here, and what they may do"),
+    Entry("accept", "Tune", "take the alerts of a run as known; only new ones fail"),
+    Entry("init", "Write rules", "write a healthcheck.yaml to start from"),
+    Entry("check", "Write rules", "find every mistake in rule files"),
+    Entry("test", "Write rules", "run the tests of rules"),
+    Entry("schema", "Write rules", "the schema of rule files, for editors"),
+    Entry("plugins", "Extend", "plugins that are loaded and what they add"),
+    Entry("doctor", "Extend", "is everything in order on this machine?"),
+    Entry("completion", "Extend", "completion for bash, zsh and fish"),
+)
+"""Built-in sub-commands, by group, in the order of the help."""
+
+_RULE_FILES = (".yaml", ".yml")
+_LOGS = (".jsonl", ".csv", ".json", ".tfevents")
+"""Endings by which a file is taken for a rule file or a recorded run in what is said of a wrong guess."""
+
+# --------------------------------------------------------------------------- the parser
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code for bad usage, and no guessing of shortened options.
+
+    Guessing would also make every new option a breaking change: ``--re`` would stop meaning ``--report``.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        given.setdefault("allow_abbrev", False)
+        super().__init__(**given)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; an option that is not there is answered with the nearest one that is."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].split("=")[0]
+            # By the letters alone: the dashes make any two options alike.
+            names = [o.lstrip("-") for action in self._actions for o in action.option_strings if o.startswith("--")]
+            near = nearest(word.lstrip("-"), names)
+            self.error(
+                f"there is no option {word}; " + (f'did you mean "--{near}"?' if near else f"see {self.prog} --help")
+            )
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UsageError`` instead of leaving the process with argparse's exit code 2."""
+        if message.startswith("the following arguments are required"):  # their names alone do not say where they go
+            message += f"\n  {' '.join(self.format_usage().split())}"
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of one command. Imports its module, which has ``HELP`` and ``configure(parser)``."""
+    module = importlib.import_module(f"healthcheck.cli.{name}")
+    parser = Parser(prog=f"healthcheck {name}", description=module.HELP)
+    module.configure(parser)
+    return parser
+
+
+def overview() -> str:
+    """All sub-commands by purpose: what ``healthcheck`` alone prints. At most 15 lines: it is read, not searched."""
+    from healthcheck import __version__
+
+    lines = [f"healthcheck {__version__}: pytest for PyTorch training runs", ""]
+    for group in GROUPS:
+        names = ", ".join(entry.name for entry in TABLE if entry.group == group)
+        lines.append(f"  {group:<{max(map(len, GROUPS))}}  {names}")
+    lines += ["", "  healthcheck run train.py --your --flags      instead of: python train.py --your --flags"]
+    lines.append("  healthcheck COMMAND --help                   options of one command")
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------- the right line for a wrong guess
+
+
+def wrong_guess(given: Sequence[str]) -> str:
+    """What to type instead of ``healthcheck train.py`` and the like."""
+    word = given[0]
+    line = shlex.join(given)
+    if word.endswith(".py") or (Path(word).is_file() and Path(word).suffix not in (*_RULE_FILES, *_LOGS)):
+        return f"healthcheck: {word} is a script; did you mean: healthcheck run {line}"
+    if word == "-m":
+        return f"healthcheck: did you mean: healthcheck run {line}"
+    if word.endswith(_RULE_FILES):
+        return f"healthcheck: {word} is a rule file; did you mean: healthcheck check {word}"
+    if word.startswith("-"):
+        rest = f"healthcheck run {line}"
+        return f"healthcheck: options follow the command; did you mean: {rest}"
+    launched = launcher_line(word, given[1:])
+    if launched:
+        return launched
+    hint = suggest(word, [entry.name for entry in TABLE]) or "`healthcheck` alone lists them"
+    return f'healthcheck: there is no command "{word}"; {hint}'
+
+
+def misplaced(command: str, rest: Sequence[str]) -> str:
+    """A file given to the wrong command: ``check train.py``, ``replay healthcheck.yaml``; empty if all is well."""
+    first = next((word for word in rest if not word.startswith("-")), "")
+    if command == "check":
+        if first.endswith(".py"):
+            return f"healthcheck check: {first} is a script, not a rule file; did you mean: healthcheck run {first}"
+        if _is_run(first):
+            return f"healthcheck check: {first} is a recorded run; did you mean: healthcheck replay {first}"
+        if first.endswith((".hctest.yaml", ".hctest.yml")):
+            return f"healthcheck check: {first} holds rule tests; did you mean: healthcheck test {first}"
+    if command == "replay" and first.endswith(_RULE_FILES):
+        return f"healthcheck replay: {first} is a rule file; did you mean: healthcheck check {first}"
+    if command == "runs" and first.endswith(".py"):
+        return f"healthcheck runs: this lists recorded runs; did you mean: healthcheck run {first}"
+    return ""
+
+
+def _is_run(word: str) -> bool:
+    path = Path(word)
+    return bool(word) and (
+        path.suffix in _LOGS or (path / "report.json").is_file() or (path / "samples.jsonl").is_file()
+    )
+
+
+def nearest_file(name: str, folder: Path, pattern: str) -> str:
+    """A file of ``folder`` whose name is like this one's, by the part before its ending; or an empty string."""
+    here = {path.stem: path for path in sorted(folder.glob(pattern))} if folder.is_dir() else {}
+    close = difflib.get_close_matches(Path(name).stem, here, n=1)
+    return f'did you mean "{here[close[0]]}"?' if close else ""
+
+
+def mistakes(error: RuleFileError) -> str:
+    """Mistakes in rules as ``check`` shows them: the line, the place in it, what to write instead."""
+    from healthcheck.rulelang.problems import ordered, render_text
+
+    found = ordered(error.problems)
+    return f"{render_text(found)}\n{plural(len(found), 'error')}; nothing was run"
+
+
+# --------------------------------------------------------------------------- launchers
+
+# Programs that start scripts stand before us, not behind: one watched process for each that they start.
+
+_PYTHON = re.compile(r"^(pypy|python)[0-9.]*(\.exe)?$")
+
+_NO_PYTHON = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
+"""Launchers that put ``python`` before what they start, and the option that keeps them from it."""
+_PLAIN = ("srun", "mpirun", "mpiexec", "uv", "poetry", "conda", "nohup", "time", "env")
+"""Programs that start any command."""
+
+_FLAGS = {
+    "--standalone", "--no-python", "--no_python", "-m", "--module", "--multi_gpu", "--multi-gpu", "--cpu", "--use_deepspeed",
+    "--use_fsdp", "--mixed-precision", "--debug", "-q", "--quiet", "--use_env", "--run-path", "--run_path",
+}  # fmt: skip
+"""Launcher options without a value; all others are taken to have one."""
+
+
+def launcher_line(target: str, rest: Sequence[str]) -> str:
+    """What to type instead, or an empty string if ``target`` is no program that starts scripts."""
+    name = Path(target).name
+    if _PYTHON.match(name):
+        line = shlex.join(_without_python_options(rest)) or "SCRIPT"
+        return f"healthcheck run: leave {name} out; it runs the script itself: healthcheck run {line}"
+    if name in _NO_PYTHON:
+        words = list(rest)
+        head = [name]
+        if name == "accelerate" and words[:1] == ["launch"]:
+            head.append(words.pop(0))
+        options, script = _split(words)
+        options = [word for word in options if word not in ("--no-python", "--no_python")]
+        line = shlex.join([*head, *options, _NO_PYTHON[name], "healthcheck", "run", *(script or ["SCRIPT"])])
+        return f"healthcheck run: the launcher comes first, each of its processes is watched: {line}"
+    if name in _PLAIN:
+        options, script = _split(list(rest))
+        line = shlex.join([name, *options, "healthcheck", "run", *_without_python(script or ["SCRIPT"])])
+        return f"healthcheck run: {name} comes first: {line}"
+    return ""
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Options of a launcher, and the script with its arguments.
+
+    Where the options end is a guess: only the launcher knows which of them take a value. The script is the first word
+    that ends in ``.py`` or is a Python, else the first word that no option can have as its value.
+    """
+    i = 0
+    while i < len(words) and not (words[i].endswith(".py") or _PYTHON.match(Path(words[i]).name)):
+        if words[i] in ("-m", "--module") and i + 1 < len(words) and not words[i + 1].startswith("-"):
+            return words[:i], ["-m", *words[i + 1 :]]
+        if not words[i].startswith("-") and (i == 0 or "=" in words[i - 1] or not words[i - 1].startswith("-")):
+            break
+        if not words[i].startswith("-") and words[i - 1] in _FLAGS:
+            break
+        i += 1
+    return words[:i], words[i:]
+
+
+def _without_python(words: Sequence[str]) -> list[str]:
+    if words and _PYTHON.match(Path(words[0]).name):
+        return _without_python_options(words[1:])
+    return list(words)
+
+
+def _without_python_options(words: Sequence[str]) -> list[str]:
+    """``-u -W error train.py`` -> ``train.py``; ``-m pkg`` stays."""
+    i = 0
+    while i < len(words) and words[i].startswith("-") and words[i] != "-m":
+        i += 2 if words[i] in ("-W", "-X") else 1
+    return list(words[i:])

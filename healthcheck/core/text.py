@@ -1,0 +1,178 @@
+"""Numbers, bytes, durations, dates and counts as a person reads them. Plain ASCII, standard library only.
+
+Everything that is printed takes its words from here, so that a step is always ``1,502`` and a duration always
+``5 m 12 s``. There are several forms of a number because they are read in different places:
+
+====================  ================================================  ============================
+:func:`number`        tables and sentences: three digits, with a unit   ``2.31``, ``812 MiB``
+:func:`in_message`    messages of rules: four digits                    ``2.043``, ``1,502``
+:func:`aligned`       columns of one series: always four digits         ``9.000``, ``139.6``
+:func:`as_written`    thresholds, as somebody writes them in YAML       ``0.3``, ``16777216``
+:func:`power`         ranges of tensors, where only the size matters    ``6.55e4``
+====================  ================================================  ============================
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A number with three to four significant digits: ``2.31``, ``14,200``, ``3e-04``, ``nan``; ``-`` for None.
+
+    :param unit: the unit of :class:`~healthcheck.core.samples.Metric`: ``bytes``, ``s``, ``fraction``,
+        ``1/s`` or empty.
+    """
+    if value is None:
+        return "-"
+    value = float(value)
+    if not math.isfinite(value):
+        return _not_finite(value)
+    if unit == "bytes":
+        return size_text(value)
+    if unit == "s":
+        return _seconds(value)
+    if unit == "fraction":
+        return f"{_plain(value * 100)} %"
+    if unit in ("1/s", "/s"):
+        return f"{_plain(value)}/s"
+    return _plain(value)
+
+
+def _plain(value: float) -> str:
+    """A finite number without a unit."""
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    if value == int(value):
+        return f"{int(value):,}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        # Up to 9.995 two decimals are three digits; above it they would round to four ("10.00").
+        return f"{value:.2f}" if size < 9.995 else f"{value:.1f}"
+    return f"{value:.3g}"
+
+
+def in_message(value: float, *, whole: bool = False) -> str:
+    """A number in the message of a rule: ``1,502`` where it counts something, else four digits: ``2.043``.
+
+    :param whole: round to a whole number, for steps and counts that arrive as floats.
+    """
+    if not math.isfinite(value):
+        return _not_finite(value)
+    # A float holds every whole number up to 2**53, about 9e15; of a larger one the last digits would be invented.
+    if whole or (isinstance(value, int) and abs(value) < 10**15):
+        return f"{int(value):,}"
+    if value == int(value) and 1e4 <= abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def aligned(value: float | None) -> str:
+    """Four digits, trailing zeros kept, so that a column of them can be compared: ``9.000``, ``139.6``, ``1.2e+07``."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return _not_finite(value)
+    size = abs(value)
+    if value and not 1e-3 <= size < 1e6:
+        return f"{value:.3g}"
+    return f"{value:.{max(0, 4 - len(str(int(size))))}f}"
+
+
+def as_written(value: float) -> str:
+    """A threshold as a rule file has it, without separators: ``8``, ``0.3``, ``1e-07``, ``16777216``."""
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.6g}"
+
+
+def power(value: float) -> str:
+    """The size of a number at a glance: ``65504.0`` -> ``6.55e4``."""
+    digits, _, exponent = f"{value:.3g}".partition("e")
+    return f"{digits}e{int(exponent)}" if exponent else digits
+
+
+def _not_finite(value: float) -> str:
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+def size_text(count: float) -> str:
+    """Bytes: ``812 MiB``, ``21.4 GiB``. Powers of 1024, as torch and the operating system count memory."""
+    value = float(count)
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024.0 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.3g} {unit}"
+        value /= 1024.0
+    raise AssertionError("the loop returns at TiB")
+
+
+def _seconds(value: float) -> str:
+    """``2.66 ms``, ``250 ms``, ``12.4 s``, ``5 m 12 s``."""
+    if 0 < abs(value) < 1e-4:
+        return f"{_plain(value * 1e6)} us"
+    if 0 < abs(value) < 1:
+        return f"{_plain(value * 1e3)} ms"
+    return duration(value) if value >= 100 else f"{_plain(value)} s"
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``41 s``, ``5 m 12 s``, ``1 h 10 min``, ``3 d 4 h``, ``10 years``; ``unknown`` if it is not finite."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(seconds / 3600)
+    if hours >= 2 * 365 * 24:
+        return f"{hours / (365 * 24):.0f} years"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def time_left(seconds: float) -> str:
+    """``2h 34m``, ``5m 12s``, ``42s``: of a steady width, for a display that is drawn over itself."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {last:02d}s" if minutes else f"{last}s"
+
+
+def moment(seconds: float) -> str:
+    """``2026-11-28 01:27``, local time: what people compare with their clock. Files hold UTC.
+
+    :param seconds: since the epoch.
+    """
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def step(n: int) -> str:
+    """``1,502``."""
+    return f"{n:,}"
+
+
+def plural(n: int, word: str, many: str = "") -> str:
+    """``1 alert``, ``3 alerts``, ``1,560 steps``."""
+    return f"{n:,} {word if n == 1 else many or word + 's'}"
+
+
+def shorten(names: Sequence[str], most: int = 4) -> str:
+    """``a, b, c`` or ``a, b, c and 9 more``."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"

@@ -1,0 +1,353 @@
+"""Statistics of all gradients in one launch: a Triton kernel over a table of their addresses.
+
+Foreach kernels cost the host about two microseconds a tensor and read the gradients once per
+statistic. Here the host collects addresses, uploads them only where one changed, and launches once;
+the device reads every gradient once, at the speed of its memory.
+
+Each program takes one chunk of one gradient. The last program of a gradient to finish adds up its
+chunks, the last gradient to finish adds up all gradients: no atomic additions of floats, so that equal
+gradients give equal bits. Imported only where Triton and a CUDA or ROCm device are there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from healthcheck.device.deferred import SLOTS, DeviceVector, Slots
+from healthcheck.device.mailbox import Page
+from healthcheck.device.shortcuts import direct_launch
+from healthcheck.device.tensors import dense
+
+FIELDS = ("norm", "largest", "nonfinite", "zeros", "all_zero")
+"""Rows of the result: L2 norm, largest finite absolute value, elements that are NaN or infinite,
+elements that are zero, and 1 where a gradient has only zeros."""
+
+CHUNK = 32768  # elements of one program
+TILE_ROWS, TILE_COLUMNS, WARPS = 8, 1024, 4
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+for _name, _kind in (("float8_e4m3fn", tl.float8e4nv), ("float8_e5m2", tl.float8e5)):
+    if hasattr(torch, _name):
+        ELEMENTS[getattr(torch, _name)] = _kind
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def statistics(  # type: ignore[no-untyped-def]
+    addresses,
+    lengths,
+    first_chunk,
+    owner_of,
+    partial,
+    arrived,
+    result,
+    page,
+    offset,
+    tensors,
+    chunks,
+    ELEMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One chunk; see the module.
+
+    ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
+    ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
+    ``result``: float64 ``[5 + 5 * tensors]``: five totals, then five rows. ``page``: the same in pinned memory of the
+    host, which the device can write: what nobody has to copy costs the host nothing.
+    """
+    chunk = tl.program_id(0) + offset
+    owner = tl.load(owner_of + chunk)
+    first = tl.load(first_chunk + owner)
+    last = tl.load(first_chunk + owner + 1)
+    begin = (chunk - first).to(tl.int64) * CHUNK
+    size = tl.minimum(tl.load(lengths + owner) - begin, CHUNK).to(tl.int32)
+    base = tl.load(addresses + owner).to(tl.pointer_type(ELEMENT))
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+    base += begin
+
+    # The loop does as little as it can: in bf16 it is arithmetic that bounds it. What a sum of squares
+    # that is not finite means (NaN, infinity, or finite values beyond 1.8e19) is found out afterwards.
+    TINY: tl.constexpr = 8.271806125530277e-25
+    INFINITY: tl.constexpr = float("inf")
+    column = tl.arange(0, COLUMNS)
+    square = tl.zeros([COLUMNS], tl.float32)
+    largest = tl.zeros([COLUMNS], tl.float32)
+    zeros = tl.zeros([COLUMNS], tl.int32)
+    tile = tl.arange(0, ROWS)[:, None] * COLUMNS + column[None, :]
+    whole = size // (ROWS * COLUMNS) * (ROWS * COLUMNS)
+    for start in range(0, whole, ROWS * COLUMNS):
+        x = tl.load(base + start + tile).to(tl.float32)
+        square += tl.sum(x * x, axis=0)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
+        zeros += tl.sum((x == 0.0).to(tl.int32), axis=0)
+    for start in range(whole, size, COLUMNS):
+        there = start + column < size
+        x = tl.load(base + start + column, mask=there, other=0.0).to(tl.float32)
+        square += x * x
+        largest = tl.maximum(largest, tl.abs(x))
+        zeros += ((x == 0.0) & there).to(tl.int32)
+
+    squares = tl.sum(square, axis=0)
+    peak_here = tl.max(largest, axis=0)
+    small_squares = squares * TINY * TINY
+    bad_here = 0.0
+    if not (squares < INFINITY):
+        # Once more, 2**-80 smaller, and apart from what is no number.
+        scaled = tl.zeros([COLUMNS], tl.float32)
+        largest = tl.zeros([COLUMNS], tl.float32)
+        nonfinite = tl.zeros([COLUMNS], tl.int32)
+        for start in range(0, size, COLUMNS):
+            there = start + column < size
+            x = tl.load(base + start + column, mask=there, other=0.0).to(tl.float32)
+            finite = tl.abs(x) < INFINITY
+            small = x * TINY
+            scaled += small * small
+            largest = tl.maximum(largest, tl.where(finite, tl.abs(x), 0.0))
+            nonfinite += tl.where(finite, 0, 1)
+        small_squares = tl.sum(scaled, axis=0)
+        peak_here = tl.max(largest, axis=0)
+        bad_here = tl.sum(nonfinite, axis=0).to(tl.float32)
+    tl.store(partial + chunk, squares)
+    tl.store(partial + chunks + chunk, small_squares)
+    tl.store(partial + 2 * chunks + chunk, peak_here)
+    tl.store(partial + 3 * chunks + chunk, bad_here)
+    tl.store(partial + 4 * chunks + chunk, tl.sum(zeros, axis=0).to(tl.float32))
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + owner, 1) == last - first - 1:
+        s = tl.zeros([COLUMNS], tl.float64)
+        c = tl.zeros([COLUMNS], tl.float64)
+        m = tl.zeros([COLUMNS], tl.float32)
+        n = tl.zeros([COLUMNS], tl.float64)
+        z = tl.zeros([COLUMNS], tl.float64)
+        for start in range(first, last, COLUMNS):
+            there = start + column < last
+            at = partial + start + column
+            s += tl.load(at, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            c += tl.load(at + chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            m = tl.maximum(m, tl.load(at + 2 * chunks, mask=there, other=0.0, cache_modifier=".cg"))
+            n += tl.load(at + 3 * chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+            z += tl.load(at + 4 * chunks, mask=there, other=0.0, cache_modifier=".cg").to(tl.float64)
+        total = tl.sum(s, axis=0)
+        peak = tl.max(m, axis=0).to(tl.float64)
+        bad = tl.sum(n, axis=0)
+        none = tl.sum(z, axis=0)
+        # 2**80 undoes the scaling. Squares below 1e-45 are lost, but a norm is never below the peak.
+        norm = tl.where(total < INFINITY, tl.sqrt(total), tl.sqrt(tl.sum(c, axis=0)) * 1.2089258196146292e24)
+        norm = tl.where(norm < peak, peak, norm)
+        width = tensors
+        row = result + 5
+        seen = page + 5
+        empty = tl.where((peak == 0.0) & (bad == 0.0), 1.0, 0.0).to(tl.float64)
+        tl.store(row + owner, norm)
+        tl.store(row + width + owner, peak)
+        tl.store(row + 2 * width + owner, bad)
+        tl.store(row + 3 * width + owner, none)
+        tl.store(row + 4 * width + owner, empty)
+        tl.store(seen + owner, norm)
+        tl.store(seen + width + owner, peak)
+        tl.store(seen + 2 * width + owner, bad)
+        tl.store(seen + 3 * width + owner, none)
+        tl.store(seen + 4 * width + owner, empty)
+        tl.store(arrived + owner, 0)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tensors, 1) == tensors - 1:
+            ts = tl.zeros([COLUMNS], tl.float64)
+            tm = tl.zeros([COLUMNS], tl.float64)
+            tn = tl.zeros([COLUMNS], tl.float64)
+            tz = tl.zeros([COLUMNS], tl.float64)
+            ta = tl.zeros([COLUMNS], tl.float64)
+            for start in range(0, tensors, COLUMNS):
+                there = start + column < tensors
+                at = row + start + column
+                norms = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+                ts += norms * norms
+                tm = tl.maximum(tm, tl.load(at + width, mask=there, other=0.0, cache_modifier=".cg"))
+                tn += tl.load(at + 2 * width, mask=there, other=0.0, cache_modifier=".cg")
+                tz += tl.load(at + 3 * width, mask=there, other=0.0, cache_modifier=".cg")
+                ta += tl.load(at + 4 * width, mask=there, other=0.0, cache_modifier=".cg")
+            all_norm = tl.sqrt(tl.sum(ts, axis=0))
+            all_peak = tl.max(tm, axis=0)
+            all_bad = tl.sum(tn, axis=0)
+            all_none = tl.sum(tz, axis=0)
+            all_empty = tl.sum(ta, axis=0)
+            tl.store(result, all_norm)
+            tl.store(result + 1, all_peak)
+            tl.store(result + 2, all_bad)
+            tl.store(result + 3, all_none)
+            tl.store(result + 4, all_empty)
+            tl.store(page, all_norm)
+            tl.store(page + 1, all_peak)
+            tl.store(page + 2, all_bad)
+            tl.store(page + 3, all_none)
+            tl.store(page + 4, all_empty)
+            tl.store(arrived + tensors, 0)
+
+
+def usable(tensor: Any) -> bool:
+    """Whether the kernel can read this local, dense tensor: real, of a known type, without gaps."""
+    if tensor.dtype not in ELEMENTS or tensor.layout is not torch.strided or tensor.device.type != "cuda":
+        return False
+    if tensor.element_size() == 1 and (torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (8, 9)):
+        return False
+    return not tensor.numel() or dense(tensor)
+
+
+class GradientTable:
+    """What the kernel needs to know of a list of tensors on one device; everything but addresses is constant.
+
+    :param tensors: local dense tensors for which :func:`usable` is true. They are not kept.
+
+    Uses 24 bytes of device memory per 32,768 elements and 24 per tensor.
+    """
+
+    fields = FIELDS
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.device = tensors[0].device
+        self.count = len(tensors)
+        self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
+        lengths = [int(t.numel()) for t in tensors]
+        # An empty tensor (a shard of which this rank holds nothing) has one chunk without elements.
+        per_tensor = [max(1, -(-n // CHUNK)) for n in lengths]
+        self._chunks = sum(per_tensor)
+        # Chunks of one type and alignment stand together: one launch each, usually one in all.
+        self._launches: list[tuple[Any, bool, int, int]] = []
+        owners: list[int] = []
+        order: dict[tuple[Any, bool], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            order.setdefault((tensor.dtype, self._aligned[index]), []).append(index)
+        starts = [0] * (self.count + 1)
+        position = 0
+        numbering: list[int] = []
+        for (dtype, aligned), members in order.items():
+            begin = position
+            for index in members:
+                starts[len(numbering)] = position
+                owners += [len(numbering)] * per_tensor[index]
+                numbering.append(index)
+                position += per_tensor[index]
+            self._launches.append((ELEMENTS[dtype], aligned, begin, position - begin))
+        starts[self.count] = position
+        self._order = numbering
+        self.in_order = numbering == list(range(self.count))
+        self.columns = sorted(range(self.count), key=numbering.__getitem__)
+        """Position in the list given -> column of the result."""
+
+        def upload(values: list[int], dtype: Any) -> Any:
+            return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+
+        self._lengths = upload([lengths[i] for i in numbering], torch.int64)
+        self._starts = upload(starts, torch.int32)
+        self._owners = upload(owners, torch.int32)
+        self._partial = torch.empty(5, self._chunks, dtype=torch.float32, device=self.device)
+        self._arrived = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
+        self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        self._known: list[int] = []
+        self._last: DeviceVector | None = None
+        self._memory: Any = None
+        self._result = 0
+        self._pages: list[tuple[Any, Any, int]] = []
+        self._all_aligned = all(self._aligned)
+        self._stream = _raw_stream(self.device)
+        self._left = torch.cuda.current_stream(self.device)
+        """The stream of the last launch. An ``ExternalStream`` of address 0 would be another than the default one."""
+        self._fixed = [
+            t.data_ptr()
+            for t in (self._addresses, self._lengths, self._starts, self._owners, self._partial, self._arrived)
+        ]
+        self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
+
+    def measure(self, addresses: list[int], *, final: bool = True) -> DeviceVector:
+        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor.
+
+        :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
+            and alignment must be those that the table was made for: see :meth:`fits`.
+        :param final: whether nobody changes the vector any more; then the device writes it to the host as well.
+        """
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._measure(addresses, final)
+        return self._measure(addresses, final)
+
+    def _measure(self, addresses: list[int], final: bool) -> DeviceVector:
+        stream = _raw_stream(self.device)
+        if stream != self._stream:
+            # The scratch memory of the step before may still be in use on the stream that was left.
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self._left)
+            self._stream, self._left = stream, current
+        if addresses is not self._known and addresses != self._known:
+            self._upload(addresses)
+        table = self._new_table()
+        page: Page | None = None
+        if final:
+            page = Page(self._pages, table.size)
+            table.own_page = page
+        if self._direct:
+            target = self._result if page is None else page.address
+            for launch, constants in self._direct:
+                launch(stream, *self._fixed, self._result, target, *constants)
+        else:
+            self._launch(table.tensor, table.tensor if page is None else page.tensor)
+        return table
+
+    def _launch(self, result: Any, page: Any) -> None:
+        """Triton's own way; what it has compiled is launched directly from then on, where that is known to work."""
+        for element, aligned, offset, chunks in self._launches:
+            constants = (offset, self.count, self._chunks, element, aligned, CHUNK, TILE_ROWS, TILE_COLUMNS)
+            compiled = statistics[(chunks,)](
+                self._addresses,
+                self._lengths,
+                self._starts,
+                self._owners,
+                self._partial,
+                self._arrived,
+                result,
+                page,
+                *constants,
+                num_warps=WARPS,
+            )
+            launch = direct_launch(compiled, chunks)
+            if launch is not None:
+                self._direct.append((launch, constants))
+
+    def _new_table(self) -> DeviceVector:
+        """Where the next result goes: memory of the last one, once its copy to the host was queued behind it."""
+        last = self._last
+        if last is None or last.tensor is not None:
+            fields = len(FIELDS)
+            whole = torch.empty(SLOTS + fields * (self.count + 1), dtype=torch.float64, device=self.device)
+            self._memory = (whole[SLOTS:], Slots(whole, SLOTS))
+            self._result = self._memory[0].data_ptr()
+        self._last = DeviceVector(*self._memory)
+        return self._last
+
+    def fits(self, addresses: list[int]) -> bool:
+        """Whether alignments are still those for which the table was made."""
+        if self._all_aligned:
+            return not functools.reduce(operator.or_, addresses, 0) & 15
+        return [not address & 15 for address in addresses] == self._aligned
+
+    def _upload(self, addresses: list[int]) -> None:
+        self._known = addresses
+        ordered = addresses if self.in_order else [addresses[i] for i in self._order]
+        # Torch keeps the pinned block until the copy has read it, so it can be let go at once.
+        staging = torch.empty(self.count, dtype=torch.int64, pin_memory=True)
+        ctypes.memmove(staging.data_ptr(), array("q", ordered).tobytes(), 8 * self.count)
+        self._addresses.copy_(staging, non_blocking=True)
+
+
+def _raw_stream(device: Any) -> int:
+    return int(torch._C._cuda_getCurrentRawStream(device.index))

@@ -1,0 +1,1 @@
+"""How others add to healthcheck: the hook specification, loading plugins, what they have registered, calling them."""

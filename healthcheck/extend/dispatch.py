@@ -1,0 +1,264 @@
+"""Calling listeners: flat, guarded, in order. The hot side of the plugin system.
+
+pluggy declares and registers hooks; here the implementations of the loop and judgement hooks are
+compiled into flat tuples, because a pluggy call without implementations costs over a microsecond
+and one raising implementation silences the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.core.errors import StopTraining, UnknownHookError
+from healthcheck.core.events import EventKind
+
+QUARANTINE_AFTER = 3
+"""Errors of one owner after which it is not called again."""
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **{kind.value: ("session", "event") for kind in EventKind},
+    "samples": ("session", "step", "samples"),
+    "transition": ("session", "transition"),
+    "alert": ("session", "alert"),
+    "report_section": ("session", "report"),
+}
+"""Loop or judgement hook, without its prefix -> its arguments in order."""
+
+
+REPORT_METHODS = ("start", "samples", "transition", "alert", "cleared", "acted", "note", "finish")
+"""Methods of a report that a session calls; see :class:`healthcheck.core.protocols.Report`."""
+
+
+@dataclass(slots=True)
+class ListenerError:
+    """One error of one listener, for the report."""
+
+    owner: str
+    hook: str
+    step: int
+    error: str
+    place: str
+    count: int = 1
+    quarantined: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plugin": self.owner,
+            "hook": self.hook,
+            "step": self.step,
+            "error": self.error,
+            "place": self.place,
+            "count": self.count,
+            "quarantined": self.quarantined,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One compiled implementation: ``call`` takes all arguments of the hook, in order."""
+
+    call: Callable[..., Any]
+    owner: str
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like another one; empty if none is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``did you mean "loss"?`` or an empty string."""
+    near = nearest(word, known)
+    return f'did you mean "{near}"?' if near else ""
+
+
+class Dispatch:
+    """Listeners and reports of one session, by hook; see :mod:`healthcheck.extend.hookspecs` for what they are called with.
+
+    :param on_error: ``warn`` keeps errors and goes on, ``raise`` lets them out (tests, and people who want it).
+    :param say: called with an error worth saying: an owner's first one, and the one that puts it in quarantine.
+    :param note: called with owner, hook and exception of every error, before it is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_error: str = "warn",
+        say: Callable[[ListenerError], None] | None = None,
+        note: Callable[[str, str, BaseException], None] | None = None,
+    ) -> None:
+        self.on_error = on_error
+        self.errors: list[ListenerError] = []
+        self.table: dict[str, tuple[Listener, ...]] = {}
+        """Hook -> its listeners, in calling order. Whoever asks whether anybody listens looks in here."""
+        self.reports: dict[str, tuple[Listener, ...]] = {}
+        """Method of :data:`REPORT_METHODS` -> the reports that have it."""
+        self.changed: Callable[[], None] | None = None
+        """Called after a listener has come or gone."""
+        self._say = say
+        self._note = note
+        self._failures: dict[str, int] = {}
+
+    # -- registration -----------------------------------------------------------------
+
+    def on(self, hook: str | EventKind, function: Callable[..., Any], *, owner: str = "") -> Callable[[], None]:
+        """Register a plain function for an event or judgement hook; returns its remover.
+
+        The function may take any of the hook's arguments by name; one that takes a single
+        positional argument of another name gets the event.
+
+        Raises ``UnknownHookError`` for a name that does not exist, with a suggestion.
+        """
+        name = _hook_name(hook)
+        listener = Listener(_adapt(function, name), owner or _name_of(function))
+        self._put(name, (*self.table.get(name, ()), listener))
+
+        def remove() -> None:
+            self._put(name, tuple(x for x in self.table.get(name, ()) if x is not listener))
+
+        return remove
+
+    def _put(self, hook: str, listeners: tuple[Listener, ...]) -> None:
+        # Tuples are replaced, never changed: a listener may come or go while its hook is being called.
+        self.table[hook] = listeners
+        if self.changed is not None:
+            self.changed()
+
+    def add_plugin(self, plugin: object, implementations: Iterable[tuple[str, Callable[..., Any]]], owner: str) -> None:
+        """Register the loop and judgement implementations of a plugin, in its given order."""
+        for name, function in implementations:
+            if name.removeprefix("healthcheck_") in ARGUMENTS:
+                self.on(name, function, owner=owner)
+
+    def compile_reports(self, reports: Iterable[Any]) -> None:
+        """Take the methods that these reports have now; a report may give itself more of them in ``start``."""
+        known = [report for report in reports if not self.is_quarantined(report.name)]
+        for method in REPORT_METHODS:
+            self.reports[method] = tuple(
+                Listener(getattr(report, method), report.name) for report in known if hasattr(report, method)
+            )
+
+    def has_hooks(self, hook: str | EventKind) -> bool:
+        return bool(self.table.get(_hook_name(hook)))
+
+    def list_hooks(self, hook: str | EventKind) -> list[str]:
+        """Owners that listen to a hook, in calling order."""
+        return [listener.owner for listener in self.table.get(_hook_name(hook), ())]
+
+    # -- calling ----------------------------------------------------------------------
+
+    def call(self, hook: str, step: int, *arguments: Any) -> None:
+        """Call every listener of a hook; errors are kept, not raised (see ``on_error``)."""
+        for listener in self.table.get(hook, ()):
+            try:
+                listener.call(*arguments)
+            except (Exception, SystemExit) as error:
+                self.failed(listener.owner, hook, step, error)
+
+    def report(self, method: str, step: int, *arguments: Any) -> None:
+        """Call a method of all reports that have it, guarded in the same way."""
+        for listener in self.reports.get(method, ()):
+            try:
+                listener.call(*arguments)
+            except (Exception, SystemExit) as error:
+                self.failed(listener.owner, method, step, error)
+
+    def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
+        """Keep one error of an owner; say it once; quarantine the owner after three."""
+        if isinstance(error, StopTraining) or from_signal_handler(error):
+            raise error
+        if self._note is not None:
+            self._note(owner, hook, error)
+        count = self._failures[owner] = self._failures.get(owner, 0) + 1
+        # A plugin that fails at every step fails in the same words: one entry, counted, keeps the report short.
+        text = f"{type(error).__name__}: {error}"
+        known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
+        if known is None:
+            known = ListenerError(owner, hook, step, text, place_of(error))
+            self.errors.append(known)
+        else:
+            known.count += 1
+        if count >= QUARANTINE_AFTER:
+            known.quarantined = True
+            self.quarantine(owner)
+        if self.on_error == "raise":
+            raise error
+        if self._say is not None and (count == 1 or count == QUARANTINE_AFTER):
+            self._say(known)
+
+    def is_quarantined(self, owner: str) -> bool:
+        return self._failures.get(owner, 0) >= QUARANTINE_AFTER
+
+    def quarantine(self, owner: str) -> None:
+        """Call nothing of this owner any more."""
+        for table in (self.table, self.reports):
+            for hook, listeners in table.items():
+                table[hook] = tuple(x for x in listeners if x.owner != owner)
+        if self.changed is not None:
+            self.changed()
+
+
+def _hook_name(hook: str | EventKind) -> str:
+    name = hook.value if isinstance(hook, EventKind) else hook.removeprefix("healthcheck_")
+    if name not in ARGUMENTS:
+        hint = suggest(name, ARGUMENTS) or f"one of {', '.join(ARGUMENTS)}"
+        raise UnknownHookError(f'no event is called "{hook}"; {hint}')
+    return name
+
+
+def _adapt(function: Callable[..., Any], hook: str) -> Callable[..., Any]:
+    """A callable that takes all the hook's arguments, whatever subset ``function`` takes."""
+    arguments = ARGUMENTS[hook]
+    # Done once, at registration: what is called at every step then takes its arguments as they come.
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return function
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return function
+    taken = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is p.empty]
+    unknown = [name for name in taken if name not in arguments]
+    if len(taken) == 1 and unknown:  # lambda e: ...
+        position = len(arguments) - 1
+        return lambda *given: function(given[position])
+    if unknown:
+        raise UnknownHookError(
+            f'{_name_of(function)}: hook "{hook}" has no argument "{unknown[0]}"; it has {", ".join(arguments)}'
+        )
+    optional = [p.name for p in parameters if p.default is not p.empty and p.name in arguments]
+    names = [name for name in arguments if name in taken or name in optional]
+    if names == list(arguments) and [p.name for p in parameters] == names:
+        return function
+    positions = [(name, arguments.index(name)) for name in names]
+    return lambda *given: function(**{name: given[i] for name, i in positions})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """``file:line`` of the innermost frame, which is the plugin's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised this while we happened to run: then it is not ours to keep.
+
+    A script's handler may end it (``sys.exit``) or interrupt it (a time limit) at any instruction.
+    """
+    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False

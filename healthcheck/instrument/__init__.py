@@ -1,0 +1,1 @@
+"""How a loop is seen: one step machine and what feeds it, patches, the gate, ranks, resume, unmodified scripts."""

@@ -1,0 +1,289 @@
+"""Batches as loaders hand them out: what is in them, where a loader stands in its pass over the data, and what its
+workers draw their random numbers from.
+
+A worker that was forked notes, at its first two batches, the state of each generator that it draws from, in memory
+that it shares with the script's process. Its data, and its generators, stay as they are. Workers that are spawned note
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import pickle
+import random
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from healthcheck.device.tensors import host_bytes
+from healthcheck.instrument.guarding import guarded
+
+# -- what is in a batch -------------------------------------------------------------------
+
+_TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "decoder_input_ids")
+
+
+def batch_counts(batch: Any) -> tuple[int | None, int | None]:
+    """``(samples, tokens)`` of one batch; None for what its shapes do not show.
+
+    Samples are the first dimension of the first tensor. Tokens are counted for dictionaries with
+    ``input_ids`` (padding included, since finding it would read the device) and for batches
+    whose tensors are all two-dimensional integers.
+    """
+    tokens = None
+    if isinstance(batch, Mapping):
+        for key in _TOKEN_KEYS:
+            shape = getattr(batch.get(key), "shape", None)
+            if shape is not None and len(shape) == 2:
+                tokens = int(shape[0]) * int(shape[1])
+                break
+    tensors = _tensors(batch)
+    if not tensors:
+        return None, None
+    first = tensors[0].shape
+    samples = int(first[0]) if len(first) else None
+    if tokens is None and all(len(t.shape) == 2 and _whole_numbers(t) for t in tensors):
+        tokens = int(first[0]) * int(first[1])
+    return samples, tokens
+
+
+def length_of(dataset: Any) -> int | None:
+    """Rows of a data set; None where it does not know."""
+    try:
+        return len(dataset)
+    except Exception:  # a stream, or a class of the script's own whose length fails
+        return None
+
+
+def _tensors(batch: Any, depth: int = 0) -> list[Any]:
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        return [batch]
+    if depth > 2:
+        return []
+    values: Any = ()
+    if isinstance(batch, Mapping):
+        values = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        values = batch
+    return [tensor for value in values for tensor in _tensors(value, depth + 1)]
+
+
+def _whole_numbers(tensor: Any) -> bool:
+    return str(tensor.dtype) in ("torch.int64", "torch.int32", "torch.int16", "torch.uint8")
+
+
+# -- where a loader stands ----------------------------------------------------------------
+
+_AT_RANDOM = frozenset(("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"))
+
+
+class DrawnTo(Protocol):
+    """Whom a loader's batches are shown to."""
+
+    @property
+    def session(self) -> Any: ...
+
+    def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, **more: Any) -> None: ...
+
+
+def seen_draws(
+    original: Callable[..., Any], watching: Callable[[], DrawnTo | None], workers: WorkerDraws
+) -> Callable[..., Any]:
+    """``__next__`` of a loader's iterator that shows each batch.
+
+    :param watching: to whom; None while nobody watches.
+    """
+
+    def drawn(to: DrawnTo, iterator: Any, batch: Any, waited: float) -> None:
+        import torch
+
+        dataset = getattr(iterator, "_dataset", None)
+        facts = {"begins_pass": begins_pass(iterator), "worker_draws": workers.of(iterator)}
+        to.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), **facts)
+
+    def gave_nothing(to: DrawnTo, iterator: Any) -> None:
+        """A pass that is over before its first batch is shown as a batch without samples."""
+        import torch
+
+        drawn(to, iterator, torch.empty(0), 0.0)
+
+    def __next__(iterator: Any) -> Any:
+        to = watching()
+        if to is None:
+            return original(iterator)
+        began = time.perf_counter()
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            if getattr(iterator, "_num_yielded", 1) == 0:
+                guarded(to.session, gave_nothing, to, iterator)
+            raise
+        waited = time.perf_counter() - began
+        guarded(to.session, drawn, to, iterator, batch, waited)
+        return batch
+
+    return __next__
+
+
+def begins_pass(iterator: Any) -> bool:
+    """Whether the batch that was just drawn is the first of a pass in random order.
+
+    :param iterator: torch's own, of a ``DataLoader``.
+    """
+    if getattr(iterator, "_num_yielded", 0) != 1:
+        return False
+    batches = getattr(iterator, "_index_sampler", None)
+    sampler = getattr(batches, "sampler", batches)
+    # By name: DistributedSampler is a class of its own, and looking for it would import torch.distributed.
+    kinds = {cls.__name__ for cls in type(sampler).__mro__}
+    if "DistributedSampler" in kinds:
+        return bool(getattr(sampler, "shuffle", False))
+    return not kinds.isdisjoint(_AT_RANDOM)
+
+
+# -- what workers draw from ---------------------------------------------------------------
+
+LOOKS = 2
+"""Batches of each worker at which it is looked: the first alone may be where a worker seeds itself."""
+WORKERS, PLACE = 64, 2048
+"""Workers that have a place in the shared memory, and bytes of each."""
+_LONG = 16
+"""Members up to which a list is looked through for generators."""
+_DEPTH = 4
+_MOST = 200
+"""Things that are looked at, on the way from a data set to its generators."""
+_MARK = "_healthcheck_looks"
+_HEADER = struct.Struct("<qH")
+
+Draws = Mapping[str, Sequence[str]]
+"""For each generator that a worker drew from for both batches: marks of its state before the first and the second."""
+
+
+class WorkerDraws:
+    """The memory that workers share with us: a record for each, by its number."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, WORKERS * PLACE)
+
+    def seen_worker(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The main function of loader workers, which notes what they draw from; it runs in the worker's process."""
+
+        def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+            from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+            # Of this worker's process alone. A stream that all workers shuffle alike, to share it out, is no fault.
+            _MapDatasetFetcher.fetch = self._seen_fetch(_MapDatasetFetcher.fetch)
+            return original(*args, **kwargs)
+
+        return _worker_loop
+
+    def _seen_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def fetch(fetcher: Any, index: Any) -> Any:
+            looks = vars(fetcher).get(_MARK, 0)
+            worker = _worker() if looks < LOOKS else None
+            if worker is None or worker.id >= WORKERS:
+                return original(fetcher, index)
+            vars(fetcher)[_MARK] = looks + 1
+            before = _states(fetcher.dataset)
+            batch = original(fetcher, index)
+            self._note(worker, looks, before, _states(fetcher.dataset))
+            return batch
+
+        return fetch
+
+    def of(self, iterator: Any) -> list[Draws] | None:
+        """What each worker of a loader's iterator has noted, at the draw by which all have made two batches; else None."""
+        count = getattr(iterator, "_num_workers", 0)
+        if not count or count > WORKERS or iterator._num_yielded != LOOKS * count:
+            return None
+        records = [self._read(worker) for worker in range(count)]
+        if any(seed != _short(iterator._base_seed + worker) for worker, (seed, _) in enumerate(records)):
+            return None  # spawned, or of another loader by now
+        return [draws for _, draws in records]
+
+    def _note(self, worker: Any, looks: int, before: dict[str, str], after: dict[str, str]) -> None:
+        used = {name: mark for name, mark in before.items() if after.get(name) != mark}
+        if looks:
+            first = self._read(worker.id)[1]
+            marks: dict[str, list[str]] = {name: [*first[name], mark] for name, mark in used.items() if name in first}
+        else:
+            marks = {name: [mark] for name, mark in used.items()}
+        text = json.dumps(marks).encode()
+        if len(text) > PLACE - _HEADER.size:
+            text = b"{}"
+        place = worker.id * PLACE
+        self._shared[place : place + _HEADER.size + len(text)] = _HEADER.pack(_short(worker.seed), len(text)) + text
+
+    def _read(self, worker: int) -> tuple[int, Draws]:
+        place = worker * PLACE
+        seed, length = _HEADER.unpack_from(self._shared, place)
+        text = self._shared[place + _HEADER.size : place + _HEADER.size + length]
+        return seed, json.loads(text or b"{}")
+
+
+def _short(seed: int) -> int:
+    return seed % 2**63
+
+
+def _worker() -> Any:
+    import torch.utils.data
+
+    return torch.utils.data.get_worker_info()
+
+
+def _states(dataset: Any) -> dict[str, str]:
+    """A mark of the state of each generator that the worker's code may draw from, by name."""
+    found: dict[str, str] = {}
+    for name, state in _generators(dataset):
+        try:
+            found[name] = hashlib.blake2b(pickle.dumps(state()), digest_size=6).hexdigest()
+        except Exception:  # a generator that does not give its state
+            continue
+    return found
+
+
+def _generators(dataset: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    yield "random", random.getstate
+    yield "torch", lambda: host_bytes(torch.get_rng_state())
+    if numpy is not None:
+        yield "numpy.random", numpy.random.get_state
+    module = sys.modules.get(type(dataset).__module__)
+    waiting = [("dataset", dataset, _DEPTH)]
+    waiting += [(name, thing, 1) for name, thing in vars(module).items()] if module is not None else []
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST:
+        name, thing, depth = waiting.pop(0)
+        if id(thing) in seen:
+            continue
+        state = _state_of(thing, numpy)
+        if state is not None:
+            yield name, state
+        elif depth > 1 or thing is dataset:
+            seen.add(id(thing))
+            waiting += [(f"{name}.{key}", part, depth - 1) for key, part in _parts(thing)]
+
+
+def _state_of(thing: Any, numpy: Any) -> Callable[[], Any] | None:
+    kind = type(thing)
+    if kind is random.Random:
+        return thing.getstate  # type: ignore[no-any-return]
+    if kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState"):
+        return lambda: thing.bit_generator.state if kind.__name__ == "Generator" else thing.get_state()
+    if kind.__name__ == "Generator" and kind.__module__.startswith("torch"):
+        return lambda: host_bytes(thing.get_state())
+    return None
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, (list, tuple)):
+        if len(thing) <= _LONG:
+            yield from ((str(number), part) for number, part in enumerate(thing))
+    elif not isinstance(thing, type) and hasattr(thing, "__dict__"):
+        yield from list(vars(thing).items())

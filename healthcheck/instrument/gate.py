@@ -1,0 +1,260 @@
+"""Holding back a bad update: before the host knows of it where the optimizer allows that, by a wait where it must.
+
+Fused torch optimizers read ``found_inf`` on the device and leave weights, moments and step counters
+alone where it is 1; a ``GradScaler`` works that way. Others can only be kept from updating by taking
+their gradients away, which needs the host to know. What was tried for them and does not do:
+multiplying gradients by zero (NaN stays NaN, and AdamW decays and counts with zero gradients too),
+and putting back weights and moments with ``torch.where`` (a second copy of all of them).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.protocols import FINITE
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Sample
+from healthcheck.device.deferred import Deferred
+from healthcheck.device.mailbox import READ_EVERY
+from healthcheck.engine.gating import GatingRules, Limit
+
+if TYPE_CHECKING:
+    from healthcheck.run.session import Session
+
+_SAME_ON_ALL_RANKS = ("grad_norm", "grad_nonfinite", "grads.zero")
+_REMEMBERED = 512
+
+
+class UpdateGate:
+    """One session's gate. Without rules that gate it costs one comparison a step."""
+
+    def __init__(self, session: Session) -> None:
+        self.waits = False
+        """True while the update at hand can only be held back if the host waits for its values."""
+        self._session = session
+        self._setting = str(session.settings.get("gate", "auto"))
+        self._rules: GatingRules | None = None
+        self._rules_known = False
+        self._now: list[tuple[Sample, Limit]] = []
+        """Samples of the update at hand, with what rules ask of them."""
+        self._ours: Any = None
+        self._theirs: Any = None
+        self._asked: dict[int, str] = {}
+        self._inside_said = False
+        self._ways: dict[int, tuple[Any, list[Any], str]] = {}
+        self._idle = False
+        """Whether the update at hand cannot be held back: then nobody need know its bounds."""
+        self._flags: tuple[int, dict[int, Any]] = (0, {})
+        """Step and, by optimizer, 1 if its update was held back."""
+        self._decided: deque[tuple[int, list[str]]] = deque(maxlen=_REMEMBERED)
+        """Steps whose update was decided on before its rules were judged, with these rules."""
+
+    @property
+    def rules(self) -> GatingRules | None:
+        """The rules that gate, or None. Known once the number of ranks is."""
+        if not self._rules_known:
+            self._rules_known = True
+            off = self._setting in ("off", "False") or self._session.observing
+            alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
+            self._rules = GatingRules(self._session.engine, alike=() if off else alike) or None
+            self._session.judge.gate = self if self._rules is not None else None
+        return self._rules
+
+    def see(self, samples: Sequence[Sample]) -> None:
+        """Called with the samples of an event before they leave for the host."""
+        assert self._rules is not None
+        if self._idle:
+            return
+        self._now += self._rules.limits(samples)
+
+    def decided(self, step: int, rule: str) -> bool:
+        """Whether the update of that step was let through or held back by this rule, before it was judged."""
+        return any(step == number and rule in rules for number, rules in self._decided)
+
+    def wants_loss(self) -> bool:
+        """Whether a rule would hold back an update for its loss."""
+        return self.rules is not None and "loss" in self.rules.metrics
+
+    @property
+    def nothing_held(self) -> bool:
+        """Whether none of the optimizers that have stepped so far can be held back."""
+        return bool(self._ways) and all(way == "none" for _, _, way in self._ways.values())
+
+    def way(self, optimizer: Any) -> str:
+        """How an update of ``optimizer`` can be held back.
+
+        ``host``: its values are there when they are asked for. ``device``: by ``found_inf``.
+        ``wait``: only if the host waits for the device. ``none``: not at all, or nobody wants it.
+        """
+        self._now = []
+        way = "none" if self.rules is None else self._known_way(optimizer)
+        self._idle = way == "none"
+        # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
+        return "wait" if way == "device" and not _has_state(optimizer) else way
+
+    def _known_way(self, optimizer: Any) -> str:
+        """The same but for the state, worked out anew where the optimizer or its settings are others."""
+        groups = optimizer.param_groups
+        marks = [(group.get("fused"), len(group["params"])) for group in groups]
+        known = self._ways.get(id(optimizer))
+        if known is None or known[0]() is not optimizer or known[1] != marks:
+            kind = _device_kind(optimizer)
+            if kind == "cpu":
+                way = "host"
+            elif self._setting == "sync":
+                way = "wait"
+            else:
+                way = "none" if kind != "cuda" or why_not_by_device(optimizer) else "device"
+            known = self._ways[id(optimizer)] = (weak(optimizer), marks, way)
+        return known[2]
+
+    def cannot(self, optimizer: Any, *, inside: bool = False) -> str:
+        """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each.
+
+        :param inside: it steps while other gradients of the same backward pass are still being made.
+        """
+        if self.rules is not None and inside and not self._inside_said:
+            self._inside_said = True
+            return "optimizers step inside the backward pass, before all of its gradients are there"
+        if self.rules is None or inside or id(optimizer) in self._asked or self._setting == "sync":
+            return ""
+        kind = _device_kind(optimizer)
+        why = why_not_by_device(optimizer) if kind == "cuda" else ""
+        if kind not in ("cuda", "cpu"):
+            why = f"values on {kind} are read every {READ_EVERY} steps; `settings: {{gate: sync}}` waits for each"
+        self._asked[id(optimizer)] = why
+        return why
+
+    def breached(self, index: int = 0) -> bool:
+        """Whether the update at hand, of that optimizer, is bad, as far as the host knows."""
+        rules = []
+        for sample, limit in self._now:
+            low, high = limit.bound.low, limit.bound.high
+            value = sample.value
+            if isinstance(value, float) and not low <= value <= high and limit.breached(value):
+                rules.append(limit.rule)
+        if rules:
+            self._decided.append((self._session.step, rules))
+        self._flag(index, 1.0 if rules else 0.0)
+        return bool(rules)
+
+    def arm(self, optimizer: Any, index: int = 0) -> None:
+        """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
+        flag = device_flag(self._now)
+        if flag is None:
+            return
+        given = getattr(optimizer, "found_inf", None)
+        if given is self._ours:  # of a step that raised
+            given = None
+        self._theirs = given
+        if given is not None:
+            import torch
+
+            found = torch.maximum(given.reshape(()).to(flag.device, flag.dtype), flag)
+        else:
+            found = flag
+        self._ours = optimizer.found_inf = found
+        self._decided.append((self._session.step, [limit.rule for _, limit in self._now]))
+        self._flag(index, flag)
+
+    def disarm(self, optimizer: Any) -> None:
+        """Leave the optimizer as it was found."""
+        if self._ours is None:
+            return
+        if getattr(optimizer, "found_inf", None) is self._ours:
+            if self._theirs is None:
+                del optimizer.found_inf
+            else:
+                optimizer.found_inf = self._theirs
+        self._ours = self._theirs = None
+
+    def _flag(self, index: int, flag: Any) -> None:
+        step = self._session.step
+        if self._flags[0] != step:
+            self._flags = (step, {})
+        self._flags[1][index] = flag
+
+    def held_back(self, step: int) -> dict[int, Any] | None:
+        """By optimizer, 1 if its update of that step was held back, else 0; None where that was not asked."""
+        return self._flags[1] if self._flags[0] == step else None
+
+
+def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:
+    """float32 0-dim: 1 if a sample breaks its limit, else 0; None if no sample is on a device."""
+    import torch
+
+    finite: Any = None
+    bad: Any = None
+    known = False
+    with torch.no_grad():
+        for sample, limit in terms:
+            value = sample.value
+            if isinstance(value, float):
+                known = known or limit.breached(value)
+                continue
+            if isinstance(value, Deferred):
+                value = value.on_device()
+                if value is None:  # calculated by the host alone: its rule is judged when it has arrived
+                    continue
+            if isinstance(value, float):
+                known = known or limit.breached(value)
+                continue
+            # float64 holds every value of a smaller type and every limit: what the host will compare is compared here.
+            value = value.reshape(()).double()
+            if limit.bound == FINITE and not limit.excused:
+                # Sums of finite numbers are finite in float64; one that is not spoils the sum.
+                finite = value if finite is None else finite + value.to(finite.device, non_blocking=True)
+            else:
+                hit = value.clamp(limit.bound.low, limit.bound.high) != value  # NaN differs from itself
+                if limit.excused:
+                    hit &= (value - value) == 0
+                bad = hit if bad is None else bad | hit.to(bad.device, non_blocking=True)
+        if finite is not None:
+            hit = (finite - finite) != 0
+            bad = hit if bad is None else bad | hit.to(bad.device, non_blocking=True)
+        if bad is None:
+            return None
+        return (bad | known if known else bad).float()
+
+
+def why_not_by_device(optimizer: Any) -> str:
+    """Empty if a torch optimizer heeds ``found_inf``, else why not and what would help."""
+    name = type(optimizer).__name__
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return f"{name} is no optimizer of torch, so it cannot be kept from updating without waiting for the device"
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        return (
+            f"{name} is not fused, so it cannot be kept from updating without waiting for the device: "
+            "use fused=True, or `settings: {gate: sync}`"
+        )
+    if any(
+        hasattr(p, "_fsdp_flattened") or hasattr(p, "_is_flat_param")
+        for g in optimizer.param_groups
+        for p in g["params"]
+    ):
+        return f"{name} holds shards of FSDP1, whose ranks could decide differently"
+    return ""
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether every parameter with a gradient has optimizer state, where this optimizer keeps any."""
+    if _stateless(optimizer):
+        return True
+    state = optimizer.state
+    groups = optimizer.param_groups
+    if len(state) >= sum(len(group["params"]) for group in groups):
+        return True
+    return all(p.grad is None or bool(state.get(p)) for group in groups for p in group["params"])
+
+
+def _stateless(optimizer: Any) -> bool:
+    return type(optimizer).__name__ == "SGD" and not any(group.get("momentum") for group in optimizer.param_groups)
+
+
+def _device_kind(optimizer: Any) -> str:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return "cuda" if parameter.is_cuda else str(parameter.device.type)
+    return "cpu"

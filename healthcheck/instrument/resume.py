@@ -1,0 +1,415 @@
+"""Runs that go on from a checkpoint: detectors go on with them, in a script as in a framework, on one rank or several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from healthcheck.core.errors import HealthCheckError, UsageError
+from healthcheck.instrument.agreement import store_of_ranks
+from healthcheck.instrument.guarding import guarded
+from healthcheck.instrument.machine import StepMachine
+from healthcheck.instrument.patching import AfterImport, Patches
+from healthcheck.instrument.resume_check import ResumeCheck, normal_of
+
+if TYPE_CHECKING:
+    from healthcheck.run.session import Session
+
+STATE_FILE = "healthcheck-state.json"
+"""Detector state beside a checkpoint."""
+
+
+def new_checkpoint(session: Session, path: Path | None, name: str, otherwise: Path | None = None) -> Path:
+    """Where a checkpoint that an action asked for goes: ``path``, or ``name`` in the run's folder.
+
+    :param otherwise: folder for a run that has none.
+
+    Raises ``UsageError`` for a place that is taken, and where there is none. Several ranks save at one place, which
+    the first of them may have begun already; they looked before they agreed on it.
+    """
+    if path is None:
+        folder = session.info.run_dir or otherwise
+        if folder is None:
+            raise UsageError("this run has no folder; give the action a path")
+        path = folder / "checkpoints" / name
+    if session.info.world_size < 2 and path.exists():
+        raise UsageError(f"{path} exists already")
+    return path
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside a framework's wrappers."""
+    for _ in range(4):
+        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
+        if inner is None or not hasattr(inner, "param_groups"):
+            break
+        optimizer = inner
+    return optimizer
+
+
+def write_state(folder: str | os.PathLike[str], state: Mapping[str, Any], rank: int = 0) -> None:
+    """Write detector state into a checkpoint folder, whole or not at all. Rank 0 has the plain name."""
+    path = _state_path(folder, rank)
+    unfinished = f"{path}.part"
+    with open(unfinished, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    os.replace(unfinished, path)
+
+
+def read_state(folder: str | os.PathLike[str] | None, rank: int = 0) -> dict[str, Any] | None:
+    """Detector state of a checkpoint folder, or None if there is none that can be read."""
+    if folder is None:
+        return None
+    try:
+        with open(_state_path(folder, rank), encoding="utf-8") as file:
+            return parse_state(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def parse_state(text: Any) -> dict[str, Any] | None:
+    """The text of a saved state, or None if it is none."""
+    try:
+        state = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return state if isinstance(state, dict) and isinstance(state.get("step"), int) else None
+
+
+def resume(session: Session, step: int, state: Mapping[str, Any] | None) -> None:
+    """A run goes on after ``step`` updates; ``state`` is what was kept with its checkpoint, if it is there."""
+    session.info.resumed_from = session.step = step
+    if state is None:
+        start_fresh(session, step)
+        session.note(f"resumed after step {step:,} without detector state: rules start fresh")
+        return
+    fresh, why = restore(session, step, state)
+    if why:
+        session.note(f"resumed after step {step:,}; the saved detector state cannot be used: {why}")
+        return
+    session.step = step
+    if int(state.get("step", step)) != step:
+        session.engine.rewind(step)
+    for sentence in fresh:
+        session.note(sentence)
+
+
+def restore(session: Session, step: int, state: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Give detectors back what they knew: ``(a sentence for each rule that starts fresh, why nothing could be used)``.
+
+    A state of which nothing can be read leaves all rules fresh after ``step``.
+    """
+    try:
+        return session.load_state_dict(state), ""
+    except Exception as error:  # a file that somebody edited, or of another version: it must not end the training
+        start_fresh(session, step)
+        return [], str(error) if isinstance(error, HealthCheckError) else f"{type(error).__name__}: {error}"
+
+
+def start_fresh(session: Session, step: int) -> None:
+    """Rules that begin to look in the middle of a run: their warm-up begins there too."""
+    session.engine.step = step
+    for state in session.engine.states:
+        state.start_fresh(step)
+
+
+def _state_path(folder: str | os.PathLike[str], rank: int) -> str:
+    name = STATE_FILE if rank == 0 else STATE_FILE.replace(".json", f"-rank{rank}.json")
+    return os.path.join(os.fspath(folder), name)
+
+
+# --------------------------------------------------------------------------------------------------
+# Several ranks of one plain script: rank 0 says where the run goes on, and when a checkpoint was written.
+#
+# All ranks must count alike, but in most scripts only rank 0 writes files, and in some only rank 0 loads
+# them. What is said goes through the rendezvous store: no collective, so that a rank which is not
+# watched makes nobody hang.
+
+
+PREFIX = "healthcheck/resume"
+PATIENCE_SECONDS = 20.0
+"""How long a rank that has loaded a checkpoint waits for rank 0, which is about to make its first step as well."""
+
+Place = tuple[str, int]
+"""A run and the step after which it goes on."""
+
+
+class RankResume:
+    """What one rank says to, or hears from, rank 0."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._heard = 0
+        self._store: Any = None
+
+    def loaded(self, found: Place) -> None:
+        """This rank has loaded a checkpoint. Rank 0 says so at once: others may get its weights, and start, before it."""
+        if self._session.info.rank == 0:
+            self._store = store_of_ranks()
+            if self._store is not None:
+                self._store.set(f"{PREFIX}/from", json.dumps(found))
+
+    def agreed(self, found: Place | None) -> Place | None:
+        """Where all ranks go on from; None to begin at step 1. Before the first step.
+
+        :param found: where this rank would; only that of rank 0 counts. A rank that has loaded nothing does not
+            wait: in a pipeline rank 0 may need its gradients first.
+        """
+        session = self._session
+        try:
+            store = self._store = store_of_ranks()
+            if store is None:
+                if found is not None:
+                    session.note(f"{found[0]} is not continued: the ranks have no process group yet to agree through")
+                return None
+            if session.info.rank == 0:
+                store.set(f"{PREFIX}/from", json.dumps(found))
+                return found
+            if found is not None:
+                store.wait([f"{PREFIX}/from"], timedelta(seconds=PATIENCE_SECONDS))
+            said = json.loads(store.get(f"{PREFIX}/from")) if store.check([f"{PREFIX}/from"]) else None
+        except Exception as error:  # whatever the store of a group raises when a rank has gone
+            session.note(
+                f"the ranks cannot agree where to go on ({type(error).__name__}): rules start fresh, at step 1"
+            )
+            return None
+        return None if said is None else (str(said[0]), int(said[1]))
+
+    def tell_saved(self, step: int) -> None:
+        """Rank 0 has written a checkpoint after this step."""
+        if self._store is not None and self._session.info.rank == 0:
+            number = self._store.add(f"{PREFIX}/saves", 0) + 1
+            self._store.set(f"{PREFIX}/saved/{number}", str(step))
+            self._store.add(f"{PREFIX}/saves", 1)
+
+    def saved(self) -> int | None:
+        """The step of a checkpoint that rank 0 has written since the last call."""
+        if self._store is None:
+            return None
+        count = self._store.add(f"{PREFIX}/saves", 0)
+        if count == self._heard:
+            return None
+        self._heard = count
+        return int(self._store.get(f"{PREFIX}/saved/{count}"))
+
+
+# --------------------------------------------------------------------------------------------------
+# A script that loads a checkpoint of an earlier watched run goes on with that run's detectors.
+#
+# A checkpoint is known again by its bytes; nothing of it is unpickled here. What the detectors knew
+# lies in the record of the run that wrote it, never beside the user's files.
+
+
+FREE_SECONDS, SHARE = 2.0, 0.05
+"""Keeping states may take so long, and beyond it this share of the run: for scripts that save at every step."""
+
+
+HEAD, TAIL = 64 * 2**10, 2**20
+"""Bytes of a file that are digested. Torch writes a directory with a checksum of every tensor at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file is known by: its bytes are compared, never unpickled."""
+
+    path: str
+    size: int
+    digest: str
+
+    def same_content(self, other: FileMark) -> bool:
+        """Also for a file that was renamed, copied, or fetched from somewhere since."""
+        return self.size == other.size and self.digest == other.digest
+
+
+@dataclass(slots=True)
+class Found:
+    """A checkpoint of an earlier run."""
+
+    run: str
+    step: int
+    state: Mapping[str, Any] | None
+    """``Session.state_dict()`` at the checkpoint; None if it cannot be read any more."""
+    normal: Mapping[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    """How that run ended, in words: ``stopped at 130 by loss-not-finite``."""
+    stop: tuple[str, int] | None = None
+    """Rule and step of the fault that stopped it."""
+    changed: str = ""
+    """Why the state cannot be used, although the path is known."""
+
+
+class StateStore(Protocol):
+    """Where detector states are kept between runs."""
+
+    def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
+        """:param mark: None where another rank has written the file."""
+        ...
+
+    def find(self, mark: FileMark) -> Found | None: ...
+
+    def kept(self, run: str, step: int) -> Found:
+        """What this rank knew at that step of an earlier run; else what rank 0 knew."""
+        ...
+
+    def continues(self, found: Found) -> int:
+        """Put down that this run goes on from there; returns which attempt it is."""
+        ...
+
+
+def mark_of(where: Any) -> FileMark | None:
+    """The mark of a path or an open file; None for what is no file."""
+    try:
+        if not isinstance(where, (str, os.PathLike)):
+            if where.writable():
+                where.flush()
+            where = where.name
+            if not isinstance(where, str):
+                return None
+        path = os.path.realpath(os.fsdecode(os.fspath(where)))
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            digest = hashlib.sha256(file.read(HEAD))
+            file.seek(max(HEAD, size - TAIL))
+            digest.update(file.read(TAIL))
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+    return FileMark(path, size, digest.hexdigest())
+
+
+class Continuation:
+    """Keeps the detectors at every checkpoint of a script, and restores them where one is loaded."""
+
+    def __init__(
+        self, session: Session, machine: StepMachine, store: StateStore, patches: Patches, imports: AfterImport
+    ) -> None:
+        self._session = session
+        self._machine = machine
+        self._store = store
+        self._patches = patches
+        self._imports = imports
+        self._loaded: list[Found] = []
+        self._kept: tuple[int, Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._spent = 0.0
+        self._pid = os.getpid()
+        self._ranks = RankResume(session) if session.info.world_size > 1 else None
+
+    def install(self) -> None:
+        """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
+        self._machine.before_first = self._begin
+        self._imports.when("torch", lambda torch: self._patch(torch, "save", 1, "load"))
+        self._imports.when("safetensors.torch", lambda module: self._patch(module, "save_file", 1, "load_file"))
+
+    def _patch(self, module: ModuleType, save: str, place: int, load: str) -> None:
+        self._patches.replace(module, save, self._calls(self._file_saved, place, ("f", "filename")))
+        self._patches.replace(module, load, self._calls(self._file_loaded, 0, ("f", "filename")))
+
+    def _calls(
+        self, tell: Callable[[Any], None], place: int, names: tuple[str, ...]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                if self._patches.active and os.getpid() == self._pid:
+                    given = [args[place]] if len(args) > place else [kwargs[n] for n in names if n in kwargs]
+                    for where in given[:1]:
+                        guarded(self._session, tell, where)
+                return result
+
+            return call
+
+        return make
+
+    # -- keeping ----------------------------------------------------------------------
+
+    def _file_saved(self, where: Any) -> None:
+        machine = self._machine
+        if not machine.started or machine.events.saves_announced:
+            return  # a framework keeps its state beside its own checkpoints
+        mark = mark_of(where)
+        if mark is None:
+            return
+        if not isinstance(where, (str, os.PathLike)):
+            machine.checkpoint_saved(mark.path)  # an open file is announced by nobody else
+        self._keep(mark, machine.last_attempt)
+
+    def _keep(self, mark: FileMark | None, step: int) -> None:
+        session = self._session
+        if self._spent > FREE_SECONDS + SHARE * (session.clock.monotonic() - session.active.started):
+            return
+        began = perf_counter()
+        if self._kept is None or self._kept[0] != step:
+            self._kept = (step, session.state_dict(), normal_of(session, self._machine.view.optimizers()))
+            if self._ranks is not None:
+                self._ranks.tell_saved(step)
+        self._store.keep(mark, *self._kept)
+        self._spent += perf_counter() - began
+
+    def _other_rank_saved(self, event: Any) -> None:
+        """Most scripts write on rank 0 alone: the others keep theirs when they hear of it, a step later."""
+        step = self._ranks.saved() if self._ranks is not None else None
+        if step is not None and (self._kept is None or self._kept[0] < step):
+            self._keep(None, step)
+
+    # -- going on -----------------------------------------------------------------------
+
+    def _file_loaded(self, where: Any) -> None:
+        if self._machine.before_first is None:
+            return  # training has begun: this is a look back, no resume
+        mark = mark_of(where)
+        found = None if mark is None else self._store.find(mark)
+        if found is not None:
+            self._loaded.append(found)
+            newest = self._newest()
+            if self._ranks is not None and newest is not None:
+                self._ranks.loaded((newest.run, newest.step))
+
+    def _newest(self) -> Found | None:
+        return max((each for each in self._loaded if not each.changed), key=lambda each: each.step, default=None)
+
+    def _begin(self) -> None:
+        """Training begins. Of several checkpoints that were loaded the one of the latest step is continued."""
+        session, machine = self._session, self._machine
+        if machine.events.saves_announced or session.info.resumed_from is not None:
+            return
+        found = self._newest()
+        if found is None:
+            for each in self._loaded:
+                session.note(each.changed)
+        if self._ranks is not None:
+            agreed = self._ranks.agreed(None if found is None else (found.run, found.step))
+            found = None if agreed is None else self._store.kept(*agreed)
+            if session.info.rank:
+                session.on("step_end", self._other_rank_saved)
+        if found is None:
+            return
+        session.info.resumed_from = session.step = found.step
+        if session.info.rank == 0:
+            session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
+        session.note(f"  rules: {self._restore(found)}")
+        if session.engine.step > found.step:
+            session.engine.rewind(found.step)  # kept a step later, when this rank had heard of the checkpoint
+        session.step = found.step
+        machine.start_at(found.step)
+        ResumeCheck(session, found.step, found.normal, found.stop).listen()
+
+    def _restore(self, found: Found) -> str:
+        session = self._session
+        if found.state is None:
+            start_fresh(session, found.step)
+            return f"all start fresh after step {found.step:,}: {found.run} has no readable state of it"
+        fresh, why = restore(session, found.step, found.state)
+        if why:
+            return f"all start fresh after step {found.step:,}: the saved state cannot be used ({why})"
+        count = len(session.engine.states) - len(fresh)
+        verb = "goes" if count == 1 else "go"
+        rest = f", {len(fresh)} not ({'; '.join(fresh)})" if fresh else ""
+        return f"{count} {verb} on after step {found.step:,} with their windows{rest}; the stop is not carried over"

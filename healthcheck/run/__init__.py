@@ -1,0 +1,1 @@
+"""One run: the session and the parts that it owns."""

@@ -1,1 +1,0 @@
-"""Any training script, unmodified: run in this process, with torch showing what it does."""

@@ -1,1 +1,0 @@
-"""How a training loop is seen: one step machine, and the sources that feed it."""

@@ -11,8 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core import opener
-
-__version__ = "0.1.0"
+from healthcheck.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from healthcheck.assembly import open_session

@@ -5,6 +5,7 @@ Every exception carries a ``slug``: the anchor of its entry in ``docs/reference/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,3 +103,14 @@ class StopTraining(BaseException):
         self.rule = rule
         self.step = step
         self.exit_code = exit_code
+
+
+class HealthCheckFailed(AssertionError):
+    """A watched test failed by its rules, or could not be judged. The message is the whole story.
+
+    Mark a test that must fail so with ``pytest.mark.xfail(raises=HealthCheckFailed)``.
+    """
+
+    def __init__(self, headline: str, details: Sequence[str] = ()) -> None:
+        self.headline = headline
+        super().__init__("\n".join([headline, *details]))

@@ -12,7 +12,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities, Device
 from healthcheck.instrument.gate import UpdateGate
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.resume import new_checkpoint
+from healthcheck.instrument.saved_state import new_checkpoint
 from healthcheck.probes.memory_readings import TorchDevice
 from healthcheck.run.controls import StopState
 from healthcheck.run.ending import Ending

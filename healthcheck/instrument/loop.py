@@ -29,7 +29,7 @@ from healthcheck.instrument.hooks import TorchHooks
 from healthcheck.instrument.machine import EndedBy, StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
-from healthcheck.instrument.resume import inner_optimizer
+from healthcheck.instrument.saved_state import inner_optimizer
 from healthcheck.instrument.sources import LoopSource, TorchFeed
 from healthcheck.run import current
 from healthcheck.run.ending import Ending

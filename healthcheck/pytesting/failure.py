@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.errors import HealthCheckFailed
 
 if TYPE_CHECKING:
     from healthcheck.core.alerts import Alert
@@ -35,17 +37,6 @@ def complaint(error: Exception) -> str:
 
 # --------------------------------------------------------------------------------------------------
 # A failed watch as an ordinary test failure: one readable block instead of a traceback of ours.
-
-
-class HealthCheckFailed(AssertionError):
-    """A watched test failed by its rules, or could not be judged. The message is the whole story.
-
-    Mark a test that must fail so with ``pytest.mark.xfail(raises=HealthCheckFailed)``.
-    """
-
-    def __init__(self, headline: str, details: Sequence[str] = ()) -> None:
-        self.headline = headline
-        super().__init__("\n".join([headline, *details]))
 
 
 def longrepr(error: HealthCheckFailed, place: tuple[str, int]) -> Any:

@@ -7,18 +7,18 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.pytesting.failure import HealthCheckFailed, shown
+from healthcheck.core.errors import HealthCheckFailed
+from healthcheck.pytesting.failure import shown
 
 if TYPE_CHECKING:
     import pytest
 
-    from healthcheck.pytesting.watching import Watched
     from healthcheck.run.session import Session
 
 FIRST_STEPS = 0.2
@@ -124,12 +124,20 @@ def reference_file(path: Path) -> Path:
     return path.with_suffix(".reference.yaml")
 
 
-def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFailed | None:
-    """Compare this test's measures with its entry; remember them instead under the update option."""
-    from healthcheck.pytesting.watching import REPORT
+def compare(
+    item: pytest.Item,
+    asked: Iterable[Any],
+    values: Mapping[str, float],
+    *,
+    note: Callable[[str], None],
+    left: dict[str, Any],
+) -> HealthCheckFailed | None:
+    """Compare a test's measures with its entry in the file beside it; remember them instead under the update option.
 
-    wanted = {**_wanted(marked), **_wanted(watched.reference_wanted)}
-    values = watched.measures.values(watched.losses())
+    :param asked: what the marker and the fixture ask to be compared.
+    :param left: what the test leaves for the end of the session; a new entry is put there.
+    """
+    wanted = {name: given for some in asked for name, given in _wanted(some).items()}
     missing = [name for name in wanted if name not in values]
     if missing:
         return HealthCheckFailed(f"{', '.join(missing)} could not be measured in this test", [_why(missing)])
@@ -137,7 +145,7 @@ def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFail
     key = item.nodeid.partition("::")[2]
     if item.config.getoption("healthcheck_update_reference"):
         entry = {name: {"value": values[name], "tolerance": wanted[name]} for name in wanted}
-        item.stash[REPORT]["reference"] = {"path": str(path), "test": key, "machine": machine(), "entry": entry}
+        left["reference"] = {"path": str(path), "test": key, "machine": machine(), "entry": entry}
         return None
     known = load(path).get(key, {})
     absent = [name for name in wanted if name not in known]
@@ -147,7 +155,7 @@ def compare(item: pytest.Item, watched: Watched, marked: Any) -> HealthCheckFail
         )
     wrong = []
     for name, given in wanted.items():
-        text = judge(name, values[name], known[name], given, watched.note, str(known.get("machine", "")))
+        text = judge(name, values[name], known[name], given, note, str(known.get("machine", "")))
         if text:
             wrong.append(text)
     if not wrong:

@@ -30,7 +30,7 @@ class WatchedTests:
         """Write reports and references."""
         if not self.tests and not self.wanted:
             return
-        from healthcheck.pytesting.failure import HealthCheckFailed
+        from healthcheck.core.errors import HealthCheckFailed
 
         if self.wanted:
             from healthcheck.reports.files import write_reports

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from healthcheck.core.errors import HealthCheckError, StopTraining
+from healthcheck.core.errors import HealthCheckError, HealthCheckFailed, StopTraining
 from healthcheck.core.samples import Sample, series_name
 from healthcheck.extend.dispatch import suggest
-from healthcheck.pytesting.failure import HealthCheckFailed, block, complaint, failure_of, longrepr, shown
-from healthcheck.pytesting.reference import Measures
+from healthcheck.pytesting.failure import block, complaint, failure_of, longrepr, shown
+from healthcheck.pytesting.reference import Measures, compare
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.run.ending import Ending
 
@@ -277,9 +277,9 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if error is not None:
         raise error
     if failure is None and (wanted.reference or watched.reference_wanted):
-        from healthcheck.pytesting.reference import compare
-
-        failure = compare(item, watched, wanted.reference)
+        asked = (wanted.reference, watched.reference_wanted)
+        values = watched.measures.values(watched.losses())
+        failure = compare(item, asked, values, note=watched.note, left=item.stash[REPORT])
     if failure is not None:
         raise failure
     return result

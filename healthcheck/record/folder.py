@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck import __version__
 from healthcheck.core.redact import redact_argv, redact_text
+from healthcheck.core.version import VERSION
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -143,7 +143,7 @@ def run_facts(session: Session, wall: float) -> dict[str, Any]:
         "rules_source": session.rules.source,
         "profile": session.rules.profile or None,
         "versions": {
-            "healthcheck": __version__,
+            "healthcheck": VERSION,
             "python": platform.python_version(),
             "torch": _torch_version(),
             "platform": platform.platform(),
@@ -157,7 +157,7 @@ def _torch_version() -> str | None:
     """Without importing torch: the script may not have done so yet."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        return str(getattr(torch, "__version__", ""))
+        return str(getattr(torch, "VERSION", ""))
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from healthcheck import __version__
 from healthcheck.core.alerts import Severity
 from healthcheck.core.text import step
+from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
     by_severity,
     count_line,
@@ -225,7 +225,7 @@ def _run(report: Mapping[str, Any]) -> dict[str, Any]:
         "tool": {
             "driver": {
                 "name": "healthcheck",
-                "version": __version__,
+                "version": VERSION,
                 "rules": [_rule(rule, entry, alerts) for rule, entry in report["rules"].items()],
             }
         },

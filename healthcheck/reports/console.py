@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from healthcheck import __version__
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
 from healthcheck.core.text import number, plural, shorten, step
+from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
 from healthcheck.reports.planned import cannot_fill
@@ -424,7 +424,7 @@ class ConsoleReport:
         profile = f", profile {rules.profile}" if rules.profile else ""
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
-        head = f"healthcheck {__version__}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
+        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
         more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
         return [head, f"  {self._stoppers(session)}", *more]
 

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from healthcheck.pytesting.failure import HealthCheckFailed
+    from healthcheck.core.errors import HealthCheckFailed
     from healthcheck.testing.fake import FakeControls, FakeModel, FakeTrainer
     from healthcheck.testing.playing import Played, open_test_session, play
     from healthcheck.testing.plugincheck import check_plugin
@@ -22,7 +22,7 @@ _HOME = {
     "FakeControls": "testing.fake",
     "FakeModel": "testing.fake",
     "FakeTrainer": "testing.fake",
-    "HealthCheckFailed": "pytesting.failure",
+    "HealthCheckFailed": "core.errors",
     "Played": "testing.playing",
     "check_plugin": "testing.plugincheck",
     "open_test_session": "testing.playing",

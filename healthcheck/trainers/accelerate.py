@@ -18,7 +18,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.instrument.controls import GAPS, SCRIPT_EVENTS, TorchControls
 from healthcheck.instrument.patching import Patches
-from healthcheck.instrument.resume import new_checkpoint
+from healthcheck.instrument.saved_state import new_checkpoint
 from healthcheck.run.ending import Ending
 from healthcheck.run.opening import SessionOptions
 from healthcheck.trainers.native import Forwarded, NativeControls, NativeWatch, read_state, write_state

@@ -16,7 +16,7 @@ from healthcheck.core.names import canonical_metric
 from healthcheck.core.protocols import Capabilities
 from healthcheck.instrument.controls import TorchControls, ending_of
 from healthcheck.instrument.patching import Patches
-from healthcheck.instrument.resume import parse_state
+from healthcheck.instrument.saved_state import parse_state
 from healthcheck.instrument.sources import AnnouncedSource
 from healthcheck.run.ending import Ending
 from healthcheck.run.opening import SessionOptions

@@ -20,8 +20,8 @@ from healthcheck.instrument.hooks import TorchHooks
 from healthcheck.instrument.machine import EndedBy, StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
-from healthcheck.instrument.resume import inner_optimizer, read_state, resume, write_state
 from healthcheck.instrument.resume_check import ResumeCheck, normal_of
+from healthcheck.instrument.saved_state import inner_optimizer, read_state, resume, write_state
 from healthcheck.instrument.sources import AnnouncedSource, TorchFeed
 from healthcheck.run import current
 from healthcheck.run.ending import Ending

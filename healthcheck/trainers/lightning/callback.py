@@ -17,7 +17,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.names import canonical_metric, is_evaluation
 from healthcheck.instrument.controls import ending_of
 from healthcheck.instrument.patching import Patches
-from healthcheck.instrument.resume import new_checkpoint, parse_state
+from healthcheck.instrument.saved_state import new_checkpoint, parse_state
 from healthcheck.run.ending import Ending
 from healthcheck.run.opening import SessionOptions
 from healthcheck.trainers.lightning.controls import CAPABILITIES, LightningControls

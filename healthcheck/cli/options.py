@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.strictjson import strict
+from healthcheck.core.text import strict
 
 if TYPE_CHECKING:
     from healthcheck.assembly import RuleChoice

@@ -1,22 +1,14 @@
-"""Numbers, bytes, durations, dates and counts as a person reads them. Plain ASCII, standard library only.
-
-Everything that is printed takes its words from here, so that a step is always ``1,502`` and a duration always
-``5 m 12 s``. There are several forms of a number because they are read in different places:
-
-====================  ================================================  ============================
-:func:`number`        tables and sentences: three digits, with a unit   ``2.31``, ``812 MiB``
-:func:`in_message`    messages of rules: four digits                    ``2.043``, ``1,502``
-:func:`aligned`       columns of one series: always four digits         ``9.000``, ``139.6``
-:func:`as_written`    thresholds, as somebody writes them in YAML       ``0.3``, ``16777216``
-:func:`power`         ranges of tensors, where only the size matters    ``6.55e4``
-====================  ================================================  ============================
-"""
+"""Numbers, bytes and durations as people read them, and strict JSON as programs do. Standard library only."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from healthcheck.core.samples import encode_number
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -176,3 +168,28 @@ def shorten(names: Sequence[str], most: int = 4) -> str:
     """``a, b, c`` or ``a, b, c and 9 more``."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+# --------------------------------------------------------------------------------------------------
+# Any value as strict JSON: no NaN literals, no objects that JSON lacks.
+
+
+def strict(value: Any) -> Any:
+    """The same value in plain JSON types; what is unknown becomes its text.
+
+    A plugin may add a NaN or a tensor to the report; that must not cost the user the report.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return encode_number(value)
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [strict(item) for item in value]
+    return str(value)
+
+
+def dump_line(value: Any) -> bytes:
+    """One line of a JSON-lines file."""
+    return json.dumps(strict(value), separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -1,16 +1,280 @@
-"""Where the samples of one evaluation go: worked out once, then reused while the same series come."""
+"""What rules want and where it goes: the metrics to measure, the rules that each sample reaches, and what rules look up beside their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from healthcheck.core.samples import Labels, Sample
-from healthcheck.engine.demand import NEVER
-from healthcheck.engine.lookups import Lookups, Watch, Watched
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.core.protocols import Comparator
+from healthcheck.core.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
+from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.engine.series import SeriesState
+from healthcheck.rulelang.rule import Derived, Guard, Rule
+
+NEVER = 2**62
+"""A step that no run reaches."""
+
+
+class RuleDemand:
+    """Implements :class:`healthcheck.core.protocols.Demand`: metric key -> smallest ``every``."""
+
+    def __init__(self) -> None:
+        self.every: dict[str, int] = {}
+        self.stretch: dict[str, int] = {}
+        """Factors by which the overhead budget stretched ``every``."""
+        self.due_now: AbstractSet[str] = self.every.keys()
+        """Keys that are due at the step at hand, once there is one."""
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
+        """Demand of rules, of the derived metrics that they use, and of ``extra`` keys."""
+        demand = cls()
+        formulas = {d.name: d for d in derived}
+        wanted: list[tuple[str, int]] = [(key, 1) for key in extra]
+        for rule in rules:
+            wanted.append((rule.selector.key, rule.every))
+            wanted += [(guard.metric, 1) for guard in rule.only_if]
+            wanted += [(s.key, rule.every) for s, _ in rule.condition.parts if s is not None]
+        while wanted:
+            key, every = wanted.pop()
+            known = demand.every.get(key)
+            if known is not None and known <= every:
+                continue
+            demand.every[key] = every
+            if key in formulas:
+                wanted += [(name, 1) for name in formulas[key].inputs]
+        return demand
+
+    def wants(self, key: str) -> bool:
+        return key in self.every
+
+    def every_of(self, key: str) -> int:
+        """Steps from one at which a wanted key is due to the next, as things stand."""
+        return self.every[key] * self.stretch.get(key, 1)
+
+    def due(self, key: str, step: int) -> bool:
+        every = self.every.get(key)
+        return every is not None and step % (every * self.stretch.get(key, 1)) == 0
+
+    def next_due(self, keys: Iterable[str], step: int) -> int:
+        """The first step after ``step`` at which one of ``keys`` is due; :data:`NEVER` if nobody wants them."""
+        found = NEVER
+        for key in keys:
+            if key in self.every:
+                every = self.every_of(key)
+                found = min(found, step - step % every + every)
+        return found
+
+
+# --------------------------------------------------------------------------------------------------
+# What rules look up beside their own samples: guards, derived metrics, parts on another metric.
+
+
+class Question:
+    """What several rules ask of one metric with the same words in ``only_if``."""
+
+    __slots__ = ("answer", "states", "test", "words")
+
+    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
+        self.words = test.text
+        low, high = test.healthy.low, test.healthy.high
+        self.test = low, high, None if test.exact else test
+        """Values that do not hold, and who is asked about the others, if not all of them do."""
+        self.states = states
+        self.answer: bool | None = None
+        """The last one."""
+
+
+class Watch(NamedTuple):
+    """What hangs on one series."""
+
+    metric: str
+    """Its name, if a guard or a formula looks it up; else empty."""
+    questions: tuple[Question, ...]
+    feeds: tuple[Callable[[float], None], ...]
+    """Look-ups of its past in formulas."""
+    sides: tuple[Side, ...]
+    """Parts of rules on other metrics."""
+    ready: tuple[Derived, ...]
+    """Formulas that may have a value when this has one."""
+    is_input: bool
+    """Whether some formula looks at it."""
+
+
+class Watched(NamedTuple):
+    """What hangs on samples of one shape, each thing with the place of its sample."""
+
+    last: tuple[tuple[int, str, tuple[Question, ...]], ...]
+    """Metrics whose last value is remembered, and what guards ask of it."""
+    inputs: tuple[tuple[int, str, tuple[Callable[[float], None], ...]], ...]
+    """Metrics that formulas look at."""
+    sides: tuple[tuple[int, tuple[Side, ...]], ...]
+    derivations: tuple[tuple[int, Derived, Sample], ...]
+    """Formulas that may have a value, each with the last sample that it waits for, which says when and where, and with
+    the sample that it makes: one object for all steps, since nobody keeps it beyond its evaluation."""
+
+    @classmethod
+    def of(cls, watches: Sequence[tuple[int, Watch, str]]) -> Watched:
+        """Gathered from some series, each given as ``(place of its sample, what hangs on it, phase)``, in their order."""
+        last, inputs, sides, derivations = [], [], [], []
+        waiting: dict[Derived, tuple[int, str]] = {}
+        for place, watch, phase in watches:
+            if watch.metric:
+                last.append((place, watch.metric, watch.questions))
+            if watch.is_input:
+                inputs.append((place, watch.metric, watch.feeds))
+            if watch.sides:
+                sides.append((place, watch.sides))
+            for formula in watch.ready:
+                waiting[formula] = place, phase
+        for formula, (place, phase) in waiting.items():
+            derivations.append((place, formula, Sample(formula.name, 0, 0.0, NO_LABELS, phase)))
+        return cls(tuple(last), tuple(inputs), tuple(sides), tuple(derivations))
+
+
+class Lookups:
+    """Remembers what some rule looks up; computes a derived metric where all its bare inputs are."""
+
+    def __init__(self, states: Iterable[RuleState], derived: Sequence[Derived]) -> None:
+        self.derived = list(derived)
+        self.last: dict[str, float] = {}
+        """Metric -> its last value, where a guard or a formula asks for it."""
+        self._steps: dict[str, int] = {}
+        """The steps of the last values that formulas ask for."""
+        self._states = list(states)
+        self._questions: dict[str, list[Question]] = {}
+        """By metric: all that some guard asks of it."""
+        for state in self._states:
+            for guard in state.rule.only_if:
+                self._add_question(guard, state)
+
+    def _add_question(self, guard: Guard, state: RuleState) -> None:
+        questions = self._questions.setdefault(guard.metric, [])
+        if not _held_by_guards(state):
+            return
+        for question in questions:
+            if question.words == guard.test.text:
+                question.states.append(state)
+                return
+        questions.append(Question(guard.test, [state]))
+
+    def watch(self, metric: str, labels: Labels) -> Watch | None:
+        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
+        sides = tuple(
+            side
+            for state in self._states
+            for side in state.sides
+            if side.selector.metric == metric and side.selector.matches(labels)
+        )
+        questions = None if labels else self._questions.get(metric)
+        formulas = [] if labels else [formula for formula in self.derived if metric in formula.inputs]
+        if not (sides or formulas or questions is not None):
+            return None
+        return Watch(
+            metric if formulas or questions is not None else "",
+            tuple(questions or ()),
+            tuple(feed for formula in formulas for feed in formula.feeds(metric)),
+            sides,
+            tuple(formula for formula in formulas if metric in formula.triggers),
+            bool(formulas),
+        )
+
+    def take(self, samples: Sequence[Sample], watched: Watched) -> list[Sample]:
+        """Look at the samples of one evaluation before they are judged; returns the derived samples that they give.
+
+        A derived metric has a value at a step when all its bare inputs have one there, whichever
+        evaluation of that step brought them; it is computed once per evaluation, from the last.
+        """
+        last, steps = self.last, self._steps
+        for index, metric, questions in watched.last:
+            value = samples[index].value
+            changed = questions and last.get(metric) != value
+            last[metric] = value
+            if changed:
+                for question in questions:
+                    low, high, test = question.test
+                    answer = (value < low or value > high) if test is None else test(value)
+                    if answer is not question.answer:
+                        question.answer = answer
+                        self._open_or_shut(question.states)
+        for index, metric, feeds in watched.inputs:
+            sample = samples[index]
+            steps[metric] = sample.step
+            for feed in feeds:
+                feed(sample.value)
+        for index, sides in watched.sides:
+            sample = samples[index]
+            value = sample.value
+            for side in sides:
+                if side.settled:
+                    side.breach = not side.low <= value <= side.high
+                else:
+                    side.score(value, sample.step)
+        made = []
+        for index, formula, derived in watched.derivations:
+            sample = samples[index]
+            step = sample.step
+            for name in formula.triggers:
+                if steps.get(name) != step:
+                    break
+            else:
+                value = formula.compute(last.get)
+                if value is not None:
+                    derived.step, derived.value, derived.time = step, value, sample.time
+                    made.append(derived)
+        return made
+
+    def _open_or_shut(self, states: Iterable[RuleState]) -> None:
+        """Whether the guards of these rules hold, all of them."""
+        for state in states:
+            state.shut = not self._holds(state)
+
+    def _holds(self, state: RuleState) -> bool:
+        """A guard without samples counts as satisfied."""
+        last = self.last
+        return all(guard.metric not in last or guard.test(last[guard.metric]) for guard in state.rule.only_if)
+
+    # -- resume -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "derived": {d.name: {"text": d.text, "state": d.state()} for d in self.derived},
+            "last": {name: [self._steps.get(name), encode_number(value)] for name, value in self.last.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Restore; returns one sentence for each derived metric that starts fresh."""
+        told = []
+        for formula in self.derived:
+            fresh = formula.state()
+            try:
+                entry = saved["derived"].get(formula.name)
+                if entry is not None and entry["text"] == formula.text:
+                    formula.restore(entry["state"])
+            except Exception as error:  # as for rules: one that cannot be read must not take the others with it
+                formula.restore(fresh)
+                told.append(
+                    f"{formula.name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
+                )
+        self.last = {name: decode_number(value) for name, (_, value) in saved["last"].items()}
+        self._steps = {name: int(step) for name, (step, _) in saved["last"].items() if step is not None}
+        for questions in self._questions.values():
+            for question in questions:
+                question.answer = None
+                self._open_or_shut(question.states)
+        return told
+
+
+def _held_by_guards(state: RuleState) -> bool:
+    """Not so rules on absence and on siblings: these are judged as they come."""
+    return not (state.across or state.rule.condition.absence)
+
+
+# --------------------------------------------------------------------------------------------------
+# Where the samples of one evaluation go: worked out once, then reused while the same series come.
+
 
 Series = tuple[str, Labels, str]
 """Metric, labels, phase."""

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from healthcheck.run.controls import CHECKPOINT
+from healthcheck.run.actor import CHECKPOINT
 
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 60.0

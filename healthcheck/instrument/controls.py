@@ -14,7 +14,7 @@ from healthcheck.instrument.gate import UpdateGate
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.saved_state import new_checkpoint
 from healthcheck.probes.memory_readings import TorchDevice
-from healthcheck.run.controls import StopState
+from healthcheck.run.actor import StopState
 from healthcheck.run.ending import Ending
 
 if TYPE_CHECKING:
@@ -70,19 +70,16 @@ class AskedEnd:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._most_steps = session.settings.get("max_steps")
-        self._most_seconds = session.settings.get("max_time")
-        self.possible = bool(self._most_steps or self._most_seconds)
-        """Whether there is anything to check."""
 
     def check(self, step: int, *, made: int) -> None:
         """Ask for the stop once ``made`` steps of this run, or its time, are enough."""
         session, reason = self._session, ""
-        if self._most_steps and made >= int(self._most_steps):
-            reason = f"asked for {int(self._most_steps):,} steps"
+        most_steps, most_seconds = session.stop.most_steps, session.stop.most_seconds
+        if most_steps is not None and made >= most_steps:
+            reason = f"asked for {most_steps:,} steps"
         # Not with several ranks, whose clocks would not agree.
-        elif self._most_seconds and session.info.world_size == 1 and self._elapsed() >= float(self._most_seconds):
-            reason = f"asked for {float(self._most_seconds):g} s"
+        elif most_seconds is not None and session.info.world_size == 1 and self._elapsed() >= most_seconds:
+            reason = f"asked for {most_seconds:g} s"
         if reason and session.controls is not None:
             session.controls.request_stop(reason, rule="", step=step, mode="graceful", exit_code=0)
 

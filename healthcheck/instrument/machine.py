@@ -591,7 +591,8 @@ class StepMachine:
         finally:
             self.events.batch = None
             self.facts = UpdateFacts()
-        if self._asked_end.possible or self.stop.state.request is not None:
+        stop = self.stop.state
+        if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
             self._check_end()
 
     def _check_end(self) -> None:

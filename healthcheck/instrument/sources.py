@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from healthcheck.core.samples import Sample
-from healthcheck.engine.gating import why_not_gateable
 from healthcheck.instrument.controls import TorchControls
+from healthcheck.instrument.gate import why_not_gateable
 from healthcheck.instrument.losses import PassLosses
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.probes.labels import optimizer_labels

@@ -67,7 +67,6 @@ class StepEvents:
         self.saves_announced = False
         """True while a framework announces its checkpoints itself."""
         self._saved: tuple[int, str] | None = None
-        self._most_steps = session.settings.get("max_steps")
         self.capturing: Callable[[], bool] | None = None
         """Whether a CUDA graph is being captured; None until it is known how to ask. Nothing is shown meanwhile: what we
         launch would become a part of the script's graph, and be replayed with it.
@@ -112,7 +111,7 @@ class StepEvents:
                     loss_scale=facts.loss_scale,
                     kept_gradients=facts.kept_gradients,
                     batch=self.batch,
-                    max_steps=self._most_steps or self.planned,
+                    max_steps=session.stop.most_steps or self.planned,
                     **more,
                 )
             )

@@ -1,5 +1,6 @@
 """Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, compiling, and what
-watching itself costs."""
+watching itself costs.
+"""
 
 from __future__ import annotations
 

@@ -198,8 +198,7 @@ class Watched:
     def limit(self, steps: int) -> Iterator[None]:
         """Training inside this block ends after so many steps, and the test goes on after the block."""
         session = self.session
-        settings: dict[str, Any] = session.settings  # type: ignore[assignment]  # the rule set's own dict
-        settings["max_steps"] = session.step + steps
+        session.stop.most_steps = session.step + steps
         try:
             yield
         except StopTraining as stop:

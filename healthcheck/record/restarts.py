@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.alerts import Alert
 from healthcheck.core.redact import redact_argv, redact_text
-from healthcheck.core.strictjson import strict
+from healthcheck.core.text import strict
 from healthcheck.instrument.resume import FileMark, Found
 from healthcheck.record.folder import RUN_FILE, list_runs, write_atomically
 from healthcheck.record.runs import Run, load_run

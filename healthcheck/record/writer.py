@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.alerts import Alert
 from healthcheck.core.samples import Sample
-from healthcheck.core.strictjson import dump_line, strict
+from healthcheck.core.text import dump_line, strict
 from healthcheck.record.folder import run_facts, write_atomically
 from healthcheck.record.lines import Row, SampleEncoder, thin
 from healthcheck.run.ending import alert_json

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.demand import RuleDemand
-from healthcheck.engine.engine import Engine, step_by_step
-from healthcheck.engine.evaluation import NOTHING, Evaluation
+from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Rule, RuleSet
-from healthcheck.run.controls import StopRequest
+from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import JudgedRun, judged_exit_code, run_report
 
 if TYPE_CHECKING:

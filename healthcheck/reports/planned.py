@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.samples import Cost, Metric
-from healthcheck.engine.demand import RuleDemand
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.registry import Registry
 from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Rule, RuleSet

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from yaml import YAMLError
 from yaml.composer import Composer
-from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, StreamEndEvent
 from yaml.nodes import MappingNode, ScalarNode
 from yaml.parser import Parser
 from yaml.reader import Reader
@@ -135,7 +134,6 @@ class _Bounded(Composer):
     """
 
     # Of the parser that it is mixed with.
-    check_event: Any
     get_event: Any
     peek_event: Any
 
@@ -154,8 +152,8 @@ class _Bounded(Composer):
         """Read the stream. Raises ``yaml.YAMLError``."""
         try:
             self.get_event()  # the start of the stream
-            root = None if self.check_event(StreamEndEvent) else self.compose_document()
-            if not self.check_event(StreamEndEvent):
+            root = None if self._at_end() else self.compose_document()
+            if not self._at_end():
                 text = "a second YAML document begins here (`---`); use one file each"
                 self._refuse(self.get_event(), "several-documents", text)
         except _Refused:
@@ -163,19 +161,24 @@ class _Bounded(Composer):
         if root is not None:
             self.document.data, self.document.root = _built(root)
 
+    def _at_end(self) -> bool:
+        return type(self.peek_event()).__name__ == "StreamEndEvent"
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         node: Any
         event: Any = self.peek_event()
+        # By name: libyaml's binding keeps the classes of its first import, which `isinstance` does not know where yaml
+        # was imported a second time in one process (pytest's own tests of plugins do that).
+        kind = type(event).__name__
         anchor = event.anchor
         is_key = index is None and parent is not None
-        if isinstance(event, AliasEvent):
+        if kind == "AliasEvent":
             return self._aliased(event, is_key)
         if event.tag is not None and event.tag != "!":
             shown = shorten(event.tag.replace("tag:yaml.org,2002:", "!!"))
             hint = "quote a value that starts with `!`"
             self._refuse(event, "tag", f"YAML tags such as `{shown}` are not allowed", hint)
-        is_scalar = isinstance(event, ScalarEvent)
-        if is_scalar:
+        if kind == "ScalarEvent":
             # As PyYAML's composer would, without asking for a tag: half of the calls of a file.
             node = ScalarNode("", event.value, event.start_mark, event.end_mark, event.style)
             self.get_event()
@@ -199,7 +202,7 @@ class _Bounded(Composer):
         if self.containers % LOOK_AT_CLOCK == 0 and time.process_time() > self.deadline:
             self._refuse(event, "too-slow", f"reading took longer than {MAX_SECONDS:g} s")
         self.open.append({})
-        is_mapping = isinstance(event, MappingStartEvent)
+        is_mapping = kind == "MappingStartEvent"
         node = self.compose_mapping_node(anchor) if is_mapping else self.compose_sequence_node(anchor)
         self.open.pop()
         if anchor is not None:

@@ -15,7 +15,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Sample
-from healthcheck.engine.demand import RuleDemand
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 
 TIMED_EVERY = 7

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from healthcheck.core.alerts import Severity
-from healthcheck.engine.demand import RuleDemand
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.rulelang.rule import Rule
 from healthcheck.run.board import ProbeBoard
 

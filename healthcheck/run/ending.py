@@ -17,7 +17,7 @@ from healthcheck.core.samples import encode_number
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Derived, Rule, RuleSet
-from healthcheck.run.controls import StopRequest
+from healthcheck.run.actor import StopRequest
 
 REPORT_FORMAT = "healthcheck-report"
 REPORT_VERSION = 1

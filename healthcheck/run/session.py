@@ -21,19 +21,17 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, History, Sample
-from healthcheck.engine.demand import RuleDemand
-from healthcheck.engine.engine import Engine
-from healthcheck.engine.evaluation import Evaluation
+from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend.dispatch import Dispatch, from_signal_handler
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
-from healthcheck.run.actor import Actor
+from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
-from healthcheck.run.controls import SessionControls, StopState
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
@@ -97,7 +95,11 @@ class Session:
         self.own_ns = 0
         """The same for all kinds together."""
         self.history = History()
-        self.stop = StopState()
+        most_steps, most_seconds = self.settings.get("max_steps"), self.settings.get("max_time")
+        self.stop = StopState(
+            most_steps=int(most_steps) if most_steps else None,
+            most_seconds=float(most_seconds) if most_seconds else None,
+        )
         """The stop of this run: what trains looks here, actions ask through :attr:`controls`."""
         self.controls: SessionControls | None = None
         """What actions may do to the run; None until a trainer has come."""

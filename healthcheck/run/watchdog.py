@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from healthcheck.core.protocols import Clock
-from healthcheck.run.controls import StopState
+from healthcheck.run.actor import StopState
 
 TICK = 1.0
 """Seconds between two looks."""

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.instrument import agreement
 from healthcheck.instrument.agreement import StoreAgreement
-from healthcheck.run.controls import CHECKPOINT
+from healthcheck.run.actor import CHECKPOINT
 
 STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
 

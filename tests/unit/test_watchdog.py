@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from healthcheck.core.clock import LiveClock, VirtualClock
-from healthcheck.run.controls import StopRequest, StopState
+from healthcheck.run.actor import StopRequest, StopState
 from healthcheck.run.watchdog import Watchdog, no_exit_here, waits_for_a_person
 from healthcheck.testing.fake import FakeTrainer
 from healthcheck.testing.playing import open_test_session

@@ -12,10 +12,10 @@ from healthcheck.core.protocols import ConditionType
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.rulelang.conditions.absence import MISSING, STALE
 from healthcheck.rulelang.conditions.aggregates import AGGREGATES
+from healthcheck.rulelang.conditions.baselines import RATIO
 from healthcheck.rulelang.conditions.changes import DELTA, INCREASE, NO_IMPROVEMENT, UNCHANGED
 from healthcheck.rulelang.conditions.combined import ALL, ANY
 from healthcheck.rulelang.conditions.levels import NONFINITE, OUTLIER, THRESHOLDS
-from healthcheck.rulelang.conditions.ratio import RATIO
 from healthcheck.rulelang.conditions.rebound import REBOUND
 from healthcheck.rulelang.conditions.spikes import ROBUST_Z, ZSCORE
 from healthcheck.rulelang.conditions.trends import DRIFT, SLOPE

@@ -18,7 +18,7 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.windows import SortedWindow
+from healthcheck.rulelang.conditions.baselines import SortedWindow
 
 
 class WindowMean(UnboundedScorer):

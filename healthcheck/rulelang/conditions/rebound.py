@@ -47,7 +47,7 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.windows import MAD_TO_SIGMA, SortedWindow
+from healthcheck.rulelang.conditions.baselines import MAD_TO_SIGMA, SortedWindow
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity
 
 # --------------------------------------------------------------------------- the scorer

@@ -28,8 +28,8 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
+from healthcheck.rulelang.conditions.baselines import MAD_TO_SIGMA, MomentsWindow, SortedWindow, widening, widening_mad
 from healthcheck.rulelang.conditions.learning import Learning
-from healthcheck.rulelang.conditions.windows import MAD_TO_SIGMA, MomentsWindow, SortedWindow, widening, widening_mad
 
 FLOOR = 0.001
 """The scale is at least this share of the centre, so that a constant series divides by something."""

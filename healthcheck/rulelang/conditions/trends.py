@@ -41,7 +41,7 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.windows import MAD_TO_SIGMA, SortedWindow, widening_mad
+from healthcheck.rulelang.conditions.baselines import MAD_TO_SIGMA, SortedWindow, widening_mad
 
 BLOCKS = 32
 FLOOR = 0.001

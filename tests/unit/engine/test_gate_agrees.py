@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from healthcheck.assembly import plugin_host
 from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.gating import GatingRules, why_not_gateable
 from healthcheck.extend.registry import Registry
+from healthcheck.instrument.gate import GatingRules, why_not_gateable
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Mute, Rule
 

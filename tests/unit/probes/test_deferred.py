@@ -28,8 +28,7 @@ from healthcheck.device.deferred import (
     where,
 )
 from healthcheck.device.mailbox import StepMailbox
-from healthcheck.engine.gating import Bound
-from healthcheck.instrument.gate import device_flag
+from healthcheck.instrument.gate import Bound, device_flag
 
 SOME = (-2.5, -0.0, 0.0, 1.0, 7.25, math.inf, -math.inf, math.nan)
 

@@ -23,7 +23,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Sample, series_name
 from healthcheck.device.deferred import Deferred
 from healthcheck.device.mailbox import StepMailbox
-from healthcheck.engine.gating import GATEABLE_METRICS
+from healthcheck.instrument.gate import GATEABLE_METRICS
 from healthcheck.probes import PROBES
 
 STEPS = 36

@@ -10,7 +10,7 @@ from language import registry
 
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.conditions import CONDITIONS
-from healthcheck.rulelang.conditions.windows import widening, widening_mad
+from healthcheck.rulelang.conditions.baselines import widening, widening_mad
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.schema import shipped_schema
 

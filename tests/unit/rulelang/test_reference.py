@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from language import condition, update
 
+from healthcheck.rulelang.conditions.baselines import TAIL_T, TAIL_Z, widening, widening_mad
 from healthcheck.rulelang.conditions.combined import CombinedScorer
-from healthcheck.rulelang.conditions.windows import TAIL_T, TAIL_Z, widening, widening_mad
 
 Values = Sequence[float]
 Score = float | None

@@ -17,8 +17,7 @@ from healthcheck.core.runinfo import RunInfo
 from healthcheck.core.samples import History, Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.host import PluginHost
-from healthcheck.run.actor import Actor
-from healthcheck.run.controls import SessionControls, StopState
+from healthcheck.run.actor import Actor, SessionControls, StopState
 
 PLUGIN = '''
 import healthcheck

@@ -14,7 +14,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.instrument.controls import StopSwitch
-from healthcheck.run.controls import CHECKPOINT, SessionControls, StopState
+from healthcheck.run.actor import CHECKPOINT, SessionControls, StopState
 
 
 class Trainer:

@@ -11,7 +11,7 @@ from healthcheck.core.protocols import Capabilities
 from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
-from healthcheck.run.controls import StopRequest
+from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 
 RULES = {

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.engine.demand import RuleDemand
+from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.run.board import TIMED_EVERY, TIMED_FIRST, ProbeBoard
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from yaml import YAMLError
 from yaml.composer import Composer
+from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, StreamEndEvent, StreamStartEvent
 from yaml.nodes import MappingNode, ScalarNode
 from yaml.parser import Parser
 from yaml.reader import Reader
@@ -25,6 +26,10 @@ CParser: Any
 try:
     from yaml.cyaml import CParser  # type: ignore[attr-defined, no-redef, unused-ignore]
 except ImportError:  # PyYAML was built without libyaml
+    CParser = None
+# Where yaml is imported a second time in one process (as pytest's own tests of plugins do), libyaml's binding goes on with
+# the classes of the first import, and PyYAML's composer does not know its events.
+if CParser is not None and not isinstance(CParser("").get_event(), StreamStartEvent):
     CParser = None
 
 MAX_SECONDS = 5.0
@@ -134,6 +139,7 @@ class _Bounded(Composer):
     """
 
     # Of the parser that it is mixed with.
+    check_event: Any
     get_event: Any
     peek_event: Any
 
@@ -152,8 +158,8 @@ class _Bounded(Composer):
         """Read the stream. Raises ``yaml.YAMLError``."""
         try:
             self.get_event()  # the start of the stream
-            root = None if self._at_end() else self.compose_document()
-            if not self._at_end():
+            root = None if self.check_event(StreamEndEvent) else self.compose_document()
+            if not self.check_event(StreamEndEvent):
                 text = "a second YAML document begins here (`---`); use one file each"
                 self._refuse(self.get_event(), "several-documents", text)
         except _Refused:
@@ -161,24 +167,19 @@ class _Bounded(Composer):
         if root is not None:
             self.document.data, self.document.root = _built(root)
 
-    def _at_end(self) -> bool:
-        return type(self.peek_event()).__name__ == "StreamEndEvent"
-
     def compose_node(self, parent: Any, index: Any) -> Any:
         node: Any
         event: Any = self.peek_event()
-        # By name: libyaml's binding keeps the classes of its first import, which `isinstance` does not know where yaml
-        # was imported a second time in one process (pytest's own tests of plugins do that).
-        kind = type(event).__name__
         anchor = event.anchor
         is_key = index is None and parent is not None
-        if kind == "AliasEvent":
+        if isinstance(event, AliasEvent):
             return self._aliased(event, is_key)
         if event.tag is not None and event.tag != "!":
             shown = shorten(event.tag.replace("tag:yaml.org,2002:", "!!"))
             hint = "quote a value that starts with `!`"
             self._refuse(event, "tag", f"YAML tags such as `{shown}` are not allowed", hint)
-        if kind == "ScalarEvent":
+        is_scalar = isinstance(event, ScalarEvent)
+        if is_scalar:
             # As PyYAML's composer would, without asking for a tag: half of the calls of a file.
             node = ScalarNode("", event.value, event.start_mark, event.end_mark, event.style)
             self.get_event()
@@ -202,7 +203,7 @@ class _Bounded(Composer):
         if self.containers % LOOK_AT_CLOCK == 0 and time.process_time() > self.deadline:
             self._refuse(event, "too-slow", f"reading took longer than {MAX_SECONDS:g} s")
         self.open.append({})
-        is_mapping = kind == "MappingStartEvent"
+        is_mapping = isinstance(event, MappingStartEvent)
         node = self.compose_mapping_node(anchor) if is_mapping else self.compose_sequence_node(anchor)
         self.open.pop()
         if anchor is not None:

@@ -244,7 +244,8 @@ class Bound:
     """A closed interval of numbers that are fine: what lies outside breaches, and so does NaN.
 
     Comparators publish one of scores, scorers one of values. A strict limit is written with the float next to
-    it: scores that are not ``at_least 8`` end at ``math.nextafter(8.0, -math.inf)``.
+    it: scores that are not ``at_least 8`` end at ``math.nextafter(8.0, -math.inf)``. Bounds are shared: never change
+    one that you were given.
     """
 
     low: float

@@ -44,6 +44,7 @@ NOTHING = Evaluation()
 
 def explain(acting: Iterable[tuple[RuleState, Alert]], states: Iterable[RuleState]) -> None:
     """Mark alerts whose cause is an alert of another rule that fires now (``explains``)."""
+    # Rules that have been firing for long explain as well as those that fire now.
     firing = [state.rule for state in states if state.firing]
     for _, alert in acting:
         alert.explained_by = next((rule.id for rule in firing if alert.rule in rule.explains), "")
@@ -97,6 +98,7 @@ def plan_actions(acting: list[tuple[RuleState, Alert]], step: int) -> list[Plann
     plan = []
     for state, alert in acting:
         held = _why_held(state, alert, step)
+        # What is held back is no run: `after: 2` counts what was done, and `cooldown` begins with it.
         if not held:
             state.action_runs += 1
             state.last_action_step = step
@@ -191,6 +193,7 @@ class Engine:
         """All rules, in file order."""
         self.by_id = {state.rule.id: state for state in states}
         self._place = {state.rule.id: i for i, state in enumerate(states)}
+        # Absence is judged by the clock and siblings by what came together: both stand outside the routes of samples.
         self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
         self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
         self._grouped = [state for state in states if state.across]
@@ -216,6 +219,7 @@ class Engine:
         transitions: list[Transition] | None = [] if self.watch_transitions else None
         touched: list[RuleState] = []
         plans = self._plans
+        # Mostly the same series come together as the last time: to compare is cheaper than to build and hash a key.
         plan = plans.latest.get(len(samples))
         if plan is not None:
             shape, at = plan.shape, 0
@@ -228,6 +232,8 @@ class Engine:
             plan = plans.latest[len(samples)] = plans[tuple(map(SERIES, samples))]
         part = samples
         parts = [(plan, part)]
+        # Guards and other metrics are looked at before any rule is judged: a rule sees them as of its own step,
+        # wherever in the file it stands.
         while plan.watched is not None and (part := self.lookups.take(part, plan.watched)):
             following = plan.following
             if following is None or len(part) != len(plan.watched.derivations):
@@ -235,7 +241,8 @@ class Engine:
             plan = following
             parts.append((plan, part))  # derived metrics may build on each other
         for plan, part in parts:
-            for index, judges in plan.wakeful if step < plan.due else plan.woken(part):
+            # Rules that pause (`every`) are asked only at steps at which one of them may be due.
+            for index, judges in plan.always if step < plan.due else plan.with_due(part):
                 sample = part[index]
                 value, at = sample.value, sample.step
                 run: tuple[float, ...] | None = None
@@ -254,6 +261,7 @@ class Engine:
                         series.last_step = at
                         series.value = value
                         continue
+                    # The run of one sample is made once for all that judge it, and not at all if nobody needs it.
                     if run is None:
                         run, steps, scored = (value,), (at,), value - value == 0.0
                     if scored or series.nonfinite_ok:
@@ -288,7 +296,7 @@ class Engine:
             if state.touched:
                 touched.append(state)
         if not touched and not transitions:
-            return NOTHING
+            return NOTHING  # one object for nearly all evaluations: callers compare with it
         return self._conclude(touched, step, now, transitions or [])
 
     def _look(self, state: RuleState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
@@ -296,7 +304,7 @@ class Engine:
         if state.rule.condition.absence:
             state.present(sample, now, transitions)
             return
-        self._plans.forget()
+        self._plans.forget()  # plans hold None where this series is now
         state.judge(sample, sample.value, now, transitions)
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
@@ -353,6 +361,7 @@ class Engine:
         result = Evaluation(transitions=transitions)
         acting: list[tuple[RuleState, Alert]] = []
         for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
+            # Cleared before fired: a rule of which one series clears while another fires goes on.
             for series in state.cleared:
                 state.firing.discard(series.labels)
             if state.fresh:
@@ -374,6 +383,7 @@ class Engine:
                 result.cleared.append(state.open)
                 state.open = None
             state.reset_marks()
+        # All alerts of the evaluation are known now: one may explain another that stands before it in the file.
         explain(acting, self.states)
         for state, alert in acting:
             mute(alert, self.mutes, self.mute_hits)

@@ -40,6 +40,7 @@ class RuleDemand:
         while wanted:
             key, every = wanted.pop()
             known = demand.every.get(key)
+            # Of two rules the one that looks more often decides: the other takes every n-th of its samples.
             if known is not None and known <= every:
                 continue
             demand.every[key] = every
@@ -190,6 +191,8 @@ class Lookups:
         last, steps = self.last, self._steps
         for index, metric, questions in watched.last:
             value = samples[index].value
+            # Most guards look at settings that stay for a whole run: they are asked when the value changes. (NaN
+            # differs from itself, so it is asked about each time.)
             changed = questions and last.get(metric) != value
             last[metric] = value
             if changed:
@@ -199,6 +202,7 @@ class Lookups:
                     if answer is not question.answer:
                         question.answer = answer
                         self._open_or_shut(question.states)
+        # All windows of formulas are fed before one is computed: formulas may look at each other's inputs.
         for index, metric, feeds in watched.inputs:
             sample = samples[index]
             steps[metric] = sample.step
@@ -246,7 +250,7 @@ class Lookups:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
         """Restore; returns one sentence for each derived metric that starts fresh."""
-        told = []
+        reasons = []
         for formula in self.derived:
             fresh = formula.state()
             try:
@@ -255,7 +259,7 @@ class Lookups:
                     formula.restore(entry["state"])
             except Exception as error:  # as for rules: one that cannot be read must not take the others with it
                 formula.restore(fresh)
-                told.append(
+                reasons.append(
                     f"{formula.name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
                 )
         self.last = {name: decode_number(value) for name, (_, value) in saved["last"].items()}
@@ -264,7 +268,7 @@ class Lookups:
             for question in questions:
                 question.answer = None
                 self._open_or_shut(question.states)
-        return told
+        return reasons
 
 
 def _held_by_guards(state: RuleState) -> bool:
@@ -312,44 +316,44 @@ class Route(NamedTuple):
 
     watch: Watch | None
     """What is looked up in it, before anything is judged."""
-    wakeful: tuple[Judge, ...]
+    always: tuple[Judge, ...]
     """Rules that judge every sample, in file order."""
-    resting: tuple[Judge, ...]
+    paused: tuple[Judge, ...]
     """Rules with ``every``."""
 
 
 class Plan:
     """What is done with samples of one shape: the series that came, in their order.
 
-    Rules with ``every`` rest between two of their buckets: until step ``due`` only the others are asked.
+    Rules with ``every`` pause between two of their buckets: until step ``due`` only the others are asked.
     """
 
-    __slots__ = ("_resting", "due", "following", "shape", "wakeful", "watched")
+    __slots__ = ("_paused", "always", "due", "following", "shape", "watched")
 
     def __init__(self, shape: tuple[Series, ...], routes: Sequence[Route]) -> None:
         self.shape = shape
         self.following: Plan | None = None
         """The plan for the derived samples, where every formula had a value."""
-        self.wakeful: list[Look] = []
-        self._resting: list[Look] = []
+        self.always: list[Look] = []
+        self._paused: list[Look] = []
         watches: list[tuple[int, Watch, str]] = []
         for index, route in enumerate(routes):
-            if route.wakeful:
-                self.wakeful.append((index, route.wakeful))
-            if route.resting:
-                self._resting.append((index, route.resting))
+            if route.always:
+                self.always.append((index, route.always))
+            if route.paused:
+                self._paused.append((index, route.paused))
             if route.watch is not None:
                 watches.append((index, route.watch, shape[index][2]))
         self.watched = Watched.of(watches) if watches else None
-        self.due = 0 if self._resting else NEVER
+        self.due = 0 if self._paused else NEVER
 
-    def woken(self, samples: Sequence[Sample]) -> list[Look]:
+    def with_due(self, samples: Sequence[Sample]) -> list[Look]:
         """The others and those with ``every`` whose turn it is; none of them has anything to do before the new ``due``.
 
         A rule that its guard holds back keeps its bucket open, so that it judges as soon as it may.
         """
-        looks, due = self.wakeful[:], NEVER
-        for index, judges in self._resting:
+        looks, due = self.always[:], NEVER
+        for index, judges in self._paused:
             step = samples[index].step
             turn = []
             for judge in judges:
@@ -388,6 +392,7 @@ class Plans(dict[tuple[Series, ...], Plan]):
 
     def __missing__(self, shape: tuple[Series, ...]) -> Plan:
         """Work out what to do with samples of a new shape."""
+        # Whoever logs other metrics at each step would fill the memory with plans that are used once.
         self._planned += len(shape)
         if self._planned > _MOST_PLANNED:
             self.clear()
@@ -407,11 +412,11 @@ class Plans(dict[tuple[Series, ...], Plan]):
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series
         judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
-        wakeful: list[Judge] = []
-        resting: list[Judge] = []
+        always: list[Judge] = []
+        paused: list[Judge] = []
         for judge in judges:
-            (wakeful if judge[0].rule.every == 1 else resting).append(judge)
-        route = self._routes[series] = Route(self._lookups.watch(metric, labels), tuple(wakeful), tuple(resting))
+            (always if judge[0].rule.every == 1 else paused).append(judge)
+        route = self._routes[series] = Route(self._lookups.watch(metric, labels), tuple(always), tuple(paused))
         return route
 
     def forget(self) -> None:

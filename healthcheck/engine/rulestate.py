@@ -140,6 +140,7 @@ class RuleState:
         try:
             return self.series[labels]
         except KeyError:
+            # None is kept as well: matching globs against thousands of parameters must not happen at every step.
             made = self.fresh_series(labels) if self.rule.selector.matches(labels) else None
             self.series[labels] = made
             return made
@@ -194,7 +195,7 @@ class RuleState:
                 groups.setdefault(rest, []).append(sample)
         for group in groups.values():
             if len(group) < 2:
-                continue
+                continue  # alone there is nothing to differ from
             middle = median(s.value for s in group)
             if middle:
                 for sample in group:
@@ -242,6 +243,7 @@ class RuleState:
         series = self.state_of(sample.labels)
         if series is None:
             return
+        # A gap that was called an alert is not what is usual: learnt, it would excuse the next one.
         if series.n and series.state is not State.FIRING and series.first_time is not None:
             cast("AbsenceScorer", series.scorer).arrived(now - series.first_time)
         series.n += 1

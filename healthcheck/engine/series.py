@@ -162,6 +162,7 @@ class SeriesState:
         """The same for a value that was scored: None if it cannot be judged yet, or must not be learnt from."""
         was_ok = self.state is _OK
         finite = value - value == 0.0 or self.nonfinite_ok
+        # Left to the `nonfinite` rule of this metric: one event, one alert (rule-language 5.3).
         if not finite and self.excused:
             self.excused_count += 1
             return NOTHING
@@ -172,6 +173,7 @@ class SeriesState:
         self.normal = normal
         if finite and score is None:
             return self._change(_WARMING) if self.state is _NO_DATA else NOTHING
+        # A resume may lay a new warm-up over an open episode: that neither ends nor begins another by it.
         if self.warming and not self._warm(step, now):
             return NOTHING if self.state is _FIRING else self._change(_WARMING)
         direction = self.direction
@@ -249,6 +251,7 @@ class SeriesState:
 
         For rules whose warm-up counts steps.
         """
+        # The same questions as `its_turn` and `_warm` ask, without changing anything.
         if self.every > 1 and step // self.every <= self.bucket:
             return None
         if self.warming and (step <= self.warm_until or self.n + 1 < self.rule.min_samples):
@@ -313,6 +316,7 @@ class SeriesState:
     def _healthy(self, now: float) -> int:
         self.streak = 0
         self.since = None
+        # Before the first breach nothing is remembered, so that a healthy series costs no work here.
         if self.hits and self.recent is not None:
             self._remember(self.recent, False)
         if self.state is not _FIRING:

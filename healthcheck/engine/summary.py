@@ -39,7 +39,7 @@ def _verdict(state: RuleState, why_no_data: Callable[[Rule], str]) -> Verdict:
         verdict.outcome = Outcome.FAILED if worst is Severity.ERROR else Outcome.WARNED
         return verdict
     if state.episodes:
-        return verdict
+        return verdict  # muted, explained, or a mere note: it was judged all the same
     if not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
         verdict.outcome = Outcome.NOT_JUDGED
         verdict.reason = _why_not(state, why_no_data)

@@ -49,7 +49,7 @@ class TraceRow:
     silent: bool = False
     """Judged by the clock (``stale``, ``missing``): ``score`` counts seconds or steps."""
     fired: bool = False
-    """An episode began here; ``cleared``: it ended here. Told from the row before."""
+    """An episode began here; ``cleared``: it ended here. By comparison with the row before."""
     cleared: bool = False
     note: str = ""
     """Why this sample was not judged: ``warm-up until step 100``, ``held by only_if amp.skipped``."""
@@ -101,6 +101,7 @@ def judgements(
         if batch.silent is not None:
             engine.tick(batch.silent, batch.now)
         else:
+            # As the live run cut it: guards and formulas belong to the step of their sample.
             for part in step_by_step(batch.samples):
                 engine.evaluate(batch.step, part, batch.now)
         if wanted:

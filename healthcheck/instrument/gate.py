@@ -94,7 +94,7 @@ class GatingRules:
     def limits(self, samples: Sequence[Sample]) -> list[tuple[Sample, Limit]]:
         """What these samples must keep for the rules that would judge them and act."""
         found = []
-        mutes = self._engine.mutes
+        mutes = self._engine.mutes  # asked each time: people mute rules of a run that goes on
         if self._restarts != self._engine.restarts:
             self._known.clear()
             self._restarts = self._engine.restarts
@@ -116,6 +116,7 @@ class GatingRules:
         found: list[tuple[RuleState, Limit | None]] = []
         for state in self._states:
             if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels):
+                # Thresholds and finiteness: what they ask now they ask at every step.
                 series = _series(state, sample)
                 steady = series.scorer.memoryless and series.every == 1 and not series.warming
                 found.append((state, _limit(state, sample) if steady else None))

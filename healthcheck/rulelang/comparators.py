@@ -42,7 +42,7 @@ class Threshold:
         """The limit below which scores breach, or the one that they must not equal; None if there is none."""
         self.high: float | None = None
         """The same above."""
-        self.exact = kind != "equals"
+        self.exact = kind != "equals"  # scores on both sides of it are healthy, and one interval cannot hold both
         if kind == "outside":
             self.low, self.high, words = _two_limits(limit)
             self.direction = 0
@@ -164,6 +164,7 @@ def _last_fine(fine: Callable[[float], bool], guess: float) -> float:
     Floats are counted through by their bits, where neighbours differ by one: the search takes twice as many looks as
     the guess is wrong by bits.
     """
+    # Beyond the largest float lies infinity, which breaches by itself.
     end, at = _place(_LARGEST), _place(max(-_LARGEST, min(_LARGEST, guess)))
     stride = 1
     if fine(_float_at(at)):

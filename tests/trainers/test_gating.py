@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 import healthcheck
+from healthcheck.core.protocols import FINITE, Bound
+from healthcheck.core.samples import Sample
+from healthcheck.instrument.gate import Limit, device_flag
 
 RULES = {
     "version": 1,
@@ -110,6 +113,43 @@ def test_a_constant_bound_and_one_from_older_samples_gate_too() -> None:
             kept = all(torch.equal(a, b) for a, b in zip(before, state_of(model, optimizer), strict=True))
             assert kept == (step in (5, 10)), step
     assert {(a.rule, a.fired_step) for a in health.alerts} == {("large", 5), ("jump", 5), ("jump", 10)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("excused", [False, True])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        Bound(FINITE.low, 5.0),
+        Bound(FINITE.low, math.nextafter(5.0, 0)),
+        Bound(0.1, FINITE.high),
+        Bound(-1.0, 1.0),
+        FINITE,
+    ],
+)
+def test_a_limit_is_compared_as_tensor_as_it_is_on_the_host(dtype: torch.dtype, excused: bool, bound: Bound) -> None:
+    """A float32 loss of 0.1 is greater than the limit 0.1 of a rule; rounded to float32 it would not be."""
+    limit = Limit("rule", bound, excused)
+    for number in (0.0, 0.1, 1.0, -1.0, 5.0, 6e4, math.nan, math.inf, -math.inf):
+        value = torch.tensor([number], dtype=dtype)
+        flag = device_flag([(Sample("loss", 1, value), limit)])
+        assert bool(flag) == limit.breached(float(value.double())), number
+
+
+def test_a_value_that_is_no_number_holds_back_the_update_of_any_rule_that_gates() -> None:
+    """Unless another rule owns it: that one says what is done about it."""
+    rules: dict[str, Any] = {"large": {"metric": "grad_norm", "when": {"above": 1e6}, "then": ["skip_update"]}}
+    for owner, held in (({}, [3]), ({"owner": {"metric": "grad_norm", "when": "nonfinite", "then": ["warn"]}}, [])):
+        each = {"each": {"metric": "updates.skipped", "when": {"above": 100}}}
+        model, data = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched = {"version": 1, "rules": {**rules, **owner, **each}}
+        with healthcheck.watch(model, optimizer, rules=watched, console=False, record=False) as health:
+            for step in range(1, STEPS + 1):
+                health.step(loss=one(model, optimizer, data[step - 1], bad=step == 3))
+        skipped = [step for step, value in health.history("updates.skipped") if value]
+        assert skipped[: len(held)] == held
+        assert bool(skipped) == bool(held)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class Silence(UnboundedScorer):
 def compile_stale(options: Any, rule: Mapping[str, Any]) -> Condition:
     written = options if isinstance(options, Mapping) else {"after": options}
     after = _duration(written, "after", nested=isinstance(options, Mapping))
+    # A budget that is longer than the usual start must not be undercut by it.
     first = _duration(written, "first", nested=True) if "first" in written else max(STARTUP_SECONDS, after)
     times = float(written.get("times", 0.0))
     if after <= 0 or first <= 0:

@@ -57,6 +57,7 @@ class WindowMean(UnboundedScorer):
                 total = self._sum = sum([v - shift for v in window])
                 self._until_fresh = self._size
             score = shift + total / n
+            # The sample itself is part of the window, so `min_samples` counts it.
             if n < self._min_samples:
                 found = found or []
                 found.append((None, None))

@@ -50,6 +50,7 @@ class CompiledCondition:
 
 def must_fit(condition: Condition) -> None:
     """Raise ``TypeError`` if a compiled condition, or what it is made of, lacks a name that its protocol asks for."""
+    # Said when rules are read: missing names would only show as an AttributeError in the middle of a training.
     missing = lacking(condition, Condition)
     if not missing:
         missing = [f"breaches.{name}" for name in lacking(condition.breaches, Comparator)]

@@ -113,6 +113,7 @@ class SortedWindow:
 
     def fill(self, values: Iterable[float]) -> None:
         """Replace the content, keeping the newest ``size`` values."""
+        # All but the newest are sorted at once; the newest goes the usual way, which finds median and MAD.
         kept = list(values)[-self.size :]
         self.values = deque(kept[:-1])
         self.ordered = sorted(self.values)
@@ -159,6 +160,7 @@ class MomentsWindow:
         else:
             n += 1
         self._sum, self._squares = total, squares
+        # Each subtraction of what left loses some bits: sums are taken afresh before that shows.
         until = self._until_fresh = self._until_fresh - 1
         if until <= 0:
             self._refresh()
@@ -262,6 +264,7 @@ class Ratio:
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         found: Found = ()
         for value in values:
+            # Scored first, learnt then: a value must not be part of what it is compared with.
             baseline = self._baseline()
             score: float | None = None
             if baseline is not None and baseline > 0.0:
@@ -329,6 +332,7 @@ class RatioToMedian(Ratio):
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         if not self._learning.plain:
             return super().update(values, steps, quiet)
+        # The usual case written out: two calls less for each sample.
         window = self._window
         found: Found = ()
         for value in values:
@@ -399,6 +403,7 @@ class RatioToEwma(Ratio):
 
     def _push(self, value: float) -> None:
         self._count += 1
+        # The plain mean while it has the greater weight, so that the first value does not rule for a whole window.
         self._mean += max(self._weight, 1.0 / self._count) * (value - self._mean)
 
     def _fill(self, values: Sequence[float]) -> None:
@@ -518,6 +523,7 @@ def compile_ratio(options: Any, rule: Mapping[str, Any]) -> Condition:
         raise OptionError("`mode` only means something with `to: best`", "mode")
     if to == "best" and mode is None and breaches.direction == 0:
         raise OptionError("say which value is best: `mode: min` or `mode: max`", "to")
+    # Who asks for `below` fears a fall from the highest value, who asks for `above` a rise from the lowest.
     largest = mode == "max" if mode else breaches.direction < 0
     makers = {"median": RatioToMedian, "mean": RatioToMean, "ewma": RatioToEwma, "first": RatioToFirst}
 

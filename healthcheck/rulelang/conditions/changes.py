@@ -83,6 +83,7 @@ class Increase(UnboundedScorer):
                 found = found or []
                 found.append((None, None))
                 continue
+            # A counter that fell was reset: what it shows now has grown since.
             grown = value - last if value >= last else max(value, 0.0)
             last = value
             gone = 0.0
@@ -146,6 +147,7 @@ class NoImprovement(UnboundedScorer):
                 found.append((None, best))
                 continue
             gain = best - level if self._down else level - best
+            # Both margins must be beaten: the relative one is nothing where the best value is zero.
             if gain > self._min_abs and gain > self._min_rel * abs(best):
                 best = level
                 since = 0.0

@@ -108,6 +108,7 @@ class CombinedScorer(UnboundedScorer):
             if not low <= value <= high:
                 breaches += 1
         for own in self._asked:
+            # An `all` of which a cheap part does not breach has failed: what is costly need not be judged for it.
             if own.learn is not None and self._need_all and breaches + unknown < own.before:
                 unknown += own.count * own.learn(values, steps)
                 continue  # what has failed stays failed
@@ -121,6 +122,7 @@ class CombinedScorer(UnboundedScorer):
             for low, high, test in own.tests:
                 if (score < low or score > high) if test is None else test(score):
                     breaches += 1
+        # An `any` goes by those parts that could judge; an `all` needs them all.
         if unknown:
             for own in self._asked:
                 if own.exact and own.scorer.memoryless:  # as of now
@@ -128,6 +130,7 @@ class CombinedScorer(UnboundedScorer):
                     break
             if self._need_all or unknown == self._total:
                 return [(None, None)]
+        # The count of breaching parts is a score like any other: its closest approach says how many were near.
         return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
 
     def state(self) -> Any:

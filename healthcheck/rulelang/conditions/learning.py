@@ -57,6 +57,7 @@ class Learning:
             streak.clear()
             return (value,), False
         if self.reseed:
+            # Kept whatever is learnt meanwhile: once the streak is long enough it is the new level.
             streak.append(value)
             if len(streak) >= self.reseed:
                 level = streak[:]
@@ -64,6 +65,7 @@ class Learning:
                 return level, True
         if self.outliers == "include":
             return (value,), False
+        # Without an exact interval of healthy scores (`equals`) there is no threshold to clip to.
         if self.outliers == "clip" and self.breaches.exact:
             fine = bound(self.breaches.healthy)
             if fine is not None:

@@ -127,6 +127,8 @@ def compile_nonfinite(options: Any, rule: Mapping[str, Any]) -> Condition:
             judges_nonfinite=True,
             bounded=True,
         )
+    # A count over a window draws no bound: finite values may breach by what came before them, and holding those back
+    # would be no help.
     count = sample_count(options, "count", 1)
     window = sample_count(options, "window", count)
     if count > window:

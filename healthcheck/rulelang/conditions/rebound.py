@@ -15,7 +15,7 @@ Three demands keep apart what looks alike; while one is not met the score is 1:
             is a single sample, twice as much is asked for, because both it and the lowest so far are
             extremes: 1 + 1/sqrt(m) times, where the level is the median of m.
 
-With ``sigmas`` a new level is told from a rise, see :func:`shift_in`: harder data, longer sequences or
+With ``sigmas`` a new level is kept apart from a rise, see :func:`shift_in`: harder data, longer sequences or
 another weight in the loss lift it from one sample to the next and let it stay or fall, and the lowest
 level is then sought anew. And while the level is a single sample, the lowest is the higher of two
 neighbours, where every step is seen: one window of accumulation that is shorter than the others makes one small loss.
@@ -142,6 +142,7 @@ class Rebound(UnboundedScorer):
                 self._last_level = level
                 level = recent.ordered[0]  # nor is a single large one a rise
             best = self._best
+            # The first level is what "it had come down" is measured from.
             if lowest < best or count == 1:
                 if count == 1:
                     self._first = level
@@ -160,6 +161,7 @@ class Rebound(UnboundedScorer):
         return found
 
     def _turned(self, ratio: float) -> bool:
+        # Cheap demands first: the noise is sorted only when nothing else says no.
         if self._lowest > self._first * (1.0 - self._fell):
             return False
         if self._count - self._best_at < self._behind * self._count:

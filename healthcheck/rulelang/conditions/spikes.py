@@ -72,6 +72,7 @@ class ZScore:
             if plain:
                 window.push(value)
             else:
+                # By the score before the value is learnt: its own outlier must not widen the scale that judges it.
                 learnt, afresh = self._learning.admit(value, score, self._streak, self.bound)
                 if afresh:
                     window.fill(learnt)
@@ -158,6 +159,7 @@ class RobustZ:
             score = raw = None
             n = len(window.ordered)
             if n >= self._min_samples:
+                # Changes with each sample while the window fills, and never again.
                 if n != self._factor_n:
                     self._factor_n, self._factor = n, widening_mad(n)
                 if not use_log or (value > 0.0 and window.ordered[0] > -inf):
@@ -210,6 +212,7 @@ class RobustZ:
 
     def _center_and_scale(self, window: SortedWindow, in_logs: bool) -> tuple[float, float]:
         center, n = window.median, len(window.ordered)
+        # In logarithms 0.1 % of the level is a distance of 0.001.
         scale = max(MAD_TO_SIGMA * window.mad, FLOOR if in_logs else FLOOR * abs(center))
         if scale == 0.0:
             scale = MEAN_DEVIATION_TO_SIGMA * sum(abs(v - center) for v in window.ordered) / n
@@ -232,10 +235,15 @@ class RobustZ:
         return share * limit if isfinite(limit) else 0.0
 
     def _older_half(self) -> list[float]:
-        """The older half of the window as it is with the value that comes next."""
+        """The older half of the window as a value that breaches leaves it."""
+        if self._learning.reseed and len(self._streak) + 1 >= self._learning.reseed:
+            return self._streak[: (len(self._streak) + 1) // 2]  # the window starts again from the streak
         seen = self._values if self._use_log else self._window.values
-        n, full = len(seen), len(seen) == self._window.size
-        return [*islice(seen, int(full), int(full) + (n if full else n + 1) // 2)]
+        n, first = len(seen), 0
+        if self._learning.outliers != "exclude":
+            first = int(n == self._window.size)  # the oldest makes room for it
+            n += 1 - first
+        return [*islice(seen, first, first + n // 2)]
 
     def _is_usual(self, value: float, normal: float) -> bool:
         """Whether such values have been a regular part of the window."""
@@ -252,7 +260,7 @@ class RobustZ:
         if not self._log_ratio:
             return exact_bound(lambda v: self._raw(v)[0], healthy, low, high)
         if normal == 0.0:
-            return EVERYTHING
+            return EVERYTHING  # no value is a ratio of nothing, see `_far_enough`
         if normal > 0.0:
             ratio = exp(self._log_ratio)
             older = sorted(self._older_half())

@@ -116,6 +116,7 @@ class Slope(UnboundedScorer):
 
     def _refresh(self) -> None:
         points = self._points
+        # From the newest place and the mean value: x and y stay small however far a run has come.
         at, level = points[-1][0], sum([v for _, v in points]) / len(points)
         self._origin = (at, level)
         xs, ys = [x - at for x, _ in points], [v - level for _, v in points]
@@ -211,7 +212,7 @@ class SureSlope(UnboundedScorer):
 
     def _judge(self) -> float | None:
         memory = self._memory
-        bounds = memory.interval(self._z)
+        bounds = memory.interval(self._z)  # shared by parts with the same confidence
         levels = memory.levels()
         self.normal = levels[0]
         if bounds is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class TorchHooks:
         self._replaced: list[tuple[Replaced, Make, Function | None]] = []
         self._handles: list[Any] = []
         """Of the hooks before and after an optimizer's step, in turn."""
+        self._chosen: weakref.WeakSet[Any] | None = None
+        """The optimizers that are seen; None: all of this process."""
 
     # -- what is installed ------------------------------------------------------------
 
@@ -69,11 +71,12 @@ class TorchHooks:
         self.imports.when("safetensors.torch", lambda m: self.patches.replace(m, "save_file", self._save_file))
         when_something_is_compiled(self._see_compiled_regions, self.patches, self.imports)
 
-    def watch(self, optimizers: Iterable[Any], torch: ModuleType, *, passes: bool) -> None:
+    def watch(self, optimizers: Collection[Any], torch: ModuleType, *, passes: bool) -> None:
         """Nothing but these optimizers is seen.
 
         :param passes: see backward passes as well.
         """
+        self._chosen = weakref.WeakSet(optimizers)
         for optimizer in optimizers:
             self._keep(optimizer.register_step_pre_hook(self._pre), optimizer.register_step_post_hook(self._post))
         self._patch_clipping(torch)
@@ -153,7 +156,7 @@ class TorchHooks:
             registered = handle.hooks_dict_ref()
             if registered is not None and handle.id in registered:
                 registered[handle.id] = hooks[number % 2]  # in its place among those of others
-        for optimizer in living_optimizers():
+        for optimizer in living_optimizers() if self._chosen is None else self._chosen:
             self._see_step(optimizer)
 
         def make_patch(original: Function) -> Function:
@@ -164,7 +167,8 @@ class TorchHooks:
 
             return _patch_step_function
 
-        self.patches.replace(Optimizer, "_patch_step_function", make_patch)
+        if self._chosen is None:
+            self.patches.replace(Optimizer, "_patch_step_function", make_patch)
 
     def _see_step(self, optimizer: Any) -> None:
         undo = step_seen(optimizer)

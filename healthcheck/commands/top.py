@@ -52,9 +52,10 @@ def _live(run: Run, follower: Follower, units: Mapping[str, str], every: float) 
     with Live(auto_refresh=False) as live:
         while True:
             now = load_run(run.folder)  # a report or a new alert may have come
+            ended = now.status not in ("running", "unfinished")  # asked before drawing: the last picture says how
             follower.look()
             live.update(Text("\n".join(screen(now, follower, units))), refresh=True)
-            if now.status not in ("running", "unfinished"):
+            if ended:
                 return
             time.sleep(every)
 

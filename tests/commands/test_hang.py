@@ -67,9 +67,7 @@ def test_a_hang_is_reported_with_the_line_and_nothing_is_killed(healthcheck_warm
     assert Path(alert["actions"][0]["path"]).read_text().count("train.py") >= 1
 
 
-def test_abort_ends_the_process_with_the_code_of_the_rule_and_a_report(
-    healthcheck_warm: Run, tmp_path: Path
-) -> None:
+def test_abort_ends_the_process_with_the_code_of_the_rule_and_a_report(healthcheck_warm: Run, tmp_path: Path) -> None:
     write(tmp_path, "{stop: {mode: abort, exit_code: 17}}", longer=300)
     done = healthcheck_warm("run", "--report", "json=report.json", "train.py")
     assert done.returncode == 17

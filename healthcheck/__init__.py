@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
+    from healthcheck.core.runinfo import RunFacts
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
@@ -91,6 +92,7 @@ _HOME = {
     "Reader": "core.protocols",
     "Report": "core.protocols",
     "RuleFileError": "core.errors",
+    "RunFacts": "core.runinfo",
     "Sample": "core.samples",
     "Scorer": "core.protocols",
     "SeriesFact": "core.alerts",
@@ -148,6 +150,7 @@ __all__ = [
     "Reader",
     "Report",
     "RuleFileError",
+    "RunFacts",
     "Sample",
     "Scored",
     "Scorer",

@@ -104,11 +104,12 @@ class Run:
     @property
     def status(self) -> str:
         """``ok``, ``warned``, ``failed``, ``not judged``; ``running`` or ``killed`` without a report."""
+        alive = _alive(self.facts.get("pid"))  # before the report: a run that ends in between has left one
         if self.report is not None:
             return str(self.report.get("verdict", "?"))
         if self.facts.get("host") != socket.gethostname():
             return "unfinished"
-        return "running" if _alive(self.facts.get("pid")) else "killed"
+        return "running" if alive else "killed"
 
 
 def find_run(named: str | None = None) -> Run:

@@ -36,7 +36,7 @@ def modules() -> list[str]:
 
 
 def python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=600)
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -53,6 +53,7 @@ PUBLIC = [
     "Reader",
     "Report",
     "RuleFileError",
+    "RunFacts",
     "Sample",
     "Scored",
     "Scorer",

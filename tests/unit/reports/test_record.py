@@ -111,6 +111,20 @@ def test_alerts_are_on_disk_while_the_run_goes_on(
     session.finish(sessions.Ending())
 
 
+def test_a_run_that_ends_while_it_is_looked_at_is_not_taken_for_a_killed_one(
+    runs: Path, sessions: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = sessions.open_session(target="t.py", rules=sessions.RULES, console=False)
+    sessions.play(session, {"loss": HEALTHY, "norm": HEALTHY})
+
+    def ends_meanwhile(pid: int) -> bool:
+        session.finish(sessions.Ending())
+        return False
+
+    monkeypatch.setattr("healthcheck.record.runs._alive", ends_meanwhile)
+    assert find_run().status == "ok"
+
+
 @pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_written_and_leaves_no_hole(
     process: Callable[..., subprocess.Popen[bytes]], runs: Path, wait_until: Callable[..., None]

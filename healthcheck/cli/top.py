@@ -56,8 +56,7 @@ def _live(run: Run, follower: Follower, units: Mapping[str, str], every: float) 
             now = load_run(run.folder)  # samples are followed line by line; report and alerts are small and read anew
             ended = now.status not in ("running", "unfinished")  # asked before drawing: the last picture says how
             follower.look()
-            live.update(Text.from_ansi("
-".join(screen(now, follower, units))), refresh=True)
+            live.update(Text.from_ansi("\n".join(screen(now, follower, units))), refresh=True)
             if ended:
                 return
             time.sleep(every)

@@ -17,6 +17,7 @@ from healthcheck.extend import hookspecs
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.host import PluginHost, implementations_of
+from healthcheck.testing.conditioncheck import check_condition
 
 _LOOP = {hookspecs.loop_hook(kind) for kind in EventKind}
 
@@ -123,10 +124,11 @@ def _check_registered(host: PluginHost, owner: str) -> Iterator[str]:
         yield from _check_probe(name, registry.probes[name])
     for name in found.get("conditions", ()):
         condition = registry.conditions[name]
-        yield from _schema(f'condition "{name}"', condition.schema)
         if not condition.help:
             yield f'condition "{name}" has no help; say in one sentence when it fires'
-        yield from _takes(f'condition "{name}": compile', condition.compile, 2)
+        unfit = [*_schema(f'condition "{name}"', condition.schema)]
+        unfit += _takes(f'condition "{name}": compile', condition.compile, 2)
+        yield from unfit or check_condition(condition)
     for name in found.get("actions", ()):
         action = registry.actions[name]
         yield from _documented(f'action "{name}"', action)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,23 @@ def test_growth_is_measured_against_the_first_value() -> None:
     assert [(alert.score, alert.normal) for alert in played.alerts] == [(3.0, 2.0)]
 
 
-def test_a_first_value_of_zero_gives_no_score() -> None:
+def test_the_first_value_above_zero_counts() -> None:
     rules = rule(metric="loss", when={"healthcheck_example.grown": 3})
-    assert play(rules, {"loss": "0, 5, 50"}, plugins=LOCAL).fired == {}
+    assert play(rules, {"loss": "0, 5, 14"}, plugins=LOCAL).fired == {}
+    assert play(rules, {"loss": "0, 5, 15"}, plugins=LOCAL).fired == {"mine": [3]}
+
+
+def test_the_report_says_how_near_a_silent_run_came() -> None:
+    rules = rule(metric="loss", when={"healthcheck_example.grown": 3})
+    report = play(rules, {"loss": "2, 3, 5, 4"}, plugins=LOCAL).report
+    assert report["rules"]["mine"]["closest"] == {"score": 2.5, "step": 3}
+
+
+def test_a_bad_update_can_be_held_back() -> None:
+    rules = rule(metric="loss", when={"healthcheck_example.grown": 3}, then=["skip_update"])
+    played = play(rules, {"loss": "2, 3, 8, 3"}, plugins=LOCAL)
+    assert played.trainer is not None
+    assert (played.steps, played.trainer.updates) == (4, 3)
 
 
 def test_the_memory_survives_a_resume_through_json() -> None:
@@ -83,18 +96,6 @@ def test_the_memory_survives_a_resume_through_json() -> None:
     before.update((2.0,), (1,), EMPTY)
     after.restore(json.loads(json.dumps(before.state())))
     assert after.update((8.0,), (2,), EMPTY) == before.update((8.0,), (2,), EMPTY) == [(4.0, 2.0)]
-
-
-def test_an_update_is_held_back_by_the_bound_exactly_where_its_value_would_breach() -> None:
-    condition = GROWN.compile(3, {})
-    memory = condition.start()
-    assert memory.bound(condition.breaches.healthy) is None
-    memory.update((0.1,), (1,), EMPTY)
-    bound = memory.bound(condition.breaches.healthy)
-    assert bound is not None
-    for value in (0.2, bound.high, math.nextafter(bound.high, math.inf), 0.4):
-        ((score, _),) = memory.update((value,), (2,), EMPTY)
-        assert bound.holds(value) != condition.breaches(score)
 
 
 # --- the action

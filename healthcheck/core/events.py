@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-from healthcheck.core.runinfo import RunFacts
+from healthcheck.core.runinfo import RunFacts, StateLoads
 
 
 class EventKind(str, Enum):
@@ -158,6 +158,7 @@ class Event:
     """Name of the evaluation set."""
     path: str | None = None
     """Where a checkpoint was written."""
-    unmatched_loads: Sequence[tuple[Any, str]] = ()
-    """State dicts loaded since the last step of which not one name fitted: a weak reference to the module, and words."""
+    loads: StateLoads | None = None
+    """State dicts loaded in vain since the last step (``step_end``, ``train_end``); None where there was none. Empty at
+    the end of the first step, so that it can be said that all was in order."""
     exception: BaseException | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -22,6 +23,19 @@ class RunInfo:
 
 
 @dataclass(slots=True)
+class StateLoads:
+    """Loads of a state dict that changed nothing: trainers add to it, the probe that reports them empties it."""
+
+    unmatched: list[tuple[Any, str]] = field(default_factory=list)
+    """Not one name fitted: a weak reference to the module, and words."""
+    own: list[str] = field(default_factory=list)
+    """It consisted of a module's own tensors, in words: at the end of the run, when it is said, the model may be gone."""
+
+    def __bool__(self) -> bool:
+        return bool(self.unmatched or self.own)
+
+
+@dataclass(slots=True)
 class RunFacts:
     """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
 
@@ -31,6 +45,4 @@ class RunFacts:
     """Seconds of host time that watching has taken, up to the event before this one."""
     actions_done: dict[str, int] = field(default_factory=dict)
     """Name of an action -> how often it has done something."""
-    own_loads: list[str] = field(default_factory=list)
-    """Loads of a state dict that consisted of a module's own tensors, in words: trainers add to it, and the probe
-    that reports them empties it."""
+    loads: StateLoads = field(default_factory=StateLoads)

@@ -24,10 +24,10 @@ from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
+from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
-from healthcheck.instrument.losses import LossMath
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import Evaluations, StepEvents, UpdateFacts
+from healthcheck.instrument.step_events import LossMath, Stage, StepEvents, UpdateFacts
 from healthcheck.instrument.updates import (
     InnerUpdates,
     Optimizers,
@@ -41,30 +41,6 @@ from healthcheck.instrument.updates import (
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
-
-
-class Stage(enum.Enum):
-    """Where a training is.
-
-    ::
-
-        IDLE -> FORWARD -> BACKWARD -> FORWARD -> UPDATING -> ENDED -> FORWARD -> ...
-
-    Passes and updates may lie inside each other: a closure differentiates inside of an update. An optimizer that steps
-    less often than others may make its pass and its update after the step has ended: BACKWARD and UPDATING lead back to
-    where they came from.
-    """
-
-    IDLE = "idle"
-    """No step has begun."""
-    FORWARD = "forward"
-    """A step is under way, and neither a backward pass nor an update is running."""
-    BACKWARD = "backward"
-    """Inside a backward pass."""
-    UPDATING = "updating"
-    """Inside an optimizer's step."""
-    ENDED = "ended"
-    """The last step is over, the next has not begun."""
 
 
 class EndedBy(enum.Enum):
@@ -142,7 +118,6 @@ class StepMachine:
         """Whether gradients were clipped after the last update, and before there were new ones."""
         self._loss_shown_in = -1
         """Step in which a loss was shown last."""
-        self._unmatched_loads: list[tuple[Any, str]] = []
 
         # The run.
         self.paused = False
@@ -249,7 +224,7 @@ class StepMachine:
 
     def load_unmatched(self, module: weakref.ref[Any], words: str) -> None:
         """A state dict was loaded of which not one name fitted."""
-        self._unmatched_loads.append((module, words))
+        self.session.facts.loads.unmatched.append((module, words))
 
     def checkpoint_saved(self, path: str) -> None:
         """A file was written, in the step that has ended last."""
@@ -580,9 +555,9 @@ class StepMachine:
     def _end_step(self, optimizer: Any, index: int, **more: Any) -> None:
         """-> ENDED. ``more``: what else is known of the step, by the names in an event."""
         self._standing = Stage.ENDED
-        loads, self._unmatched_loads = self._unmatched_loads, []
+        loads = self.session.facts.loads
         more |= {
-            "unmatched_loads": loads,
+            "loads": loads if self.number == self._first + 1 or loads.unmatched or loads.own else None,
             "inner_gradients": self.facts.inner_gradients,
             "held_back": self.gate.held_back(self.number),
         }

@@ -52,8 +52,7 @@ def _own_loaded(machine: StepMachine, module: Any, state: Any) -> None:
     few = own[:: max(1, len(own) // LOOKED_AT)]
     if not few or not all(_same_memory(state.get(name), p) for name, p in few):
         return
-    # At the end of the run, when it is said, the model may be gone.
-    known = machine.session.facts.own_loads
+    known = machine.session.facts.loads.own
     if len(known) < LOOKED_AT and any(m is module for _, m in machine.view.named_modules()):
         known.append(f"{type(module).__name__}, {len(own):,} tensors")
 

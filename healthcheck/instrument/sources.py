@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from healthcheck.core.samples import Sample
 from healthcheck.instrument.controls import TorchControls
 from healthcheck.instrument.gate import why_not_gateable
-from healthcheck.instrument.losses import PassLosses
 from healthcheck.instrument.machine import StepMachine
+from healthcheck.instrument.step_events import PassLosses
 from healthcheck.probes.labels import optimizer_labels
 
 

@@ -1,22 +1,47 @@
-"""What is known and shown of a run: the events of its steps, and the pauses in which it is evaluated."""
+"""A step as it is shown: where a training is, what is known of the update at hand, its loss, and the events of it."""
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
-from healthcheck.core.names import canonical_metric, is_evaluation
+from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.instrument.modelview import FoundModel
+from healthcheck.probes.graph import saved
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
+
+
+class Stage(enum.Enum):
+    """Where a training is.
+
+    ::
+
+        IDLE -> FORWARD -> BACKWARD -> FORWARD -> UPDATING -> ENDED -> FORWARD -> ...
+
+    Passes and updates may lie inside each other: a closure differentiates inside of an update. An optimizer that steps
+    less often than others may make its pass and its update after the step has ended: BACKWARD and UPDATING lead back to
+    where they came from.
+    """
+
+    IDLE = "idle"
+    """No step has begun."""
+    FORWARD = "forward"
+    """A step is under way, and neither a backward pass nor an update is running."""
+    BACKWARD = "backward"
+    """Inside a backward pass."""
+    UPDATING = "updating"
+    """Inside an optimizer's step."""
+    ENDED = "ended"
+    """The last step is over, the next has not begun."""
 
 
 @dataclass(slots=True)
@@ -144,119 +169,166 @@ class StepEvents:
         self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self._view, path=path))
 
 
-class Evaluations:
-    """Pauses of training in which a script evaluates its model, and the metrics that it logs itself.
+# -- the loss ---------------------------------------------------------------------------
 
-    Where nobody announces them, a pause begins when the trained model is set to evaluation mode, or when batches are
-    drawn without gradients; it ends with the next backward pass, or with the run. Evaluation results that the script
-    logs are collected and handed out at that end.
+_DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
+"""Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
 
-    :param started: whether training has begun.
-    :param step: the step that a pause belongs to.
+_DEPTH = 60
+_KEPT = 8
+
+
+class LossMath:
+    """Remembers what a ``GradScaler`` multiplied, so that no division has to be made (nor waited for)."""
+
+    def __init__(self) -> None:
+        self.scale: Any = None
+        """Loss scale of the last ``scaler.scale`` call since the last loss, else None."""
+        self.weight: float | None = None
+        """How the loss of the last pass combines with others of its update: 1.0 (add up) where they have been divided
+        already, else None.
+
+        A framework on the call stack divides them; so does a loop that writes ``(loss / n).backward()`` and makes n
+        backward passes an update. The last part of the first update is the first to show it, which is soon enough: parts
+        are combined as the last one says.
+        """
+        self._scaled: list[tuple[weakref.ref[Any], Any, int | None]] = []
+        self._known: tuple[float | None] | None = None
+        """The weight as a framework has it; None before the first pass."""
+        self._update = -1
+        self._parts = 0
+        self._parts_before = 0
+        self._confirmed: int | None = None
+
+    def weigh(self, weight: float) -> None:
+        """A framework says how its micro-batch losses combine: each times ``weight``, and added up."""
+        self._known = (weight,)
+
+    def was_scaled(self, given: Any, result: Any, scale: Any) -> None:
+        """``scaler.scale(given)`` returned ``result``. Lists are paired item by item."""
+        self.scale = scale
+        pairs = zip(given, result, strict=False) if isinstance(result, (list, tuple)) else [(given, result)]
+        for before, after in pairs:
+            if hasattr(after, "detach"):
+                self._scaled.append((weakref.ref(after), before.detach(), _divisor_of(before)))
+        del self._scaled[:-_KEPT]
+
+    def of(self, tensors: Any, update: int) -> Any:
+        """Detached scalar loss, or None if the tensors are no losses (a vector with a given gradient).
+
+        :param update: number of the update that the backward pass is for.
+        """
+        if update != self._update:
+            self._parts_before = self._parts if update == self._update + 1 else 0
+            self._update, self._parts = update, 0
+        self._parts += 1
+        if self._known is None:
+            self._known = (1.0 if _framework_calls() else None,)
+        divisor: int | None = None
+        losses = []
+        listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
+        for tensor in listed:
+            if hasattr(tensor, "detach") and tensor.numel() == 1:
+                loss, divisor = self._unscaled(tensor) if self._scaled else (tensor.detach(), _divisor_of(tensor))
+                losses.append(loss)
+        self._scaled.clear()
+        self.weight = self._known[0]
+        if self.weight is None and divisor is not None and len(listed) == 1:
+            if divisor == self._parts:
+                self._confirmed = divisor
+            if divisor in (self._confirmed, self._parts_before):
+                self.weight = 1.0
+        if not losses or len(losses) != len(listed):
+            return None
+        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
+
+    def _unscaled(self, tensor: Any) -> tuple[Any, int | None]:
+        """The loss and its divisor, where some losses of this pass were scaled."""
+        for ref, before, divisor in self._scaled:
+            if ref() is tensor:
+                return before, divisor
+        loss = tensor.detach()
+        if self.scale is not None:  # it was scaled, then changed again
+            loss = loss / self.scale.to(loss.device, non_blocking=True)
+        return loss, _divisor_of(tensor)
+
+
+class PassLosses:
+    """The loss of a loop that reports its own only after the update: what its backward passes started from.
+
+    Only for the gate. What a rule judges and a report shows is what the loop reports.
+
+    :param math: takes loss scales and divisors out, as for a script.
     """
 
-    def __init__(
-        self, session: Session, view: FoundModel, *, started: Callable[[], bool], step: Callable[[], int]
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._started = started
-        self._step = step
-        self._metrics: dict[str, Any] = {}
-        self._training_data: weakref.ref[Any] | None = None
-        self.evaluating = False
-        self.announced = False
-        """True while a framework announces its evaluations itself: then nothing is guessed here."""
-        self.open = False
-        """Whether :meth:`end` has something to do."""
+    def __init__(self, math: LossMath) -> None:
+        self._math = math
+        self._update = -1
+        self._now: Any = None
+        self._weight: float | None = None
+        self._marks: list[tuple[Any, int]] = []
+        self._sum: Any = None
+        self._parts = 0
 
-    def announce(self, announced: bool) -> None:
-        """From now on a framework says when it evaluates, or does so no longer."""
-        self.announced = announced
-        self._note_open()
+    def pass_begins(self, tensors: Any, optimizers: Iterable[Any], update: int) -> None:
+        """A backward pass from ``tensors`` is about to run; only those for the same ``update`` belong together."""
+        if update != self._update:
+            self._update, self._sum, self._parts = update, None, 0
+        loss = self._math.of(tensors, update)
+        self._now = loss if loss is None or not on_host(loss) else float(loss)
+        self._weight = self._math.weight
+        self._marks = _marks(optimizers)
 
-    def announced_begin(self) -> bool:
-        """A framework begins a pause. False if one has begun already."""
-        if self.evaluating:
+    def pass_ends(self, optimizers: Iterable[Any]) -> None:
+        """It is over. One that left the gradients of these optimizers alone is of another model."""
+        if self._now is not None and _marks(optimizers) != self._marks:
+            value = self._now if self._weight in (None, 1.0) else self._now * self._weight
+            self._sum = value if self._sum is None else self._sum + value
+            self._parts += 1
+        self._now, self._marks = None, []
+
+    def take(self) -> Any:
+        """Loss of the update at hand: a float, or a 0-dim device tensor; None if none was seen. Forgets it."""
+        value, parts = self._sum, self._parts
+        self._sum, self._parts = None, 0
+        if value is None or parts < 2 or self._weight is not None:
+            return value
+        return value / parts
+
+
+def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
+    """What changes when a backward pass reaches an optimizer: its outermost gradients, and how often they were written."""
+    marks = []
+    for optimizer in optimizers:
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        for parameter in (groups[0][0], groups[-1][-1]) if groups else ():
+            gradient = parameter.grad
+            marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
+    return marks
+
+
+def _divisor_of(tensor: Any) -> int | None:
+    """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
+    node: Any = getattr(tensor, "grad_fn", None)
+    if type(node).__name__ != "DivBackward0":
+        return None
+    try:
+        other = saved(node, "other")
+    except (AttributeError, RuntimeError):
+        return None
+    if other is None or other.device.type != "cpu" or other.numel() != 1:
+        return None
+    n = float(other)
+    return int(n) if n > 1 and n.is_integer() else None
+
+
+def _framework_calls() -> bool:
+    """Whether a framework that divides losses itself is on the call stack."""
+    frame = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if str(frame.f_globals.get("__name__", "")).startswith(_DIVIDE_THEMSELVES):
+            return True
+        if frame.f_back is None:
             return False
-        self.evaluating = True
-        self._note_open()
-        return True
-
-    def announced_end(self) -> None:
-        self.evaluating = False
-        self._note_open()
-
-    def pause(self) -> Callable[[], None]:
-        """Guess nothing for a while; returns what ends that."""
-        before = (self.announced, self.evaluating)
-        self.announced = self.evaluating = True
-        self._note_open()
-
-        def resume() -> None:
-            self.announced, self.evaluating = before
-            self._note_open()
-
-        return resume
-
-    def draws_for_training(self, dataset: Any, *, gradients: bool) -> bool:
-        """Whether a batch of ``dataset`` is to be trained on, as far as we can know."""
-        if self.announced:
-            return gradients and not self.evaluating
-        if not gradients:
-            return False
-        if self.evaluating:
-            known = self._training_data() if self._training_data is not None else None
-            if dataset is not known or not all(root.training for root in self._view.roots()):
-                return False
-            self.end()
-        with contextlib.suppress(TypeError):  # a list is a dataset, too
-            self._training_data = weakref.ref(dataset)
-        return True
-
-    def begin(self) -> None:
-        """Start a pause, unless there is one or training has not begun."""
-        if not self.announced and not self.evaluating and self._started():
-            self.evaluating = True
-            self._note_open()
-            self._emit(EventKind.EVAL_START)
-
-    def batch(self) -> None:
-        """One batch of an evaluation was drawn."""
-        if self.announced:
-            return
-        self.begin()
-        if self.evaluating:
-            self._emit(EventKind.EVAL_STEP)
-
-    def end(self) -> None:
-        """Hand out what was collected. Called at the next backward pass and at the end."""
-        if self.open:
-            metrics, self._metrics = self._metrics, {}
-            self.evaluating = self.open = False
-            self._emit(EventKind.EVAL_END, metrics=metrics or None)
-
-    def logged(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics that the script gave to its own logger, under its own names."""
-        session = self._session
-        training: dict[str, Any] = {}
-        for given, value in metrics.items():
-            name = canonical_metric(given)
-            if self.announced and (is_evaluation(name) or name.startswith("test.")):
-                continue  # the framework has handed them out, under their data sets
-            if is_evaluation(name):
-                if name in self._metrics:  # a second round without a step between
-                    self.end()
-                self._metrics[name] = value
-                self._note_open()
-            elif name not in session.host.registry.metrics:  # we measure those ourselves, unfiltered
-                training[name] = value
-        if training:
-            session.log(training)
-
-    def _note_open(self) -> None:
-        self.open = not self.announced and (self.evaluating or bool(self._metrics))
-
-    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None) -> None:
-        if self._session.wants(kind):
-            self._session.emit(Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics))
+        frame = frame.f_back
+    return False

@@ -228,23 +228,22 @@ class TrainedParameters:
         """The parameters, alive while the caller holds them."""
         if event.model is None:
             return []
-        optimizers = event.model.optimizers()
-        if len(optimizers) == 1 and self._age < LOOK_EVERY:
+        optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
+        if optimizer is not None and self._age < LOOK_EVERY and event.optimizer in (None, optimizer):
             self._age += 1
-            lists = list(map(_PARAMS, optimizers[0].param_groups))
+            lists = list(map(_PARAMS, optimizer.param_groups))
             flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
             # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
             # every LOOK_EVERY steps the rest.
             first, last = self._ends
             if (
                 flat
-                and self._optimizer() is optimizers[0]
                 and first() is flat[0]
                 and last() is flat[-1]
                 and self._lists == (list(map(id, lists)), list(map(len, lists)))
             ):
                 return flat if self._order is None else [flat[i] for i in self._order]
-        return self._look(event, optimizers)
+        return self._look(event, event.model.optimizers())
 
     def _look(self, event: Event, optimizers: Any) -> list[Any]:
         assert event.model is not None

@@ -119,6 +119,7 @@ class LoadedStateProbe:
     """
 
     name = "loaded-state"
+    only_with = "loads"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.TRAIN_END)
     provides: tuple[Metric, ...] = (
         Metric("state.unmatched", "State dicts loaded since the last step of which not one name fitted."),
@@ -132,14 +133,16 @@ class LoadedStateProbe:
         """Whether both were given once: from then on only what is found is worth a sample."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        own: Sequence[str] = ()
-        if event.run is not None and event.run.own_loads:
-            own = tuple(event.run.own_loads)
-            event.run.own_loads.clear()
-        if self._begun and not own and not event.unmatched_loads:
+        loads = event.loads
+        if loads is None or (self._begun and not loads):
             return ()
-        unmatched = [text for module, text in event.unmatched_loads if _is_part(module(), event)]
-        samples = [*self._samples("state.unmatched", unmatched, event), *self._samples("state.own", own, event)]
+        unmatched = [text for module, text in loads.unmatched if _is_part(module(), event)]
+        samples = [
+            *self._samples("state.unmatched", unmatched, event),
+            *self._samples("state.own", [*loads.own], event),
+        ]
+        loads.unmatched.clear()
+        loads.own.clear()
         self._begun = self._begun or bool(samples)
         return samples
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,11 @@ from healthcheck.core.alerts import Alert, Severity
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.text import plural, step
-from healthcheck.record.writer import append
+from healthcheck.record.folder import append
 from healthcheck.rulelang.rule import Mute, Origin
 
 if TYPE_CHECKING:
     from healthcheck.core.events import Event
-    from healthcheck.core.samples import Sample
     from healthcheck.run.session import Session
 
 FILE = "requests.jsonl"
@@ -42,30 +40,15 @@ def ask_for_evidence(folder: Path) -> None:
 
 
 class LiveRequests:
-    """Reads the requests of one session. A single process only: ranks that mute alone would drift apart."""
+    """The requests of one session. Its record looks for them every :data:`LOOK_SECONDS`."""
 
-    name = "requests"
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._path = Path()
-        self._next = 0.0
-        self._read = 0
-        self._pid = os.getpid()
-
-    def start(self, session: Session) -> None:
-        info = session.info
-        if info.run_dir is None or info.world_size > 1 or not session.rules.rules:
-            return
+    def __init__(self, session: Session, folder: Path) -> None:
         self._session = session
-        self._path = info.run_dir / FILE
-        self.samples = self._samples  # without it nobody pays
+        self._path = folder / FILE
+        self._read = 0
 
-    def _samples(self, at: int, samples: Sequence[Sample]) -> None:
-        now = time.monotonic()
-        if now < self._next or os.getpid() != self._pid:
-            return
-        self._next = now + LOOK_SECONDS
+    def look(self) -> None:
+        """Do what has been asked for since the last look."""
         for request in self._new():
             if "evidence" in request:
                 self._keep_evidence()
@@ -95,7 +78,6 @@ class LiveRequests:
     def _keep_evidence(self) -> None:
         """At the end of the next step, where weights, gradients and perhaps the batch are at hand; once."""
         session = self._session
-        assert session is not None
         done = False
 
         def once(session: Session, event: Event) -> None:
@@ -109,7 +91,6 @@ class LiveRequests:
 
     def _mute(self, request: dict[str, Any]) -> None:
         session = self._session
-        assert session is not None
         rule, steps, reason = request.get("mute"), request.get("steps"), request.get("reason")
         if not (isinstance(rule, str) and isinstance(steps, int) and isinstance(reason, str)):
             return

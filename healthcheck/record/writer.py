@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import dump_line, strict
-from healthcheck.record.folder import run_facts, write_atomically
+from healthcheck.record.folder import append, run_facts, write_atomically
 from healthcheck.record.lines import Row, SampleEncoder, thin
+from healthcheck.record.requests import LOOK_SECONDS, LiveRequests
 from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
@@ -135,16 +136,6 @@ class RecordWriter:
         self._size = len(smaller)
 
 
-def append(path: Path, data: bytes) -> None:
-    """Append bytes with one open and no buffer: a forked child inherits nothing that it could write twice."""
-    number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-    try:
-        while data:
-            data = data[os.write(number, data) :]
-    finally:
-        os.close(number)
-
-
 # --------------------------------------------------------------------------------------------------
 # The record of a run: ``run.json``, ``rules.yaml``, ``samples.jsonl``, ``alerts.jsonl``, ``report.json``.
 #
@@ -172,6 +163,8 @@ class RecordReport:
         self._said = False
         self._pid = os.getpid()
         self._open_step: int | None = None
+        self._requests: LiveRequests | None = None
+        self._look_at = 0.0
 
     def start(self, session: Session) -> None:
         folder = session.info.run_dir
@@ -187,6 +180,8 @@ class RecordReport:
         if self._ring is None and not self._write_start():
             session.info.notes.append(self._writer.trouble)  # the start block says it; the console is not ready yet
             self._said = True
+        if session.info.world_size == 1 and session.rules.rules:  # ranks that mute alone would drift apart
+            self._requests = LiveRequests(session, folder)
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
         if any(rule.condition.absence == "steps" for rule in session.rules.rules):
@@ -224,6 +219,9 @@ class RecordReport:
             if self._open_step != step:
                 self._close_open_step()
             self._open_step = None
+        if self._requests is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._requests.look()
         # Not the samples themselves: their details hold on to tensors.
         rows = [(s.metric, s.labels, s.step, s.phase, s.value) for s in samples]
         now = session.judged_at

@@ -15,7 +15,6 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     Equal stops and good checkpoints come first, since the record and all others tell them; the console comes
     last, since it names what the others have written.
     """
-    from healthcheck.record.requests import LiveRequests
     from healthcheck.record.restarts import LastGoodReport, RestartReport
     from healthcheck.record.writer import RecordReport
     from healthcheck.reports.console import ConsoleReport
@@ -27,7 +26,6 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     register(LastGoodReport())
     register(RecordReport())
     register(FileReports())
-    register(LiveRequests())
     register(DashboardReport())
     register(ConsoleReport())
     if wanted():

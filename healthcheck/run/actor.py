@@ -13,9 +13,9 @@ from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.core.runinfo import RunInfo
-from healthcheck.core.samples import History
 from healthcheck.engine.engine import PlannedAction
 from healthcheck.extend.dispatch import from_signal_handler
+from healthcheck.run.board import History
 
 if TYPE_CHECKING:
     from healthcheck.core.alerts import Alert

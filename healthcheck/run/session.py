@@ -20,7 +20,7 @@ from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.runinfo import RunFacts, RunInfo
-from healthcheck.core.samples import NO_LABELS, History, Sample
+from healthcheck.core.samples import NO_LABELS, Sample
 from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
@@ -30,7 +30,7 @@ from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
-from healthcheck.run.board import DeviceTimer, ProbeBoard
+from healthcheck.run.board import DeviceTimer, History, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.run.errorlog import ErrorLog
@@ -462,7 +462,7 @@ class Session:
             return {}
         if ending.exception is not None:
             self._guard(lambda: self.emit(Event(EventKind.EXCEPTION, self.step, exception=ending.exception)))
-        self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step)))
+        self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step, loads=self.facts.loads)))
         self._ended = True
         if self._watchdog is not None:
             self._watchdog.stop()

@@ -14,10 +14,11 @@ from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.runinfo import RunInfo
-from healthcheck.core.samples import History, Sample
+from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.host import PluginHost
 from healthcheck.run.actor import Actor, SessionControls, StopState
+from healthcheck.run.board import History
 
 PLUGIN = '''
 import healthcheck

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from healthcheck.core.samples import History, Sample
+from healthcheck.core.samples import Sample
+from healthcheck.run.board import History
 
 
 def remembering(**series: list[float]) -> History:

@@ -1,0 +1,133 @@
+"""Pauses in which a script evaluates its model, and the metrics that it logs itself."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.names import canonical_metric, is_evaluation
+from healthcheck.instrument.modelview import FoundModel
+
+if TYPE_CHECKING:
+    from healthcheck.run.session import Session
+
+
+class Evaluations:
+    """Pauses of training in which a script evaluates its model, and the metrics that it logs itself.
+
+    Where nobody announces them, a pause begins when the trained model is set to evaluation mode, or when batches are
+    drawn without gradients; it ends with the next backward pass, or with the run. Evaluation results that the script
+    logs are collected and handed out at that end.
+
+    :param started: whether training has begun.
+    :param step: the step that a pause belongs to.
+    """
+
+    def __init__(
+        self, session: Session, view: FoundModel, *, started: Callable[[], bool], step: Callable[[], int]
+    ) -> None:
+        self._session = session
+        self._view = view
+        self._started = started
+        self._step = step
+        self._metrics: dict[str, Any] = {}
+        self._training_data: weakref.ref[Any] | None = None
+        self.evaluating = False
+        self.announced = False
+        """True while a framework announces its evaluations itself: then nothing is guessed here."""
+        self.open = False
+        """Whether :meth:`end` has something to do."""
+
+    def announce(self, announced: bool) -> None:
+        """From now on a framework says when it evaluates, or does so no longer."""
+        self.announced = announced
+        self._note_open()
+
+    def announced_begin(self) -> bool:
+        """A framework begins a pause. False if one has begun already."""
+        if self.evaluating:
+            return False
+        self.evaluating = True
+        self._note_open()
+        return True
+
+    def announced_end(self) -> None:
+        self.evaluating = False
+        self._note_open()
+
+    def pause(self) -> Callable[[], None]:
+        """Guess nothing for a while; returns what ends that."""
+        before = (self.announced, self.evaluating)
+        self.announced = self.evaluating = True
+        self._note_open()
+
+        def resume() -> None:
+            self.announced, self.evaluating = before
+            self._note_open()
+
+        return resume
+
+    def draws_for_training(self, dataset: Any, *, gradients: bool) -> bool:
+        """Whether a batch of ``dataset`` is to be trained on, as far as we can know."""
+        if self.announced:
+            return gradients and not self.evaluating
+        if not gradients:
+            return False
+        if self.evaluating:
+            known = self._training_data() if self._training_data is not None else None
+            if dataset is not known or not all(root.training for root in self._view.roots()):
+                return False
+            self.end()
+        with contextlib.suppress(TypeError):  # a list is a dataset, too
+            self._training_data = weakref.ref(dataset)
+        return True
+
+    def begin(self) -> None:
+        """Start a pause, unless there is one or training has not begun."""
+        if not self.announced and not self.evaluating and self._started():
+            self.evaluating = True
+            self._note_open()
+            self._emit(EventKind.EVAL_START)
+
+    def batch(self) -> None:
+        """One batch of an evaluation was drawn."""
+        if self.announced:
+            return
+        self.begin()
+        if self.evaluating:
+            self._emit(EventKind.EVAL_STEP)
+
+    def end(self) -> None:
+        """Hand out what was collected. Called at the next backward pass and at the end."""
+        if self.open:
+            metrics, self._metrics = self._metrics, {}
+            self.evaluating = self.open = False
+            self._emit(EventKind.EVAL_END, metrics=metrics or None)
+
+    def logged(self, metrics: Mapping[str, Any]) -> None:
+        """Metrics that the script gave to its own logger, under its own names."""
+        session = self._session
+        training: dict[str, Any] = {}
+        for given, value in metrics.items():
+            name = canonical_metric(given)
+            if self.announced and (is_evaluation(name) or name.startswith("test.")):
+                continue  # the framework has handed them out, under their data sets
+            if is_evaluation(name):
+                if name in self._metrics:  # a second round without a step between
+                    self.end()
+                self._metrics[name] = value
+                self._note_open()
+            elif name not in session.host.registry.metrics:  # we measure those ourselves, unfiltered
+                training[name] = value
+        if training:
+            session.log(training)
+
+    def _note_open(self) -> None:
+        self.open = not self.announced and (self.evaluating or bool(self._metrics))
+
+    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None) -> None:
+        if self._session.wants(kind):
+            self._session.emit(Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import Any
+
+from healthcheck.device.tensors import is_tensor, on_host
 
 NODES = 64
 """Nodes between the loss and its parts that are followed."""
@@ -137,3 +140,64 @@ def keeps(node: Any, name: str) -> bool | None:
     """Whether a node keeps a tensor of this name, without reading it; None where torch does not tell."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     return None if raw is None else getattr(raw, "data", None) is not None
+
+
+# -- what the graph of a loss says ---------------------------------------------------------
+
+_NO_CLASSES = (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "Softplus", "LogSigmoid")
+
+_OF_PROBABILITIES = frozenset((*CROSS_ENTROPIES, "LogSoftmax", "Softmax", "Logsumexp", "Log", "Exp"))
+
+_LAST = 32
+"""Last operations of a loss among which a cross entropy by hand has one of these."""
+
+
+def classes_of(root: Any) -> int | None:
+    """Classes of the cross entropy in a loss; 0 for a loss that is none; None where that is unknown."""
+    other = False
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in CROSS_ENTROPIES:
+            shape = shape_of(source_of(node))
+            return shape[min(1, len(shape) - 1)] if shape else None
+        other = other or kind in _NO_CLASSES
+    return 0 if other or not _may_hold_a_cross_entropy(root) else None
+
+
+def _may_hold_a_cross_entropy(root: Any) -> bool:
+    """Whether the last operations include one that cross entropies by hand are made of, or one that is not torch's own."""
+    waiting = deque([root])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < _LAST:
+        node = waiting.popleft()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node  # kept: torch's wrapper of a node that nobody holds may come back under another id
+        kind, backward, _ = type(node).__name__.partition("Backward")
+        own = type(node).__module__ == "builtins" and (backward or kind == "AccumulateGrad")
+        if not own or kind in _OF_PROBABILITIES:
+            return True
+        waiting += parents_of(node)
+    return False
+
+
+def why_not_finite(root: Any) -> str:
+    """What made a loss NaN or infinite, where its last operations show that; else empty.
+
+    Reads values: only after a hit, and only on the host.
+    """
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in CROSS_ENTROPIES:
+            weight: Any = saved(node, "total_weight")
+            if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
+                return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
+        elif kind in ("Log", "Div"):
+            read: Any = saved(node, "self" if kind == "Log" else "other")
+            if not is_tensor(read) or not on_host(read):
+                continue
+            bad = int(((read <= 0) if kind == "Log" else (read == 0)).sum())
+            if bad:
+                what, how = ("log of", "zero or below") if kind == "Log" else ("a division by", "zero")
+                return f"{what} {bad:,} of {read.numel():,} values that are {how}"
+    return ""

@@ -15,9 +15,9 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.gradients import RecentGradients, loss_facts
+from healthcheck.probes.graph import classes_of, why_not_finite
 from healthcheck.probes.labels import optimizer_labels
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.loss_construction import classes_of, why_not_finite
 
 LOOK_EVERY = 10
 """Steps between two looks whether the model is still the same, for ``loss.chance``."""

@@ -10,7 +10,6 @@ better. And a loss with a hinge is rightly nothing once it is solved.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,7 +30,6 @@ from healthcheck.probes.graph import (
     past_neutral,
     saved,
     shape_of,
-    signed,
     source_of,
 )
 from healthcheck.probes.looks import PAUSE, GraphLooks
@@ -42,11 +40,6 @@ second training may have a loss of its own."""
 
 _SQUASHING = ("Relu", "Sigmoid", "Tanh")
 """Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
-
-_NO_CLASSES = (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "Softplus", "LogSigmoid")
-_OF_PROBABILITIES = frozenset((*CROSS_ENTROPIES, "LogSoftmax", "Softmax", "Logsumexp", "Log", "Exp"))
-_LAST = 32
-"""Last operations of a loss among which a cross entropy by hand has one of these."""
 
 
 class LossGraphProbe:
@@ -80,57 +73,6 @@ class LossGraphProbe:
         found = list(dict.fromkeys(_mistakes(event.loss_graph)))
         facts = {"which": "; ".join(found)}
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
-
-
-def classes_of(root: Any) -> int | None:
-    """Classes of the cross entropy in a loss; 0 for a loss that is none; None where that is unknown."""
-    other = False
-    for node in near(root):
-        kind = kind_of(node)
-        if kind in CROSS_ENTROPIES:
-            shape = shape_of(source_of(node))
-            return shape[min(1, len(shape) - 1)] if shape else None
-        other = other or kind in _NO_CLASSES
-    return 0 if other or not _may_hold_a_cross_entropy(root) else None
-
-
-def _may_hold_a_cross_entropy(root: Any) -> bool:
-    """Whether the last operations include one that cross entropies by hand are made of, or one that is not torch's own."""
-    waiting = deque([root])
-    seen: dict[int, Any] = {}
-    while waiting and len(seen) < _LAST:
-        node = waiting.popleft()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node  # kept: torch's wrapper of a node that nobody holds may come back under another id
-        kind, backward, _ = type(node).__name__.partition("Backward")
-        own = type(node).__module__ == "builtins" and (backward or kind == "AccumulateGrad")
-        if not own or kind in _OF_PROBABILITIES:
-            return True
-        waiting += parents_of(node)
-    return False
-
-
-def why_not_finite(root: Any) -> str:
-    """What made a loss NaN or infinite, where its last operations show that; else empty.
-
-    Reads values: only after a hit, and only on the host.
-    """
-    for node in near(root):
-        kind = kind_of(node)
-        if kind in CROSS_ENTROPIES:
-            weight: Any = saved(node, "total_weight")
-            if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
-                return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
-        elif kind in ("Log", "Div"):
-            read: Any = saved(node, "self" if kind == "Log" else "other")
-            if not is_tensor(read) or not on_host(read):
-                continue
-            bad = int(((read <= 0) if kind == "Log" else (read == 0)).sum())
-            if bad:
-                what, how = ("log of", "zero or below") if kind == "Log" else ("a division by", "zero")
-                return f"{what} {bad:,} of {read.numel():,} values that are {how}"
-    return ""
 
 
 def _mistakes(root: Any) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ class StepOrderProbe:
         reused = order.losses == self._losses and order.version == version and order.gradient() is gradient
         order.losses, order.version = self._losses, version
         if order.gradient() is not gradient:
-            order.gradient = weak(gradient)
+            order.gradient = weakref.ref(gradient)
         return reused
 
     def _arm(self, order: _Order, params: Sequence[Any]) -> None:

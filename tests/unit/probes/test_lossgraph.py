@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.loss_construction import LossGraphProbe, why_not_finite
+from healthcheck.probes.graph import why_not_finite
+from healthcheck.probes.loss_construction import LossGraphProbe
 
 N = 16
 Build = Callable[[torch.Tensor], torch.Tensor]

@@ -231,7 +231,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--steps", type=int, help="steps of a block")
-    parser.add_argument("--seconds", type=float, help="most time for the blocks of a row; fewer blocks are then told")
+    parser.add_argument(
+        "--seconds", type=float, help="most time for the blocks of a row; fewer blocks are then reported"
+    )
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: time of the processors")
     parser.add_argument("--peers", metavar="FOLDER", help="packages for the group `peers`")
     parser.add_argument("--json", metavar="FILE", help="written after every row")

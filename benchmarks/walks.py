@@ -1,14 +1,21 @@
-"""Walks through the package, counted: how many of our functions and files a reader passes.
+"""Walks through the package, counted: how many of our calls, functions and files a reader passes.
 
-python benchmarks/walks.py            # a table: the key `for:`
+    python benchmarks/walks.py    # a table: a healthy step, a step with a NaN, the key `for:`, the metric grad_norm
+
+A step is ``loss.backward()`` and ``optimizer.step()`` of a model with two tensors, watched by ``healthcheck run`` with
+the recommended rules on a CPU, in a process of its own under ``sys.setprofile``; eight late steps are counted, since
+what is looked at differs from step to step.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -81,12 +88,148 @@ def _carries(thing: Any) -> bool:
     return thing in (WRITTEN, COMPILED)
 
 
+STEPS = 60
+LATE = 9
+"""The last steps that are counted: eight healthy ones, and one whose loss is NaN."""
+
+_CHILD = """
+import sys, os, builtins
+import healthcheck
+from healthcheck.cli import main
+
+root = os.path.dirname(healthcheck.__file__) + os.sep
+builtins._walk = root
+sys.argv = ["healthcheck", "run", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+_STEPS = """
+import atexit, builtins, json, sys
+import torch
+
+root, log = builtins._walk, []
+
+def profile(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.startswith(root):
+        log.append((frame.f_code.co_filename[len(root):], frame.f_code.co_qualname))
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+steps, late, walked = STEPS, LATE, []
+atexit.register(lambda: json.dump(walked, open("walked.json", "w")))
+for i in range(steps):
+    x = torch.randn(8, 4)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    if i == steps - 1:
+        loss = loss * float("nan")
+    optimizer.zero_grad()
+    if i >= steps - late:
+        log.clear()
+        sys.setprofile(profile)
+    try:
+        loss.backward()
+        optimizer.step()
+    finally:
+        if i >= steps - late:
+            sys.setprofile(None)
+            walked.append(list(log))
+"""
+
+_NORM = '''
+import atexit, builtins, json, math, sys
+import torch
+
+root, files, wanted = builtins._walk, set(), [float("nan")]
+
+def carries(value, depth=0):
+    """A number, its sample, or samples among which it is."""
+    if isinstance(value, float):
+        return math.isclose(value, wanted[0], rel_tol=1e-6)
+    if getattr(value, "metric", None) == "grad_norm":
+        return True
+    if depth < 2 and isinstance(value, (list, tuple)):
+        return any(carries(v, depth + 1) for v in value[:50] if not isinstance(v, float))
+    return False
+
+def profile(frame, event, argument):
+    if event == "return" and frame.f_code.co_filename.startswith(root):
+        if carries(argument) or any(carries(value) for value in list(frame.f_locals.values())):
+            files.add((frame.f_code.co_filename[len(root):], frame.f_code.co_qualname))
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+atexit.register(lambda: json.dump(sorted(files), open("walked.json", "w")))
+for i in range(40):
+    x = torch.randn(8, 4)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    if i == 39:
+        wanted[0] = torch.nn.utils.get_total_norm(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)).item()
+        sys.setprofile(profile)
+    loss.backward()
+    optimizer.step()
+    sys.setprofile(None)
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class StepWalk:
+    """Our calls and files in one step."""
+
+    calls: int
+    files: int
+
+
+def walk_of_steps() -> tuple[list[StepWalk], StepWalk]:
+    """The late healthy steps, and the step with a NaN."""
+    source = _STEPS.replace("STEPS", str(STEPS), 1).replace("LATE", str(LATE), 1)
+    steps = [StepWalk(len(calls), len({file for file, _ in calls})) for calls in _walked(source)]
+    return steps[:-1], steps[-1]
+
+
+def functions_of_grad_norm() -> list[tuple[str, str]]:
+    """Functions that have the gradient norm of one step in their hands, as a number or as its sample: (file, name)."""
+    return [(str(file), str(name)) for file, name in _walked(_NORM)]
+
+
+def _walked(script: str, *options: str) -> list:  # type: ignore[type-arg]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "child.py").write_text(_CHILD)
+        (place / "train.py").write_text(script)
+        environment = {**os.environ, "HEALTHCHECK_RUNS": str(place / "runs")}
+        done = subprocess.run(
+            [sys.executable, "child.py", *options, "train.py"],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        walked = place / "walked.json"
+        if not walked.exists():
+            raise RuntimeError(f"the watched script left no walk:\n{done.stderr}")
+        return json.loads(walked.read_text())  # type: ignore[no-any-return]
+
+
 def main() -> None:
-    walk = functions_of_for()
+    healthy, bad = walk_of_steps()
+    mean = sum(step.calls for step in healthy) / len(healthy)
+    least, most = min(step.calls for step in healthy), max(step.calls for step in healthy)
+    files = max(step.files for step in healthy)
+    print(f"healthy step   {mean:.0f} calls ({least} to {most}) in up to {files} files")
+    print(f"step with NaN  {bad.calls:,} calls in {bad.files} files")
+    _print_walk("for:", functions_of_for(), "before the engine")
+    _print_walk("grad_norm", functions_of_grad_norm(), "of one step")
+
+
+def _print_walk(name: str, walk: list[tuple[str, str]], where: str) -> None:
     files = dict.fromkeys(file for file, _ in walk)
-    print(f"for:  {len(walk)} functions in {len(files)} files before the engine")
+    print(f"{name:<14} {len(walk)} functions in {len(files)} files {where}")
     for file in files:
-        print(f"  {file}: {', '.join(name for place, name in walk if place == file)}")
+        print(f"  {file}: {', '.join(function for place, function in walk if place == file)}")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
-    from healthcheck.core.runinfo import RunFacts
+    from healthcheck.core.runinfo import RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
@@ -100,6 +100,7 @@ _HOME = {
     "Session": "run.session",
     "Severity": "core.alerts",
     "State": "core.alerts",
+    "StateLoads": "core.runinfo",
     "StopTraining": "core.errors",
     "Transition": "core.alerts",
     "UnknownHookError": "core.errors",
@@ -158,6 +159,7 @@ __all__ = [
     "Session",
     "Severity",
     "State",
+    "StateLoads",
     "StopTraining",
     "Threshold",
     "Transition",

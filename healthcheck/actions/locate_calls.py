@@ -138,7 +138,7 @@ class Calls:
         self._finder = register_module_forward_pre_hook(self._found)
 
     def step_ends(self, step: int) -> None:
-        """The calls so far belong to this step (told before its update); those of older steps are let go."""
+        """The calls so far belong to this step (announced before its update); those of older steps are let go."""
         self._open.clear()  # a forward pass that was interrupted never ended
         fresh = [call for call in self.kept if not call.step]
         for call in fresh:

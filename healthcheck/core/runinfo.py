@@ -24,7 +24,7 @@ class RunInfo:
 
 @dataclass(slots=True)
 class StateLoads:
-    """Loads of a state dict that changed nothing: trainers add to it, the probe that reports them empties it."""
+    """Loads of a state dict that changed nothing. Trainers add to it; each step that ends hands on what it has."""
 
     unmatched: list[tuple[Any, str]] = field(default_factory=list)
     """Not one name fitted: a weak reference to the module, and words."""

@@ -130,7 +130,7 @@ NEEDS = {
 class FaultMachine:
     """Breaks whatever trains in this process. Steps are attempted updates of the optimizer seen first.
 
-    :param say: told once for every fault that came about.
+    :param say: called once for every fault that came about.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:

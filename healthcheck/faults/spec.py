@@ -20,7 +20,7 @@ class Kind:
     name: str
     help: str
     length: int = 1
-    """Steps that it lasts unless told; ``FOREVER`` to the end of the run."""
+    """Steps that it lasts unless a number is given; ``FOREVER`` to the end of the run."""
     amount: float = 0.0
     """What ``:AMOUNT`` changes: a factor, seconds or bytes; 0 where there is nothing to change."""
     unit: str = ""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
+from healthcheck.core.runinfo import StateLoads
 from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
@@ -555,9 +556,14 @@ class StepMachine:
     def _end_step(self, optimizer: Any, index: int, **more: Any) -> None:
         """-> ENDED. ``more``: what else is known of the step, by the names in an event."""
         self._standing = Stage.ENDED
-        loads = self.session.facts.loads
+        facts_of_run = self.session.facts
+        loads: StateLoads | None = None
+        if facts_of_run.loads.unmatched or facts_of_run.loads.own:
+            loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
+        elif self.number == self._first + 1:
+            loads = StateLoads()
         more |= {
-            "loads": loads if self.number == self._first + 1 or loads.unmatched or loads.own else None,
+            "loads": loads,
             "inner_gradients": self.facts.inner_gradients,
             "held_back": self.gate.held_back(self.number),
         }

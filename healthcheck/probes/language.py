@@ -186,7 +186,7 @@ class TokenProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _AHEAD,
-            "Positions from a token read to the target told from it; 1 is the next token. Only where they are the same tokens.",
+            "Positions from a token that is read to the one that is predicted from it; 1 is the next token. Only where they are the same tokens.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),

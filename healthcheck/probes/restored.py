@@ -141,8 +141,6 @@ class LoadedStateProbe:
             *self._samples("state.unmatched", unmatched, event),
             *self._samples("state.own", [*loads.own], event),
         ]
-        loads.unmatched.clear()
-        loads.own.clear()
         self._begun = self._begun or bool(samples)
         return samples
 

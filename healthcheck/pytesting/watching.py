@@ -272,7 +272,7 @@ def watch_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if ended_early and not stop.get("rule"):
         watched.note(f"training was ended as asked ({stop.get('reason', '')}); code of the test after it did not run")
     failure = failure_of(session, report) if error is None else None
-    _attach(item, watched, session, report, told=failure is not None)
+    _attach(item, watched, session, report, shown_already=failure is not None)
     if error is not None:
         raise error
     if failure is None and (wanted.reference or watched.reference_wanted):
@@ -322,16 +322,18 @@ def _forget_former_models() -> None:
     gc.collect()
 
 
-def _attach(item: pytest.Item, watched: Watched, session: Session, report: dict[str, Any], *, told: bool) -> None:
+def _attach(
+    item: pytest.Item, watched: Watched, session: Session, report: dict[str, Any], *, shown_already: bool
+) -> None:
     """The report section, the facts for JUnit, and what the summary at the end needs.
 
-    :param told: the failure itself shows the alerts already.
+    :param shown_already: the failure itself shows the alerts already.
     """
     from healthcheck.reports.wording import closing_block, count_line
 
     lines = list(watched.notes)
     for alert in session.alerts:
-        if not alert.explained_by and not told:
+        if not alert.explained_by and not shown_already:
             lines += block(session, alert, report)
     record = shown(session.info.run_dir) if session.info.run_dir is not None else ""
     lines += closing_block(report, record, named=record)

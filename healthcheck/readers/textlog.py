@@ -153,8 +153,8 @@ class TextLogReader:
         parse = _LineParser()
         text = re.split(r"[\r\n]+", head_text(head))
         rows = [found for line in text[:2000] if (found := parse(line)) is not None]
-        told = sum(any(identify(k).metric in _CORE and k not in _STEPS for k in row) for _, row in rows)
-        if told < 2:
+        named = sum(any(identify(k).metric in _CORE and k not in _STEPS for k in row) for _, row in rows)
+        if named < 2:
             return 0.0
         placed = any((at is not None and at.step is not None) or set(row) & (_STEPS | EPOCH_NAMES) for at, row in rows)
         return self.surest if placed else 0.3
@@ -385,8 +385,8 @@ class BoxReader:
     def recognises(self, path: Path, head: bytes) -> float:
         if is_binary(head):
             return 0.0
-        told = [row for row in _boxes(head_text(head).split("\n")) if any(identify(name).known for name in row)]
-        return 0.75 if len(told) >= 2 else 0.0
+        named = [row for row in _boxes(head_text(head).split("\n")) if any(identify(name).known for name in row)]
+        return 0.75 if len(named) >= 2 else 0.0
 
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
         with open_text(path) as file:

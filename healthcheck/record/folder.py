@@ -95,10 +95,10 @@ def folder_of_rank_zero(folder: Path, rank: int, wait: float = WAIT_SECONDS) -> 
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             fresh = time.time() - pointer.stat().st_mtime < FRESH_SECONDS
-            told = json.loads(pointer.read_text())
-            same = told["host"] != socket.gethostname() or told["parent"] == os.getppid()
-            if fresh and same and (folder / told["run"]).is_dir():
-                return folder / str(told["run"])
+            written = json.loads(pointer.read_text())
+            same = written["host"] != socket.gethostname() or written["parent"] == os.getppid()
+            if fresh and same and (folder / written["run"]).is_dir():
+                return folder / str(written["run"])
         if time.monotonic() >= deadline:
             return None
         time.sleep(0.05)

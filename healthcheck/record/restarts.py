@@ -141,7 +141,7 @@ class KeptStates:
         self._trouble = False
 
     def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
-        """Keep what the detectors knew when a file was written. A disk that is full is told once.
+        """Keep what the detectors knew when a file was written. A disk that is full is reported once.
 
         :param mark: None where another rank has written it.
         """

@@ -1,7 +1,7 @@
 """Files written behind the step path: a bounded queue and a thread that empties it twice a second.
 
 What is handed to the operating system survives the death of the process, so that ``kill -9`` loses
-at most a second. A disk that is full or gone is told once; then the record lives in memory only.
+at most a second. A disk that is full or gone is reported once; then the record lives in memory only.
 """
 
 from __future__ import annotations

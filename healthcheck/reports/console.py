@@ -180,7 +180,7 @@ def alert_block(
 ) -> list[str]:
     """The lines of one alert; the first is not indented.
 
-    :param explained: alerts that this one explains; their facts are told here.
+    :param explained: alerts that this one explains; their facts are shown here.
     :param history: ``history(series, n)``, for the value before a non-finite one.
     :param place: how a path is shown.
     :param named: how the commands name this run; empty where ``latest`` is it.
@@ -205,15 +205,15 @@ def only_noted(alert: Alert) -> bool:
 def _headline(alert: Alert, history: History, world_size: int) -> str:
     message = alert.message or f"{alert.series[0].name if alert.series else alert.rule} is {number(alert.value)}"
     extra = []
-    if not _told(message, alert.value):
+    if not _mentioned(message, alert.value):
         extra.append(f"value {number(alert.value)}")
     before = _before(alert, history)
     if before:
         extra.append(before)
-    elif alert.normal is not None and math.isfinite(alert.normal) and not _told(message, alert.normal):
+    elif alert.normal is not None and math.isfinite(alert.normal) and not _mentioned(message, alert.normal):
         extra.append(f"normal {number(alert.normal)}")
     if math.isfinite(alert.value) and alert.threshold and not mentions(message, alert.threshold):
-        scored = alert.score is not None and alert.score != alert.value and not _told(message, alert.score)
+        scored = alert.score is not None and alert.score != alert.value and not _mentioned(message, alert.score)
         extra.append((f"score {number(alert.score)}, " if scored else "") + f"limit {alert.threshold}")
     if world_size > 1:
         extra.append(f"on rank {alert.rank}")
@@ -226,7 +226,7 @@ def mentions(text: str, what: str) -> bool:
     return re.search(rf"(?<![\w.,]){re.escape(what)}(?![\w]|[.,]\d)", text) is not None
 
 
-def _told(message: str, value: float | None) -> bool:
+def _mentioned(message: str, value: float | None) -> bool:
     """Whether a message says this number already, in whatever precision."""
     if value is None:
         return True
@@ -399,7 +399,7 @@ class ConsoleReport:
             self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
 
     def finish(self, report: dict[str, Any]) -> None:
-        for alert in list(self._waiting.values()):  # a stop left before their actions were told
+        for alert in list(self._waiting.values()):  # a stop left before their actions were shown
             self._show(alert)
         self._waiting.clear()
         if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):

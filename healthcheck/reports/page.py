@@ -266,9 +266,9 @@ def _run(name: str, report: Mapping[str, Any], prefix: str, lines: Sequence[Line
     ]
     if report["alerts"]:
         shown = report["alerts"][:MOST_ALERTS]
-        told = [alert for alert in shown if not alert.get("explained_by")]
+        own_blocks = [alert for alert in shown if not alert.get("explained_by")]
         rest = [alert for alert in shown if alert.get("explained_by")]
-        parts.append(f"<h2>Alerts</h2>{''.join(_alert(alert, prefix) for alert in told)}")
+        parts.append(f"<h2>Alerts</h2>{''.join(_alert(alert, prefix) for alert in own_blocks)}")
         if rest:  # the same story again: at a click
             inner = "".join(_alert(alert, prefix) for alert in rest)
             parts.append(

@@ -141,8 +141,8 @@ def how_it_ended(report: Mapping[str, Any]) -> str:
     why = f" ({words})" if words not in ("ok", "") else ""
     fraction = report.get("overhead", {}).get("fraction")
     # Of a run of a second, start-up is most of it: a share would say nothing.
-    told = fraction is not None and float(report["seconds"]) >= 1.0 and report["steps"]
-    cost = f", cost {float(fraction) * 100:.1f} % of the time" if told else ""
+    worth_saying = fraction is not None and float(report["seconds"]) >= 1.0 and report["steps"]
+    cost = f", cost {float(fraction) * 100:.1f} % of the time" if worth_saying else ""
     device = report.get("overhead", {}).get("device_seconds_per_step")
     if cost and device is not None:
         cost += f" and {float(device) * 1e6:,.0f} us of the device a step"

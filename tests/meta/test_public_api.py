@@ -61,6 +61,7 @@ PUBLIC = [
     "Session",
     "Severity",
     "State",
+    "StateLoads",
     "StopTraining",
     "Threshold",
     "Transition",

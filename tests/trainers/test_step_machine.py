@@ -18,6 +18,7 @@ from healthcheck.instrument import step_events as showing
 from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of
 from healthcheck.instrument.machine import EndedBy, Stage, StepMachine
 from healthcheck.instrument.modelview import FoundModel
+from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import Ending
 
 LETTERS = {
@@ -49,7 +50,7 @@ class Fed:
         parameters = {name: torch.nn.Parameter(torch.ones(2)) for name in "ab"}
         self.optimizers = {name: torch.optim.SGD([p], lr=0.1) for name, p in parameters.items()}
         view = FoundModel([torch.nn.ParameterDict(parameters)])
-        controls = TorchControls(self.session, view, StopSwitch(), capabilities_of("script"))
+        controls = TorchControls(self.session, view, StopSwitch(self.session.stop), capabilities_of("script"))
         self.session.bind(controls)
         only = [self.optimizers[name] for name in optimizers]
         self.machine = StepMachine(self.session, view, controls, only=only, ended_by=ended_by)
@@ -393,10 +394,10 @@ def test_a_stop_is_raised_wherever_it_comes_and_nothing_is_left_in_the_middle(
 ) -> None:
     with fed("ab") as machine:
         machine.feed(" ".join(before))
-        machine.machine.stop.request("enough", rule="r", step=1, exit_code=1)
+        machine.session.stop.request = StopRequest("r", 1, "enough")
         for word in after:
             with contextlib.suppress(StopTraining):
                 machine.word(word)
             if machine.machine.stage is Stage.BACKWARD:  # as the hook does, whose pass is never run
                 machine.machine.pass_fails()
-        assert machine.machine.stop.raised or not any(word in ("a", "b", "a?", "b?", "pass") for word in after)
+        assert machine.session.stop.raised or not any(word in ("a", "b", "a?", "b?", "pass") for word in after)

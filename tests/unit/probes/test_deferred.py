@@ -10,6 +10,7 @@ import pytest
 import torch
 from standin import LateMemory, NoReads, elsewhere
 
+from healthcheck.core.protocols import Bound
 from healthcheck.core.samples import Sample
 from healthcheck.device.deferred import (
     Deferred,
@@ -28,7 +29,7 @@ from healthcheck.device.deferred import (
     where,
 )
 from healthcheck.device.mailbox import StepMailbox
-from healthcheck.instrument.gate import Bound, device_flag
+from healthcheck.instrument.gate import Limit, device_flag
 
 SOME = (-2.5, -0.0, 0.0, 1.0, 7.25, math.inf, -math.inf, math.nan)
 
@@ -218,7 +219,9 @@ def test_a_gate_compares_the_number_that_its_rule_judges(device: Any) -> None:
     """Not one of those that it is made of: the mean of two losses, a norm without its scale."""
     sums_to_8, scaled, scale = device(3.0) + device(5.0), device(4096.0), device(1024.0)
     for value in (sums_to_8 / 2.0, scaled / scale):
-        assert device_flag([(Sample("loss", 1, value), Bound(high=5.0))]) == 0.0
-        assert device_flag([(Sample("loss", 1, value), Bound(high=3.0))]) == 1.0
+        assert device_flag([(Sample("loss", 1, value), Limit("r", Bound(-math.inf, 5.0)))]) == 0.0
+        assert device_flag([(Sample("loss", 1, value), Limit("r", Bound(-math.inf, 3.0)))]) == 1.0
     late = calculate(lambda n: n, device(8.0))
-    assert device_flag([(Sample("loss", 1, late), Bound(high=5.0))]) is None, "what only the host can say waits for it"
+    assert device_flag([(Sample("loss", 1, late), Limit("r", Bound(-math.inf, 5.0)))]) is None, (
+        "what only the host can say waits for it"
+    )

@@ -20,7 +20,6 @@ def test_only_loads_into_the_trained_model_count() -> None:
     watched.emit(EventKind.STEP_END, 2, model=view, loads=StateLoads([(weakref.ref(other), "an average")]))
     found = StateLoads([(weakref.ref(model[0]), "2 names like a.weight")])
     watched.emit(EventKind.STEP_END, 3, model=view, loads=found)
-    assert not found, "it is said once"
     watched.emit(EventKind.STEP_END, 4, model=view)
     assert watched.of("state.unmatched") == [(1, 0.0), (3, 1.0)]
     assert watched.facts("state.unmatched")["which"] == "2 names like a.weight"
@@ -33,6 +32,5 @@ def test_a_load_of_the_models_own_tensors_is_told_at_the_end_of_the_run_too() ->
     loads.own.append("Linear, 2 tensors")
     watched.emit(EventKind.TRAIN_END, 1, loads=loads)
     assert watched.values("state.own") == [0.0, 1.0]
-    assert not loads
     assert watched.facts("state.own")["which"] == "Linear, 2 tensors"
     assert watched.values("state.unmatched") == [0.0]

@@ -232,6 +232,15 @@ def test_a_run_that_goes_on_counts_from_where_it_was() -> None:
         assert machine.feed("pass a pass a").seen == f"T8 {ONE.replace('1', '8')} {ONE.replace('1', '9')}"
 
 
+def test_an_end_that_is_asked_for_in_the_middle_is_heeded() -> None:
+    with fed("a") as machine:
+        machine.feed("pass a")
+        machine.session.stop.most_steps = 2
+        with pytest.raises(StopTraining, match="asked for 2 steps"):
+            machine.feed("pass a")
+        assert machine.seen == f"T1 {ONE} {TWO}"
+
+
 def test_the_stages_of_a_step() -> None:
     with fed("a") as machine:
         steps = machine.machine

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 import lightning.pytorch as pl
 import torch
 
+from healthcheck.core.text import time_left
 from healthcheck.trainers.lightning.single import (
     AnomalyDetectorCallback,
     GradientMonitorCallback,
@@ -24,7 +25,6 @@ from healthcheck.trainers.lightning.single import (
     ThroughputMonitorCallback,
     TrainingDashboardCallback,
     TrainingHealthCallback,
-    duration,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.framework("lightning"), pytest.mark.filterwarnings("ignore")]
@@ -184,7 +184,7 @@ def test_parameters_and_defaults_are_the_documented_ones(kind: Any, defaults: di
 
 @pytest.mark.parametrize(("seconds", "words"), [(9240, "2h 34m"), (312, "5m 12s"), (42, "42s"), (-1, "0s")])
 def test_the_time_left_is_written_as_documented(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert time_left(seconds) == words
 
 
 def test_the_names_are_found_beside_the_adapter_too() -> None:

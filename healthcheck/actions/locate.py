@@ -1,4 +1,4 @@
-"""What ``locate`` found, as one sentence."""
+"""Name the module in which a step stopped being finite, by making the step again, and say it in one sentence."""
 
 from __future__ import annotations
 

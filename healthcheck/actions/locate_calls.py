@@ -1,4 +1,4 @@
-"""The state of all random number generators that a forward pass may draw from."""
+"""Which calls of the model made a step, kept with the state of the random generators so that they can be made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward pass of a replayed call as a tree of module calls, and where in it values stop being finite."""
+"""Make a call of the model again, forward and backward, operation by operation, and leave the training as it was."""
 
 from __future__ import annotations
 

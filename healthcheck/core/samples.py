@@ -1,4 +1,4 @@
-"""Samples and metrics: the numbers that rules judge, and the last ones of every series. Standard library only."""
+"""Samples and metrics: the numbers that rules judge. Standard library only."""
 
 from __future__ import annotations
 

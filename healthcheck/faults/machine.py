@@ -1,4 +1,4 @@
-"""What each fault does to tensors. Torch is imported where it is needed."""
+"""Where faults enter a training: torch's own functions, replaced underneath the watch, and what each does to tensors."""
 
 from __future__ import annotations
 

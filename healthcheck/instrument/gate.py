@@ -1,4 +1,5 @@
-"""Which rules may hold back an update before the host has seen its values, and by which bound.
+"""Holding back a bad update: which rules may, by which bound, and how: on the device where the optimizer allows that, by a
+wait where it must.
 
 On a GPU values reach the host one or two steps late. What is to keep a bad update from the weights
 must be decided on the device, so it must be a comparison with something known before: the bound that the

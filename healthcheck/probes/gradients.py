@@ -1,4 +1,4 @@
-"""Which parameters are bad, after a hit: facts for messages. Reads values; never on the hot path."""
+"""Gradient norms before clipping, gradients that are not finite or exactly zero, and who carries them."""
 
 from __future__ import annotations
 

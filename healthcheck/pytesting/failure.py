@@ -1,4 +1,4 @@
-"""Paths and problems as a person at this terminal reads them."""
+"""A failed watch as an ordinary test failure: one readable block, with paths as a person at this terminal reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed and memory of one watched test, for its reference file."""
+"""Loss, speed and memory of a watched test, compared with its reference file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--healthcheck-coverage``: which rules have a test that makes them fire, and one that sees them silent."""
+"""Rule tests (``*.hctest.yaml``) as test items, and ``--healthcheck-coverage``: which rules they make fire and see silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one test asks for: its marker, the command line, the ini file."""
+"""One watched test: what it asks for, its session, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a row stands: which columns are the step, the epoch, the clock and the phase."""
+"""Rows of a recorded run: which columns are the step, the epoch, the clock and the phase, and what an empty cell means."""
 
 from __future__ import annotations
 

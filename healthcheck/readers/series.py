@@ -1,4 +1,4 @@
-"""Which column is what: the step, the clock, and a metric name for every number.
+"""A recorded run as samples in order: a metric name for every number, whatever the layout of its file.
 
 Looks at the first rows of a file once and decides; later columns are fitted in as they come. Where
 several columns are known names of one metric, those with at least 80 % as many values as the fullest

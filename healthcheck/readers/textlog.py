@@ -1,4 +1,4 @@
-"""Where a line of a text log stands: the step, the epoch and the phase that are written in the line itself."""
+"""Text logs: numbers in lines and boxes, with the step, the epoch and the phase that are written among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files written behind the step path: a bounded queue and a thread that empties it twice a second.
+"""The record of a session, written behind the step path: a bounded queue and a thread that empties it twice a second.
 
 What is handed to the operating system survives the death of the process, so that ``kill -9`` loses
 at most a second. A disk that is full or gone is reported once; then the record lives in memory only.

@@ -1,4 +1,4 @@
-"""What our own record knows beyond its samples: where the run began, what it was asked to collect."""
+"""A recorded run through the engine, with what our own record knows beside its samples; many of them on several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writing whole lines to stderr beside other people's progress bars; never an error of ours.
+"""The console of a watched run: whole lines on stderr beside other people's progress bars, a block for each alert; HTML in a
+notebook.
 
 Only stderr (in a notebook the cell's output), only ASCII, no cursor tricks. A stream that is closed, broken or full is given up
 after one try of the interpreter's original stderr: training goes on in silence.

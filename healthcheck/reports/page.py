@@ -1,4 +1,4 @@
-"""The style sheet of the HTML page."""
+"""The HTML page of a run: alerts, charts and every rule, in one file without a script."""
 
 from __future__ import annotations
 

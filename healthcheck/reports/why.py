@@ -1,4 +1,4 @@
-"""What else changed around an alert: other series against their own recent past. Facts, no culprits."""
+"""Why an alert fired, recomputed from the record by the real engine, and what else changed around it: facts, no culprits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value of ``metric:``: ``loss``, ``grad_norm[*]``, ``time.step[rank=*]``."""
+"""One draft -> one compiled rule. Every mistake is reported at its key; nothing is raised."""
 
 from __future__ import annotations
 

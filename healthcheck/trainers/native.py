@@ -1,4 +1,4 @@
-"""What the adapters of frameworks are made of: controls over a framework's own ways, alerts for its logger, a mixin."""
+"""What all framework adapters share: one session and one set of torch hooks, with the framework's own knowledge on top."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Trainer of transformers says, in our words: its metrics, its epoch, and the Trainer itself."""
+"""The Trainer of transformers, and those of TRL that inherit from it: the callback."""
 
 from __future__ import annotations
 

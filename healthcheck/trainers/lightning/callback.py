@@ -1,4 +1,4 @@
-"""What the Trainer of Lightning says, in our words: its evaluation results, its length, its base class."""
+"""The Trainer of Lightning, under both of its package names: the callback."""
 
 from __future__ import annotations
 

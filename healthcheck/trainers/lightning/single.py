@@ -1,4 +1,4 @@
-"""What the single callbacks for Lightning share: one session for all, rules and metrics of each."""
+"""Six callbacks for Lightning, each one concern, each a few rules and names over the ordinary callback."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^(`{3,})(\w*)([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`([\w./-]+\.\w+|[\w./-]+/)`")
-TITLES = ("A rule", "A metric", "An action", "A reader")
+TITLES = ("A rule", "A metric", "A condition", "An action", "A reader")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.text import visible
 from healthcheck.extend.host import PluginHost
 from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
@@ -173,4 +174,4 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
 def _say(text: str) -> None:
     """One line on stderr; a closed stderr is nobody's problem here."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")

@@ -11,8 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from healthcheck.cli.outlet import escaped_output
 from healthcheck.cli.usage import TABLE, command_parser, misplaced, mistakes, overview, wrong_guess
 from healthcheck.core.errors import HealthCheckError, RuleFileError, UsageError
+from healthcheck.core.text import visible_lines
+
+_SHARE_THE_TERMINAL = ("run", "test")
+"""Commands in which others write: the script, pytest. What we say there passes the console's own door."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +71,11 @@ def _run_builtin(name: str, rest: list[str]) -> int:
     if name != "run":  # there stdout belongs to the script
         _never_choke_on_names()
     args = command_parser(name).parse_args(rest)
-    return int(importlib.import_module(f"healthcheck.cli.{name}").main(args))
+    command = importlib.import_module(f"healthcheck.cli.{name}")
+    if name in _SHARE_THE_TERMINAL:
+        return int(command.main(args))
+    with escaped_output():
+        return int(command.main(args))
 
 
 def _run_plugin_command(name: str, rest: list[str]) -> int | None:
@@ -77,7 +86,8 @@ def _run_plugin_command(name: str, rest: list[str]) -> int | None:
     if found is None:
         return None
     _never_choke_on_names()
-    return int(found[1](rest))
+    with escaped_output():
+        return int(found[1](rest))
 
 
 def _never_choke_on_names() -> None:
@@ -89,7 +99,7 @@ def _never_choke_on_names() -> None:
 
 def _complain(text: str) -> None:
     try:
-        print(text, file=sys.stderr)
+        print(visible_lines(text), file=sys.stderr)
     except (OSError, ValueError):
         pass
 

@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.cli.options import add_format, add_plugin_option, add_profile, loaded_host, print_json
+from healthcheck.cli.outlet import print_commands
 from healthcheck.cli.usage import misplaced
 from healthcheck.core.errors import Problem, UsageError
 from healthcheck.core.text import plural, step
@@ -211,7 +212,7 @@ def _say(
         return
     if args.format == "github":
         if problems:
-            print(rendering.render_github(problems))
+            print_commands(rendering.render_github(problems))
     else:
         for problem in mended:
             assert problem.fix is not None

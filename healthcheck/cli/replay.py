@@ -31,6 +31,7 @@ from healthcheck.cli.options import (
     print_json,
     rule_choice,
 )
+from healthcheck.cli.outlet import raw
 from healthcheck.core.errors import HealthCheckError, RuleFileError, UsageError
 from healthcheck.core.text import number, plural
 from healthcheck.extend.dispatch import suggest
@@ -332,7 +333,7 @@ def _judge_all(paths: Sequence[str], prepare: Callable[[], Callable[[str], R]], 
     from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    console = Console(file=raw(sys.stderr))
     yield from track(outcomes, description="replaying", total=len(paths), console=console, transient=True)
 
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from healthcheck.cli.options import add_run, loaded_host
+from healthcheck.cli.outlet import raw
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import duration, number, plural, step
+from healthcheck.core.text import duration, number, plural, step, visible
 from healthcheck.record.runs import Follower, Run, find_run, load_run
 from healthcheck.reports.page import FIRST
 from healthcheck.reports.tables import table_lines
@@ -48,10 +49,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _live(run: Run, follower: Follower, units: Mapping[str, str], every: float) -> None:
     """Draw over and over until the run has ended; the last picture stays."""
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    with Live(auto_refresh=False) as live:
+    with Live(console=Console(file=raw(sys.stdout)), auto_refresh=False) as live:
         while True:
             now = load_run(run.folder)  # samples are followed line by line; report and alerts are small and read anew
             ended = now.status not in ("running", "unfinished")  # asked before drawing: the last picture says how
@@ -66,7 +68,8 @@ def screen(run: Run, follower: Follower, units: Mapping[str, str]) -> list[str]:
     """All lines: the state of the run, a row per series, the newest alerts."""
     silent = follower.silent
     quiet = f", nothing new for {duration(silent)}" if run.report is None and silent >= QUIET_SECONDS else ""
-    lines = [f"{run.name}: {run.target}, {run.status}, step {step(max(follower.step, run.steps))}{quiet}"]
+    named = visible(f"{run.name}: {run.target}, {run.status}")
+    lines = [f"{named}, step {step(max(follower.step, run.steps))}{quiet}"]
     rows = []
     for name in _chosen(follower):
         series = follower.series[name]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from healthcheck.core.text import visible
+
 
 class HealthCheckError(Exception):
     """Base of every error that healthcheck raises on purpose.
@@ -112,5 +114,6 @@ class HealthCheckFailed(AssertionError):
     """
 
     def __init__(self, headline: str, details: Sequence[str] = ()) -> None:
-        self.headline = headline
-        super().__init__("\n".join([headline, *details]))
+        self.headline = visible(headline)
+        # pytest prints this as it is, and quotes it in its summary.
+        super().__init__("\n".join(visible(line) for line in (headline, *details)))

@@ -1,9 +1,13 @@
-"""Numbers, bytes and durations as people read them, and strict JSON as programs do. Standard library only."""
+"""Numbers, bytes and durations as people read them, strict JSON as programs do, and foreign text that is safe to show.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -193,3 +197,43 @@ def strict(value: Any) -> Any:
 def dump_line(value: Any) -> bytes:
     """One line of a JSON-lines file."""
     return json.dumps(strict(value), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Text from outside: messages, names of metrics, parameters, files and runs, what exceptions say.
+#
+# It passes here on its way to a terminal, a log, a CI summary or a page. JSON has escapes of its own and stays raw.
+
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, those of C1 too: a terminal obeys them
+    "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # unseen, or turning
+    "\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"  # no characters at all: bytes of a file name that are no UTF-8
+)
+_COMMAND = re.compile(r"^\s*::|##(?=\w*\[)")
+"""What a CI system takes for a command in the output of a job: ``::error::`` of GitHub at the beginning of a line,
+``##[error]`` and ``##vso[...]`` of Azure, ``##teamcity[...]``."""
+
+
+def visible(text: str) -> str:
+    """Text from anywhere as one line that shows all it holds and does nothing.
+
+    Control characters, line breaks, characters that turn the direction of writing or are not seen become escapes as in
+    Python (``\\x1b``, ``\\u202e``), and so do the first signs of what a CI system would take for a command.
+    """
+    if text.isascii() and text.isprintable() and "::" not in text and "##" not in text:
+        return text
+    return _COMMAND.sub(_disarmed, _UNSAFE.sub(_escape, text))
+
+
+def visible_lines(text: str) -> str:
+    """The same for text of several lines, such as a traceback: line breaks and tabs stay what they are."""
+    return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.split("\n"))
+
+
+def _escape(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
+
+
+def _disarmed(match: re.Match[str]) -> str:
+    head = match[0]
+    return f"{head[:-1]}\\x{ord(head[-1]):02x}"

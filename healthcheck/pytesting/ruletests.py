@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from healthcheck.core.text import visible, visible_lines
 from healthcheck.pytesting.failure import complaint, shown
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class _Block:
     """Ready text as pytest's terminal and JUnit reports take it, with a first line for the summary."""
 
     def __init__(self, text: str, headline: str) -> None:
-        self.text = text
-        self.reprcrash = SimpleNamespace(message=headline)
+        self.text = visible_lines(text)
+        self.reprcrash = SimpleNamespace(message=visible(headline))
 
     def __str__(self) -> str:
         return self.text

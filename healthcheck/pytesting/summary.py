@@ -51,6 +51,8 @@ class WatchedTests:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.tests and not self.notes:
             return
+        from healthcheck.core.text import visible
+
         terminal = terminalreporter
         terminal.section("healthcheck")
         order = {"failed": 0, "warned": 1, "not judged": 2, "ok": 3}
@@ -61,8 +63,9 @@ class WatchedTests:
         for test in tests[:MOST_ROWS]:
             facts = test["facts"]
             alerts = "" if facts["alerts"] == "none" else f"   {facts['alerts']}"
-            terminal.write_line(f"{test['nodeid']:{width}}  {facts['verdict']:10}  {facts['steps']:>6} steps{alerts}")
+            row = f"{test['nodeid']:{width}}  {facts['verdict']:10}  {facts['steps']:>6} steps{alerts}"
+            terminal.write_line(visible(row))
         if len(tests) > MOST_ROWS:
             terminal.write_line(f"and {len(tests) - MOST_ROWS} more watched tests")
         for note in self.notes:
-            terminal.write_line(note)
+            terminal.write_line(visible(note))

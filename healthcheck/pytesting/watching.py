@@ -15,6 +15,7 @@ import pytest
 
 from healthcheck.core.errors import HealthCheckError, HealthCheckFailed, StopTraining
 from healthcheck.core.samples import Sample, series_name
+from healthcheck.core.text import visible
 from healthcheck.extend.dispatch import suggest
 from healthcheck.pytesting.failure import block, complaint, failure_of, longrepr, shown
 from healthcheck.pytesting.reference import Measures, compare
@@ -337,7 +338,7 @@ def _attach(
             lines += block(session, alert, report)
     record = shown(session.info.run_dir) if session.info.run_dir is not None else ""
     lines += closing_block(report, record, named=record)
-    item.add_report_section("call", "healthcheck", "\n".join(lines))
+    item.add_report_section("call", "healthcheck", "\n".join(map(visible, lines)))
     alerts = [f"{a.rule}@{a.fired_step}" for a in session.alerts]
     facts = {
         "verdict": report["verdict"],

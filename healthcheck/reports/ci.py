@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.alerts import Severity
-from healthcheck.core.text import step
+from healthcheck.core.text import step, visible, visible_lines
 from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
     by_severity,
@@ -82,10 +82,14 @@ def _row(alert: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text from anywhere as one cell: no table, line or HTML of its own."""
-    for sign, instead in (("|", "\\|"), ("<", "&lt;"), ("\r", " "), ("\n", " ")):
+    """Text from anywhere as one cell: no table, line, link, image or HTML of its own."""
+    for sign, instead in _MARKUP:
         text = text.replace(sign, instead)
-    return text
+    return visible(text.replace("\r", " ").replace("\n", " "))
+
+
+_MARKUP = (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), *((sign, f"\\{sign}") for sign in "|[]`*_~"))
+"""What Markdown would make something of, and what stands for it: GitHub would fetch an image for everybody who reads."""
 
 
 def in_checkout(file: str, folder: Path) -> str:
@@ -102,7 +106,7 @@ def in_checkout(file: str, folder: Path) -> str:
 
 
 def _message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible_lines(text).replace("%", "%25").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
@@ -197,7 +201,7 @@ def _alerts_of(report: Mapping[str, Any], rule: str) -> list[Mapping[str, Any]]:
 
 
 def _text(text: str) -> str:
-    return _ILLEGAL.sub("?", text)
+    return _ILLEGAL.sub("?", visible_lines(text))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
-from healthcheck.core.text import number, plural, shorten, step
+from healthcheck.core.text import number, plural, shorten, step, visible
 from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
@@ -41,10 +41,24 @@ class Stderr:
     def __init__(self) -> None:
         self.given_up = False
 
-    def write(self, lines: list[str]) -> None:
-        """Write lines in one go, above any active bar; in a notebook, as a block of its own."""
-        if self.given_up or not lines or show(lines):
+    def write(
+        self, lines: Sequence[str], *, colour: tuple[int, int, str] | None = None, commands: bool = False
+    ) -> None:
+        """Write lines in one go, above any active bar; in a notebook, as a block of its own.
+
+        What lines hold from outside is escaped here, so that nobody who makes them has to think of it.
+
+        :param colour: ``(start, end, name)``: this part of the first line in a colour, where that is wanted.
+        :param commands: the lines are commands for a CI system, made of text that was escaped for it.
+        """
+        if self.given_up or not lines:
             return
+        lines = list(lines) if commands else [visible(line) for line in lines]
+        if show(lines):
+            return
+        if colour is not None:
+            start, end, name = colour
+            lines[0] = lines[0][:start] + self.colour(lines[0][start:end], name) + lines[0][end:]
         text = ascii_only("\n".join(lines)) + "\n"
         for stream in dict.fromkeys((sys.stderr, sys.__stderr__)):
             if stream is None:
@@ -119,7 +133,6 @@ _EDGE_COLOURS = (
     (re.compile(r"^healthcheck: OK"), "#2e8b57"),
 )
 """How a block begins -> the colour of its edge. The words say it too."""
-_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 _STYLE = "padding:.1em .8em;margin:.3em 0;font-family:monospace;font-size:.9em;white-space:pre-wrap"
 
 
@@ -127,7 +140,7 @@ class Block:
     """Some lines for IPython's ``display``: HTML where the front end can, else text."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self.lines = [_ESCAPES.sub("", line) for line in lines]
+        self.lines = list(lines)
 
     def __repr__(self) -> str:
         return "\n".join(self.lines)
@@ -409,13 +422,12 @@ class ConsoleReport:
             self.out.write([closing_line(report)])
             return
         lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1)
-        lines[0] = self._coloured_verdict(lines[0], report)
         if self._noted:
             lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
         if self._counted:
             counted = [f"{rule} {plural(n, 'time')}" for rule, n in self._counted.items()]
             lines.insert(2, f"  further alerts, without a block: {shorten(counted)}")
-        self.out.write(lines)
+        self.out.write(lines, colour=_verdict(lines[0], report))
 
     # -- inside -----------------------------------------------------------------------
 
@@ -467,11 +479,9 @@ class ConsoleReport:
         )
         if alert.severity is Severity.INFO:
             lines = lines[:1]
-        label = LABEL[alert.severity]
-        lines[0] = self.out.colour(label, _COLOUR[alert.severity]) + lines[0][len(label) :]
         if shown + 1 == BLOCKS_PER_RULE:
             lines[-1] += "   (third time: further ones are only counted)"
-        self.out.write(lines)
+        self.out.write(lines, colour=(0, len(LABEL[alert.severity]), _COLOUR[alert.severity]))
 
     def _transition(self, change: Transition) -> None:
         score = "" if change.score is None or change.score == change.value else f", score {number(change.score)}"
@@ -503,17 +513,14 @@ class ConsoleReport:
             return f"{latest_shown(run_dir)}/{Path(path).relative_to(run_dir).as_posix()}"
         return path
 
-    def _coloured_verdict(self, line: str, report: dict[str, Any]) -> str:
-        head, _, tail = line.partition(": ")
-        end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
-        colour = (
-            "green"
-            if report["exit_code"] == 0 and report["verdict"] == "ok"
-            else "yellow"
-            if report["exit_code"] == 0
-            else "red"
-        )
-        return f"{head}: {self.out.colour(tail[:end], colour)}{tail[end:]}"
+
+def _verdict(line: str, report: dict[str, Any]) -> tuple[int, int, str]:
+    """Where the verdict stands in the closing line, and its colour."""
+    head, separator, tail = line.partition(": ")
+    start = len(head) + len(separator)
+    end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
+    healthy = report["exit_code"] == 0
+    return start, start + end, "green" if healthy and report["verdict"] == "ok" else "yellow" if healthy else "red"
 
 
 def _cannot_be_judged(session: Session) -> list[str]:

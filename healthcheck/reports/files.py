@@ -131,7 +131,7 @@ def write_reports(
     for kind, named in kind_paths.items():
         known = table[kind]
         if known.lines is not None:
-            Stderr().write(known.lines(listed, folder))
+            Stderr().write(known.lines(listed, folder), commands=True)
         path = named or (known.default_path() if known.default_path is not None else "")
         if not path:
             continue

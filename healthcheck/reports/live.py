@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.samples import Sample
-from healthcheck.core.text import time_left
+from healthcheck.core.text import time_left, visible
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -102,5 +102,5 @@ class DashboardReport:
                 table.add_row(label, written(self._values[name]))
         for name, value in self._others().items():
             if isinstance(value, (int, float)) or hasattr(value, "item"):
-                table.add_row(name, f"{float(value):.4g}")
+                table.add_row(visible(name), f"{float(value):.4g}")
         return table

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from healthcheck.core.samples import decode_number, series_name
-from healthcheck.core.text import duration, number, plural, step
+from healthcheck.core.text import duration, number, plural, step, visible_lines
 from healthcheck.record.lines import Batch, read_samples
 from healthcheck.reports.wording import actions_done, count_line, how_it_ended
+
+
+def escape(text: str) -> str:
+    """Text from anywhere as text of the page: no markup, and nothing that is not seen."""
+    return html.escape(visible_lines(text))
+
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --panel: #f5f6f8; --rule: #d5d9de;

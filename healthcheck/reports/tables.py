@@ -11,6 +11,8 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
+from healthcheck.core.text import visible
+
 PIPED_WIDTH = 2**14
 """Characters of a row that nobody looks at in a window: wide enough that none is ever wrapped."""
 SHORT = 20
@@ -49,7 +51,7 @@ def table_lines(
     :param heads: names of the columns. A table without rows has no use for them: then there are no lines either.
     :param indent: spaces before each line, which the width leaves out.
     """
-    cells = [list(row) for row in rows]
+    cells = [[visible(cell) for cell in row] for row in rows]  # escaped before anything is coloured
     if not cells:
         return []
     import io

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.errors import Problem
+from healthcheck.core.text import visible, visible_lines
 
 SHOWN = 20
 """Problems that the text form prints in full; the rest is counted."""
@@ -28,10 +29,7 @@ def render_text(problems: Sequence[Problem], *, quiet: bool = False, limit: int 
     """``file:line:col: error[slug]: message``, the source line with a caret, the way out."""
     lines: list[str] = []
     for problem in problems[:limit] if limit else problems:
-        if quiet:
-            lines.append(str(problem))
-        else:
-            lines.extend(_with_caret(problem))
+        lines.extend(map(visible, [str(problem)] if quiet else _with_caret(problem)))
     if limit and len(problems) > limit:
         lines.append(f"... and {len(problems) - limit} more")
     return "\n".join(lines)
@@ -46,7 +44,8 @@ def _with_caret(problem: Problem) -> Iterator[str]:
         source = problem.source[cut : cut + 140].expandtabs(1)
         yield f"{number} | {source}"
         room = max(1, len(source) - (problem.column - 1 - cut))
-        yield f"{' ' * len(number)} | {' ' * (problem.column - 1 - cut)}{'^' * max(1, min(problem.width, room))}"
+        before = len(visible(source[: problem.column - 1 - cut]))  # what is escaped is wider than it was
+        yield f"{' ' * len(number)} | {' ' * before}{'^' * max(1, min(problem.width, room))}"
     if problem.suggestion:
         yield f"  {problem.suggestion}"
 
@@ -82,7 +81,7 @@ def render_github(problems: Sequence[Problem]) -> str:
 
 
 def _escape(text: str, in_property: bool) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    text = visible_lines(text).replace("%", "%25").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else text
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthcheck.core import text
 
@@ -113,3 +116,44 @@ def test_counts_and_lists_stay_short() -> None:
     assert text.plural(1, "entry", "entries") == "1 entry"
     assert text.plural(1560, "step") == "1,560 steps"
     assert text.shorten(list("abcdef"), 3) == "a, b, c and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("loss is nan", "loss is nan"),
+        ("Verlust über 2", "Verlust über 2"),
+        ("a\x1b[31mred", r"a\x1b[31mred"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("two\nlines\r\n", r"two\nlines\r\n"),
+        ("left \u202eto right\u2066", r"left \u202eto right\u2066"),
+        ("nothing\u200b to see\ufeff", r"nothing\u200b to see\ufeff"),
+        ("next\x85line\u2028", r"next\x85line\u2028"),
+        ("no such byte \udcff", r"no such byte \udcff"),
+        ("\x00\x7f", r"\x00\x7f"),
+        ("::error::mine", r":\x3aerror::mine"),
+        ("   ::set-output name=x::y", r"   :\x3aset-output name=x::y"),
+        ("a::b", "a::b"),
+        ("see ##[group]x", r"see #\x23[group]x"),
+        ("##vso[task.setvariable]x", r"#\x23vso[task.setvariable]x"),
+        ("## a heading", "## a heading"),
+    ],
+)
+def test_text_from_outside_shows_what_it_holds_and_does_nothing(raw: str, shown: str) -> None:
+    assert text.visible(raw) == shown
+
+
+def test_lines_stay_lines_and_each_of_them_is_safe() -> None:
+    assert text.visible_lines("a\tb\n::error::c\n\x1b[2Jd") == "a\tb\n:\\x3aerror::c\n\\x1b[2Jd"
+
+
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+@given(st.text())
+def test_what_is_shown_can_always_be_printed_on_one_line(raw: str) -> None:
+    shown = text.visible(raw)
+    assert shown.splitlines() in ([], [shown])
+    assert not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in shown)
+    assert not any(unicodedata.bidirectional(sign) in TURNING for sign in shown)
+    assert text.visible(shown) == shown, "what is shown is shown the same when it is quoted"

@@ -29,7 +29,7 @@ CELLS = (
 
 
 def test_a_block_is_html_with_the_text_as_its_fallback() -> None:
-    block = Block(["\x1b[31mERROR\x1b[0m loss-not-finite  step 5   <loss> is nan", "      try: look"])
+    block = Block(["ERROR loss-not-finite  step 5   <loss> is nan", "      try: look"])
     assert repr(block) == "ERROR loss-not-finite  step 5   <loss> is nan\n      try: look"
     html = block._repr_html_()
     assert "<b>ERROR loss-not-finite  step 5   &lt;loss&gt; is nan</b>\n      try: look" in html

@@ -62,7 +62,7 @@ def test_a_script_that_replaced_stderr_gets_the_lines_there(tmp_path: Path) -> N
     assert (tmp_path / "log").read_text() == "here\n"
 
 
-COLOUR = WRITE + "out.write([out.colour('ERROR', 'red') + ' x'])"
+COLOUR = WRITE + "out.write(['ERROR x'], colour=(0, 5, 'red'))"
 
 
 def test_no_colour_in_files() -> None:

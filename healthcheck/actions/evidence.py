@@ -20,6 +20,7 @@ from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.redact import allowed_environment, redact_argv
 from healthcheck.core.text import size_text
+from healthcheck.extend.guard import describe
 from healthcheck.run.ending import alert_json
 
 _DISTRIBUTIONS = (
@@ -264,7 +265,7 @@ class _Bundle:
         except OSError:
             raise
         except Exception as error:
-            self.left_out.append(f"{name}: {type(error).__name__}: {error}")
+            self.left_out.append(f"{name}: {describe(error)}")
             return
         if content is None:
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.actions.tensors import is_real, tensors
+from healthcheck.extend.guard import describe
 
 
 @dataclass(slots=True)
@@ -218,7 +219,7 @@ class Calls:
                 call = Call(weakref.ref(module), (), {}, RandomState.now(), _autocast(), module.training, whole)
                 call.take(arguments, keywords)
             except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
+                self.error = describe(error)
                 call = None
         self._open.append(call)
 
@@ -234,7 +235,7 @@ class Calls:
                 self._await_gradients(call, output)
                 self.kept = [*self.kept, call][-MAX_CALLS:]
             except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
+                self.error = describe(error)
         if self._looking:
             self.look(again=True)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from healthcheck.cli.outlet import escaped_output
 from healthcheck.cli.usage import TABLE, command_parser, misplaced, mistakes, overview, wrong_guess
-from healthcheck.core.errors import HealthCheckError, RuleFileError, UsageError
+from healthcheck.core.errors import HealthCheckError, PluginError, RuleFileError, UsageError
 from healthcheck.core.text import visible_lines
 
 _SHARE_THE_TERMINAL = ("run", "test")
@@ -81,13 +81,25 @@ def _run_builtin(name: str, rest: list[str]) -> int:
 def _run_plugin_command(name: str, rest: list[str]) -> int | None:
     """A sub-command that an installed plugin adds; None if there is none of this name."""
     from healthcheck.assembly import plugin_host
+    from healthcheck.extend.guard import describe, passes_on, place_of
 
-    found = plugin_host().registry.commands.get(name)
+    registry = plugin_host().registry
+    found = registry.commands.get(name)
     if found is None:
         return None
     _never_choke_on_names()
-    with escaped_output():
-        return int(found[1](rest))
+    try:
+        with escaped_output():
+            return int(found[1](rest))
+    except (HealthCheckError, SystemExit):  # its own usage message, or argparse's end
+        raise
+    except BaseException as error:
+        if passes_on(error) or isinstance(error, BrokenPipeError):
+            raise
+        owner = registry.owners["commands", name]
+        raise PluginError(
+            f'the command "{name}" of the plugin "{owner}" raised {describe(error)} ({place_of(error)})'
+        ) from error
 
 
 def _never_choke_on_names() -> None:

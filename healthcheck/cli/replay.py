@@ -271,13 +271,14 @@ class Given:
         settings = {"fail_on": self.fail_on} if self.fail_on else {}
         loaded = load_rules_for(host=self.host, settings=settings, notes=notes, **chosen)
         # A session calls this hook when it opens; a replay has no session, and must judge the same rules.
-        self.host.manager.hook.healthcheck_modify_rules(rules=loaded.rules)
+        self.host.modify_rules(loaded.rules)
         return loaded
 
     def check(self) -> list[str]:
         """Raise ``UsageError`` for bad rules or patterns before anything is read; returns notes worth saying."""
-        notes = [str(failure) for failure in self.host.failures]
+        notes: list[str] = []
         self.load(notes=notes)
+        notes += [str(failure) for failure in self.host.failures]
         if self.pattern:
             PatternReader(list(self.pattern))
         return notes

@@ -11,6 +11,7 @@ from healthcheck.core.errors import StateError
 from healthcheck.core.samples import Sample
 from healthcheck.engine.routes import SERIES, Lookups, Plans
 from healthcheck.engine.rulestate import RuleState
+from healthcheck.extend.guard import describe
 from healthcheck.rulelang.rule import ActionSpec, Mute, Rule, RuleSet, owners
 
 
@@ -442,5 +443,5 @@ def _restore_or_why(state: RuleState, entry: Any, now: float) -> str:
             return f"{state.rule.id} starts fresh: its metric or condition changed"
         state.restore(entry, now)
     except Exception as error:  # whatever another version of a condition, or somebody's plugin, makes of it
-        return f"{state.rule.id} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
+        return f"{state.rule.id} starts fresh: its saved state cannot be read ({describe(error)})"
     return ""

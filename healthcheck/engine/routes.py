@@ -11,6 +11,7 @@ from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
 from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.engine.series import SeriesState
+from healthcheck.extend.guard import describe
 from healthcheck.rulelang.rule import Derived, Guard, Rule
 
 NEVER = 2**62
@@ -259,9 +260,7 @@ class Lookups:
                     formula.restore(entry["state"])
             except Exception as error:  # as for rules: one that cannot be read must not take the others with it
                 formula.restore(fresh)
-                reasons.append(
-                    f"{formula.name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
-                )
+                reasons.append(f"{formula.name} starts fresh: its saved state cannot be read ({describe(error)})")
         self.last = {name: decode_number(value) for name, (_, value) in saved["last"].items()}
         self._steps = {name: int(step) for name, (step, _) in saved["last"].items() if step is not None}
         for questions in self._questions.values():

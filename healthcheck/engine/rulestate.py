@@ -11,6 +11,7 @@ from healthcheck.core.alerts import Alert, SeriesFact, State, Transition
 from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
+from healthcheck.extend.guard import describe
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Rule, Selector
 
@@ -290,7 +291,7 @@ class RuleState:
             try:
                 alert.facts = dict(sample.detail())
             except Exception as error:  # facts are a courtesy: never lose the alert over them
-                alert.facts = {"detail_error": f"{type(error).__name__}: {error}"}
+                alert.facts = {"detail_error": describe(error)}
         return alert
 
     def _badness(self, fact: SeriesFact) -> tuple[bool, Any]:

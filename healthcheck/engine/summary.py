@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from healthcheck.core.alerts import Outcome, Severity, State, Verdict
 from healthcheck.engine.engine import Engine
@@ -10,15 +10,18 @@ from healthcheck.engine.rulestate import RuleState
 from healthcheck.rulelang.rule import Rule
 
 
-def verdicts(engine: Engine, why_no_data: Callable[[Rule], str]) -> list[Verdict]:
+def verdicts(
+    engine: Engine, why_no_data: Callable[[Rule], str], broken: Mapping[str, str] | None = None
+) -> list[Verdict]:
     """One verdict per rule, in file order.
 
     :param why_no_data: the reason why a rule's metric gave no sample ("no GPU", ...).
+    :param broken: rules that could not be judged to the end, and why.
     """
-    return [_verdict(state, why_no_data) for state in engine.states]
+    return [_verdict(state, why_no_data, broken or {}) for state in engine.states]
 
 
-def _verdict(state: RuleState, why_no_data: Callable[[Rule], str]) -> Verdict:
+def _verdict(state: RuleState, why_no_data: Callable[[Rule], str], broken: Mapping[str, str]) -> Verdict:
     rule = state.rule
     closest = state.closest
     verdict = Verdict(
@@ -40,7 +43,10 @@ def _verdict(state: RuleState, why_no_data: Callable[[Rule], str]) -> Verdict:
         return verdict
     if state.episodes:
         return verdict  # muted, explained, or a mere note: it was judged all the same
-    if not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
+    if state.rule.id in broken:
+        verdict.outcome = Outcome.NOT_JUDGED
+        verdict.reason = broken[state.rule.id]
+    elif not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
         verdict.outcome = Outcome.NOT_JUDGED
         verdict.reason = _why_not(state, why_no_data)
     return verdict

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import signal
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.core.errors import StopTraining, UnknownHookError
 from healthcheck.core.events import EventKind
+from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 
 QUARANTINE_AFTER = 3
 """Errors of one owner after which it is not called again."""
@@ -85,6 +84,7 @@ class Dispatch:
     :param on_error: ``warn`` keeps errors and goes on, ``raise`` lets them out (tests, and people who want it).
     :param say: called with an error worth saying: an owner's first one, and the one that puts it in quarantine.
     :param note: called with owner, hook and exception of every error, before it is kept.
+    :param stopping: whether the run has been asked to stop: only then a ``StopTraining`` is that stop.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Dispatch:
         on_error: str = "warn",
         say: Callable[[ListenerError], None] | None = None,
         note: Callable[[str, str, BaseException], None] | None = None,
+        stopping: Callable[[], bool] = lambda: True,
     ) -> None:
         self.on_error = on_error
         self.errors: list[ListenerError] = []
@@ -104,6 +105,8 @@ class Dispatch:
         """Called after a listener has come or gone."""
         self._say = say
         self._note = note
+        self._stopping = stopping
+        self._off: set[str] = set()
         self._failures: dict[str, int] = {}
 
     # -- registration -----------------------------------------------------------------
@@ -154,38 +157,43 @@ class Dispatch:
 
     # -- calling ----------------------------------------------------------------------
 
+    @calls_foreign(lambda of: (of["listener"].owner, of["hook"]))
     def call(self, hook: str, step: int, *arguments: Any) -> None:
         """Call every listener of a hook; errors are kept, not raised (see ``on_error``)."""
         for listener in self.table.get(hook, ()):
             try:
                 listener.call(*arguments)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self.failed(listener.owner, hook, step, error)
 
+    @calls_foreign(lambda of: (of["listener"].owner, of["method"]))
     def report(self, method: str, step: int, *arguments: Any) -> None:
         """Call a method of all reports that have it, guarded in the same way."""
         for listener in self.reports.get(method, ()):
             try:
                 listener.call(*arguments)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self.failed(listener.owner, method, step, error)
 
-    def failed(self, owner: str, hook: str, step: int, error: BaseException) -> None:
-        """Keep one error of an owner; say it once; quarantine the owner after three."""
-        if isinstance(error, StopTraining) or from_signal_handler(error):
+    def failed(self, owner: str, hook: str, step: int, error: BaseException, *, quarantine: bool = True) -> None:
+        """Keep one error of an owner; say it once; quarantine the owner after three.
+
+        To be called where it was caught. Raises it again if it is not the owner's, see :func:`passes_on`.
+        """
+        if passes_on(error) and (self._stopping() or not isinstance(error, StopTraining)):
             raise error
         if self._note is not None:
             self._note(owner, hook, error)
         count = self._failures[owner] = self._failures.get(owner, 0) + 1
         # A plugin that fails at every step fails in the same words: one entry, counted, keeps the report short.
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         known = next((e for e in self.errors if (e.owner, e.hook, e.error) == (owner, hook, text)), None)
         if known is None:
             known = ListenerError(owner, hook, step, text, place_of(error))
             self.errors.append(known)
         else:
             known.count += 1
-        if count >= QUARANTINE_AFTER:
+        if quarantine and count >= QUARANTINE_AFTER:
             known.quarantined = True
             self.quarantine(owner)
         if self.on_error == "raise":
@@ -194,10 +202,11 @@ class Dispatch:
             self._say(known)
 
     def is_quarantined(self, owner: str) -> bool:
-        return self._failures.get(owner, 0) >= QUARANTINE_AFTER
+        return owner in self._off or self._failures.get(owner, 0) >= QUARANTINE_AFTER
 
     def quarantine(self, owner: str) -> None:
         """Call nothing of this owner any more."""
+        self._off.add(owner)
         for table in (self.table, self.reports):
             for hook, listeners in table.items():
                 table[hook] = tuple(x for x in listeners if x.owner != owner)
@@ -242,23 +251,3 @@ def _adapt(function: Callable[..., Any], hook: str) -> Callable[..., Any]:
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
-
-
-def place_of(error: BaseException) -> str:
-    """``file:line`` of the innermost frame, which is the plugin's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def from_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised this while we happened to run: then it is not ours to keep.
-
-    A script's handler may end it (``sys.exit``) or interrupt it (a time limit) at any instruction.
-    """
-    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False

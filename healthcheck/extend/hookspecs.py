@@ -14,7 +14,7 @@ order does not::
 
 Three kinds of hooks:
 
-*Registration* hooks run once, before training. They may be slow and may use hook wrappers.
+*Registration* hooks run once, before training. They may be slow. Wrappers are not allowed.
 
 *Loop* hooks, one per :class:`~healthcheck.core.events.EventKind`, run inside the training loop, on
 **every rank**, in the order in which plugins were registered. They take ``(session, event)`` and
@@ -28,8 +28,10 @@ do not move data to the host there (``.item()``, ``float(tensor)``, ``print(tens
 **If you raise** in a loop or judgement hook, training goes on: the error is shown once, kept in
 the report with your plugin's name and the step, and after three errors your plugin is
 quarantined for the rest of the run. ``on_plugin_error: raise`` (and pytest mode) lets it
-propagate instead. ``SystemExit`` counts as an error. If you raise in a registration hook, your
-plugin is not loaded, which is one clear warning (an error with ``--strict-plugins``).
+propagate instead. Whatever you raise counts as an error, ``SystemExit`` and other exceptions that
+are no ``Exception`` too; only a real Ctrl-C, and what a signal handler raises meanwhile, passes. If
+you raise in a registration hook, your plugin is not loaded, which is one clear warning (an error
+with ``--strict-plugins``).
 
 The specification is additive: hooks and arguments are added, never renamed or removed within a
 major version.
@@ -145,13 +147,14 @@ def healthcheck_add_commands(register: Callable[[str, str, Callable[[list[str]],
     """
 
 
-@hookspec(historic=True)
+@hookspec
 def healthcheck_configure(session: Session) -> None:
     """A session is ready and has not seen an event yet. Once per session, on every rank.
 
-    In the order of pluggy: last registered first. Historic: a plugin registered later is called at its
+    In the order of pluggy: last registered first. A plugin registered later is called at its
     registration. Attach your own listeners here, for instance ``session.on("eval_end", fn)``. If you
-    raise, your plugin is not loaded.
+    raise, your plugin is not loaded: nothing of it is called any more, but conditions that rules use
+    already go on judging.
     """
 
 
@@ -337,7 +340,8 @@ def healthcheck_alert(session: Session, alert: Alert) -> None:
 def healthcheck_report_section(session: Session, report: dict[str, Any]) -> None:
     """The content of ``report.json`` is complete and about to be written. Once, every rank.
 
-    Add a key of your own (prefix it with your plugin's name) holding plain JSON values.
+    Add a key of your own (prefix it with your plugin's name) holding plain JSON values. What stands
+    there already cannot be changed: you are given a copy.
     """
 
 

@@ -22,7 +22,8 @@ import pluggy
 
 from healthcheck.core.errors import PluginError
 from healthcheck.extend import hookspecs
-from healthcheck.extend.dispatch import place_of, suggest
+from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.registry import BUILTIN, Registry
 
@@ -55,6 +56,8 @@ class PluginFailure:
     name: str
     source: str
     reason: str
+    hook: str = "load"
+    """The registration hook that raised, where it was one of the last two: ``configure``, ``modify_rules``."""
 
     def __str__(self) -> str:
         return f'plugin "{self.name}" ({self.source}) was not loaded: {self.reason}'
@@ -127,16 +130,68 @@ class PluginHost:
             if isinstance(plugin, type):
                 plugin = plugin()
             self._register(plugin, name, source, label=name)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if passes_on(error):
+                raise
             self.registry.remove_owner(name)
-            reason = str(error)
-            if not isinstance(error, PluginError):
-                where = f" ({place_of(error)})" if not isinstance(error, SyntaxError) else ""  # it names its own place
-                reason = f"{type(error).__name__}: {error}{where}"
-            failure = PluginFailure(name, source, reason)
-            if self.strict:
-                raise PluginError(str(failure)) from error
-            self.failures.append(failure)
+            self._not_loaded(PluginFailure(name, source, _reason(error)), error)
+
+    def _not_loaded(self, failure: PluginFailure, error: BaseException) -> None:
+        if self.strict:
+            raise PluginError(str(failure)) from error
+        self.failures.append(failure)
+
+    # -- the hooks that see a session ---------------------------------------------------
+
+    def modify_rules(self, rules: list[Any]) -> None:
+        """Let plugins change compiled rules in place. Those of one that raises, or leaves other things, are as before."""
+        for info in self._last_first("modify_rules"):
+            before = list(rules)
+            failed = self._call(info, "modify_rules", {"rules": rules})
+            strange = next((item for item in rules if not hasattr(item, "selector")), None)
+            if failed is None and strange is not None:
+                failed = PluginError(f"it left a {type(strange).__name__} among the rules")
+            if failed is not None:
+                rules[:] = before
+                self._unload(info, "modify_rules", failed)
+
+    def configure(self, session: Any, *, only: str = "") -> None:
+        """Tell plugins that a session is ready; one that raises is not loaded.
+
+        :param only: the name of a plugin that came later.
+        """
+        for info in self._last_first("configure"):
+            if not only or info.name == only:
+                failed = self._call(info, "configure", {"session": session})
+                if failed is not None:
+                    self._unload(info, "configure", failed)
+
+    def _last_first(self, hook: str) -> list[PluginInfo]:
+        """Plugins with that hook in the order of pluggy."""
+        listening = [info for info in reversed(self.infos) if hook in info.hooks]
+        return sorted(listening, key=lambda info: _rank(_implementation(info.plugin, hook)))
+
+    @calls_foreign(lambda of: (of["info"].name, of["hook"]))
+    def _call(self, info: PluginInfo, hook: str, given: dict[str, Any]) -> BaseException | None:
+        """Call one hook of one plugin; returns what it raised."""
+        # One by one and not through pluggy, where one that raises silences the rest and nobody knows which it was.
+        self.manager.trace(f"{PREFIX}{hook}", info.name)
+        function = _implementation(info.plugin, hook)
+        taken = inspect.signature(function).parameters
+        try:
+            function(**{name: value for name, value in given.items() if name in taken})
+        except BaseException as error:
+            if passes_on(error) or info.source == "built in":
+                raise
+            return error
+        return None
+
+    def _unload(self, info: PluginInfo, hook: str, error: BaseException) -> None:
+        """Take a plugin back that was loaded, with all that it registered."""
+        self.registry.remove_owner(info.name)
+        self.infos.remove(info)
+        self.manager.unregister(info.plugin)
+        self._not_loaded(PluginFailure(info.name, info.source, _reason(error, f" in {hook}"), hook), error)
 
     def _register(self, plugin: object, owner: str, source: str, *, label: str) -> None:
         if owner != BUILTIN and any(info.name == label for info in self.infos):
@@ -159,6 +214,27 @@ class PluginHost:
             raise
         hooks = tuple(name.removeprefix(PREFIX) for name, _ in implementations)
         self.infos.append(PluginInfo(label, source, plugin, hooks))
+
+
+def _implementation(plugin: object, hook: str) -> Callable[..., Any]:
+    return next(function for name, function in implementations_of(plugin) if name == PREFIX + hook)
+
+
+def _options(function: Callable[..., Any]) -> dict[str, Any]:
+    """What the mark ``@healthcheck.hookimpl(...)`` says."""
+    return dict(getattr(function, f"{PROJECT}_impl", None) or {})
+
+
+def _rank(function: Callable[..., Any]) -> int:
+    options = _options(function)
+    return 0 if options.get("tryfirst") else 2 if options.get("trylast") else 1
+
+
+def _reason(error: BaseException, where: str = "") -> str:
+    if isinstance(error, PluginError):
+        return f"{error}{where}"
+    # A syntax error names its own place.
+    return describe(error) if isinstance(error, SyntaxError) else f"{describe(error)}{where} ({place_of(error)})"
 
 
 @lru_cache(maxsize=1)
@@ -208,6 +284,10 @@ def _refuse_unknown(plugin: object, implementations: list[tuple[str, Callable[..
     for name, function in implementations:
         if name in known:
             wrong += _unknown_arguments(name, function, label)
+        if _options(function).get("wrapper") or _options(function).get("hookwrapper"):
+            wrong.append(
+                f'"{label}": {name} is a wrapper; hooks are called one by one, so that there is nothing to wrap'
+            )
     wrong += [
         f'"{label}" defines "{name}" without @healthcheck.hookimpl; add the mark'
         for name in dir(plugin)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.errors import UsageError
+from healthcheck.extend.guard import describe
 from healthcheck.faults.spec import KINDS, Fault
 from healthcheck.instrument.modelview import living_optimizers
 from healthcheck.instrument.patching import AfterImport, Patches
@@ -193,7 +194,7 @@ class FaultMachine:
     # -- inside -----------------------------------------------------------------------
 
     def _broken(self, error: Exception) -> None:
-        self._say(f"faults cannot be injected here: {type(error).__name__}: {error}")
+        self._say(f"faults cannot be injected here: {describe(error)}")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.extend.guard import describe
 from healthcheck.run.actor import CHECKPOINT
 
 PREFIX = "healthcheck/agree"
@@ -273,7 +274,7 @@ def agreement_of(session: Any) -> StoreAgreement | None:
     try:
         store = store_of_ranks()
     except Exception as error:
-        session.note(f"ranks cannot agree on stops: no rendezvous store ({type(error).__name__}: {error})")
+        session.note(f"ranks cannot agree on stops: no rendezvous store ({describe(error)})")
         return None
     if store is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.extend.dispatch import from_signal_handler
+from healthcheck.extend.guard import from_signal_handler
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session

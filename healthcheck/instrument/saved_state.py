@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.errors import HealthCheckError, UsageError
+from healthcheck.extend.guard import describe
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -102,7 +103,7 @@ def restore(session: Session, step: int, state: Mapping[str, Any]) -> tuple[list
         return session.load_state_dict(state), ""
     except Exception as error:  # a file that somebody edited, or of another version: it must not end the training
         start_fresh(session, step)
-        return [], str(error) if isinstance(error, HealthCheckError) else f"{type(error).__name__}: {error}"
+        return [], str(error) if isinstance(error, HealthCheckError) else describe(error)
 
 
 def start_fresh(session: Session, step: int) -> None:

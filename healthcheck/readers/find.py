@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.readers.base import UnreadableRunError, read_head
 from healthcheck.readers.series import RecordedRun
 from healthcheck.readers.tensorboard import event_files, phase_folders
@@ -59,8 +60,13 @@ def default_readers() -> dict[str, Reader]:
     return {reader.name: reader for reader in READERS}
 
 
-def best_reader(path: Path, readers: Mapping[str, Reader]) -> tuple[Reader | None, float]:
-    """The reader that is surest of a file or folder, and how sure it is."""
+def best_reader(
+    path: Path, readers: Mapping[str, Reader], failed: list[str] | None = None
+) -> tuple[Reader | None, float]:
+    """The reader that is surest of a file or folder, and how sure it is.
+
+    :param failed: takes a sentence for each reader that raised.
+    """
     head = b"" if path.is_dir() else read_head(path)
     best: Reader | None = None
     most = 0.0
@@ -69,7 +75,11 @@ def best_reader(path: Path, readers: Mapping[str, Reader]) -> tuple[Reader | Non
             continue
         try:
             sure = reader.recognises(path, head)
-        except Exception:  # a plugin's reader must not keep the others from looking
+        except BaseException as error:  # a plugin's reader must not keep the others from looking
+            if passes_on(error):
+                raise
+            if failed is not None:
+                failed.append(f"the reader {reader.name} raised {describe(error)} ({place_of(error)})")
             continue
         if sure > most:
             best, most = reader, sure
@@ -82,12 +92,13 @@ def recognise(path: Path, readers: Mapping[str, Reader]) -> Reader:
         raise UnreadableRunError(path, "no such file or folder")
     if path.is_file() and path.stat().st_size == 0:
         raise UnreadableRunError(path, "the file is empty")
-    reader, _ = best_reader(path, readers)
+    failed: list[str] = []
+    reader, _ = best_reader(path, readers, failed)
     if reader is None:
         known = ", ".join(readers)
         raise UnreadableRunError(
             path,
-            "not recognised as a recorded run",
+            "; ".join(["not recognised as a recorded run", *failed]),
             f"formats: {known}; for a text log give --pattern with named groups",
         )
     return reader

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.protocols import Position
+from healthcheck.extend.guard import describe
 from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.columns import EVAL_WORDS, TEST_WORDS
 
@@ -63,7 +64,7 @@ def _rows(path: Path, notes: list[str], skipped: set[str]) -> Iterator[Item]:
             except StopIteration:
                 break
             except Exception as error:
-                notes.append(f"{file.name} is damaged ({type(error).__name__}: {error}); read up to there")
+                notes.append(f"{file.name} is damaged ({describe(error)}); read up to there")
                 break
             if not event.HasField("summary"):
                 continue

@@ -18,6 +18,8 @@ from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
+from healthcheck.extend import guard
+from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Rule, RuleSet
@@ -166,6 +168,9 @@ class Play:
         self.alerts: list[Alert] = []
         self.stop: StopRequest | None = None
         self.internal_errors: list[dict[str, Any]] = []
+        self.plugin_errors: list[dict[str, Any]] = []
+        self.broken: dict[str, str] = {}
+        """Rule -> why it judges nothing more."""
         self._observing = rules.settings.get("mode") == "observe"
 
     def note(self, result: Evaluation) -> None:
@@ -185,12 +190,21 @@ class Play:
         elif rule.id != self.stop.rule and self.stop.also is not None and rule.id not in self.stop.also:
             self.stop.also.append(rule.id)
 
-    def failed(self, error: Exception) -> None:
-        """A condition raised: our fault or a plugin's. Keep it once, go on."""
-        text = f"{type(error).__name__}: {error}"
+    def failed(self, error: BaseException) -> None:
+        """Our own fault: keep it once, go on. Raises it again if it passes on."""
+        if passes_on(error):
+            raise error
+        text = describe(error)
         if all(known["error"] != text for known in self.internal_errors):
             trace = "".join(traceback.format_exception(error))
             self.internal_errors.append({"error": text, "step": self.engine.step, "traceback": trace})
+
+    def conditions_broke(self) -> None:
+        """Conditions of plugins raised: their rules judge nothing more, and are not called ok."""
+        for found in guard.take_broken():
+            self.broken[found.rule] = found.reason()
+            error = {"hook": f"condition of {found.rule}", "step": self.engine.step, "error": describe(found.error)}
+            self.plugin_errors.append({"plugin": found.owner, **error, "place": place_of(found.error), "count": 1})
 
     def reason_without_data(self, rule: Rule, seen: Seen) -> str:
         """``the record has no grad_norm``."""
@@ -217,9 +231,10 @@ class Play:
             resumed_from=resumed_from,
             stop=self.stop,
             stop_held=True,
+            plugin_errors=self.plugin_errors,
             internal_errors=self.internal_errors,
         )
-        return run, verdicts(self.engine, lambda rule: self.reason_without_data(rule, seen))
+        return run, verdicts(self.engine, lambda rule: self.reason_without_data(rule, seen), self.broken)
 
 
 def play(
@@ -279,9 +294,11 @@ def _feed(
         for p, evaluate in evaluators:
             try:
                 result = evaluate(step, samples, now)
-            except Exception as error:
+            except BaseException as error:
                 p.failed(error)
                 continue
+            if guard.broken:
+                p.conditions_broke()
             if result is not NOTHING:
                 p.note(result)
         if look is not None:
@@ -300,9 +317,11 @@ def _silence(plays: Sequence[Play], start: float, end: float) -> None:
         for p in plays:
             try:
                 result = p.engine.tick(silent, start + silent)
-            except Exception as error:
+            except BaseException as error:
                 p.failed(error)
                 continue
+            if guard.broken:
+                p.conditions_broke()
             if result:
                 p.note(result)
 
@@ -313,8 +332,10 @@ def _readable(run: RecordedRun, seen: Seen) -> Iterator[Batch]:
         yield from run.batches()
     except HealthCheckError as error:
         seen.problem = str(error)
-    except Exception as error:  # a damaged file, or a fault of a plugin's reader
-        seen.problem = f"reading ended here: {type(error).__name__}: {error}"
+    except BaseException as error:  # a damaged file, or a fault of a plugin's reader
+        if passes_on(error):
+            raise
+        seen.problem = f"reading ended here: {describe(error)}"
 
 
 def _as_judged(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.errors import UsageError
 from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.reports.ci import job_summary, junit_xml, sarif, workflow_commands
 from healthcheck.reports.console import Stderr
 from healthcheck.reports.page import Line, page_html, recorded_lines
@@ -145,6 +146,10 @@ def write_reports(
             _write(folder / Path(path).expanduser(), text, append=known.append)
         except OSError as error:
             problems.append(f"report {kind}={path} could not be written: {error.strerror}")
+        except BaseException as error:
+            if kind in KINDS or passes_on(error):
+                raise
+            problems.append(f"report {kind}={path} could not be made: {describe(error)} ({place_of(error)})")
     return problems
 
 

@@ -39,7 +39,7 @@ class HookTrace:
                 raised: BaseException | None = None
                 try:
                     listener.call(*arguments)
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     raised = error
                 took = (perf_counter_ns() - began) / 1000
                 how = f"RAISED {type(raised).__name__}" if raised is not None else f"{took:.0f} us"

@@ -9,7 +9,8 @@ from typing import Any
 from healthcheck.core.alerts import Severity
 from healthcheck.core.errors import Problem
 from healthcheck.core.protocols import Condition
-from healthcheck.extend.registry import Registry
+from healthcheck.extend.guard import GuardedCondition, describe, passes_on
+from healthcheck.extend.registry import BUILTIN, Registry
 from healthcheck.rulelang.comparators import ABSENT, Threshold, comparator_in
 from healthcheck.rulelang.conditions.base import OptionError, must_fit
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
@@ -140,13 +141,16 @@ class RuleCompiler:
             if name not in self._fitting:
                 must_fit(condition)
                 self._fitting.add(name)
-            return condition
+            owner = self.registry.owners.get(("conditions", name), BUILTIN)
+            return condition if owner == BUILTIN else GuardedCondition(condition, owner, self._draft.id)
         except _PartRefused:
             return None
         except OptionError as error:
             self._option_problem(entry, where, error)
-        except Exception as error:  # a plugin's compiler; ours raise OptionError only
-            text = f'condition "{name}" could not be prepared: {type(error).__name__}: {shorten(str(error), 120)}'
+        except BaseException as error:  # a plugin's compiler; ours raise OptionError only
+            if passes_on(error):
+                raise
+            text = f'condition "{name}" could not be prepared: {shorten(describe(error), 150)}'
             self.problems.append(entry.document.problem(where, "condition-failed", text, key=True))
         return None
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity
-from healthcheck.core.errors import StopTraining, UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.engine.engine import PlannedAction
-from healthcheck.extend.dispatch import from_signal_handler
+from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.run.board import History
 
 if TYPE_CHECKING:
@@ -232,6 +232,9 @@ class Actor:
     def run(self, plan: list[PlannedAction], controls: SessionControls, step: int, event: Event | None) -> None:
         """Run a plan in stage order; outcomes go into each alert's ``actions``."""
         done: dict[str, str] = {}
+        for item in plan:
+            if item.spec.name not in self.actions:
+                item.alert.actions.append(ActionOutcome(item.spec.name, False, "its plugin is not loaded", step))
         # Within a stage the most severe alert comes first: the first stop is the cause.
         ordered = sorted(
             (item for item in plan if item.spec.name in self.actions),
@@ -283,6 +286,7 @@ class Actor:
             return f"{ranks} ranks: only a rule on gradients, which are the same everywhere, may do this"
         return ""
 
+    @calls_foreign(lambda of: (of["action"].name, "action"))
     def _run_one(
         self, action: Action, item: PlannedAction, controls: SessionControls, step: int, event: Event | None
     ) -> None:
@@ -300,12 +304,12 @@ class Actor:
         )
         try:
             outcome = action.run(alert, context)
-        except StopTraining:
-            raise
-        except (Exception, SystemExit) as error:
-            if from_signal_handler(error):
+            if not isinstance(outcome, ActionOutcome):
+                raise TypeError(f"it returned a {type(outcome).__name__}, not an ActionOutcome")
+        except BaseException as error:
+            if passes_on(error):  # an action may stop the run in its own way
                 raise
-            text = f"{type(error).__name__}: {error}"
+            text = describe(error)
             self.errors.append({"action": action.name, "rule": alert.rule, "step": step, "error": text})
             alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))
             return

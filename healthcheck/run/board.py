@@ -18,6 +18,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Sample, series_name
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
+from healthcheck.extend.guard import calls_foreign, describe, passes_on
 
 TIMED_EVERY = 7
 """Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
@@ -153,7 +154,7 @@ class ProbeBoard:
             if plan is not None:
                 try:
                     plan(self._demand)
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     self._dispatch.failed(name, "plan", 0, error)
                     continue
             for kind in probe.listens_to:
@@ -293,6 +294,7 @@ class ProbeBoard:
 
     # -- calling them -----------------------------------------------------------------------
 
+    @calls_foreign(lambda of: (of["call"].name, of["kind"].value))
     def sample(self, event: Event, at: float, into: list[Sample]) -> None:
         """Let every probe look that has something to do at this event.
 
@@ -330,7 +332,7 @@ class ProbeBoard:
                         into.append(sample)
                     if call.once is not None:
                         answered.add((call.name, index))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._dispatch.failed(call.name, kind.value, step, error)
                 if self._dispatch.is_quarantined(call.name):
                     self.plan()
@@ -357,7 +359,14 @@ class ProbeBoard:
     def state_dict(self) -> dict[str, Any]:
         """What the probes must keep over a resume, by probe name."""
         wired = {p.name: p for listed in self.by_kind.values() for p in listed}
-        return {name: p.state_dict() for name, p in wired.items() if hasattr(p, "state_dict")}
+        saved = {}
+        for name, probe in wired.items():
+            if hasattr(probe, "state_dict"):
+                try:
+                    saved[name] = probe.state_dict()
+                except BaseException as error:
+                    self._dispatch.failed(name, "state_dict", self._step, error)
+        return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
         """Returns one sentence for every probe whose state cannot be read: it begins as if nothing had been."""
@@ -368,10 +377,10 @@ class ProbeBoard:
                 continue
             try:
                 probe.load_state_dict(state)
-            except Exception as error:  # whatever another version of a probe, or somebody's plugin, makes of it
-                fresh.append(
-                    f"the probe {name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
-                )
+            except BaseException as error:  # whatever another version of a probe, or somebody's plugin, makes of it
+                if passes_on(error):
+                    raise
+                fresh.append(f"the probe {name} starts fresh: its saved state cannot be read ({describe(error)})")
         return fresh
 
     def close(self, guard: Callable[[Callable[[], Any]], None]) -> None:

@@ -15,6 +15,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.samples import encode_number
 from healthcheck.engine.engine import Engine
+from healthcheck.extend.guard import describe
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Derived, Rule, RuleSet
 from healthcheck.run.actor import StopRequest
@@ -89,7 +90,7 @@ def live_report(
             "gaps": dict(capabilities.gaps),
         }
     if ending.exception is not None:
-        report["exception"] = f"{type(ending.exception).__name__}: {ending.exception}"
+        report["exception"] = describe(ending.exception)
     return {key: value for key, value in report.items() if value is not None}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from healthcheck.extend.dispatch import ListenerError
+from healthcheck.extend.guard import describe
 
 _MEMORY = re.compile(r"memory|allocat|\bcuda\b", re.IGNORECASE)
 
@@ -20,7 +21,7 @@ def looks_like_memory(error: BaseException) -> bool:
     """Whether an error is about memory, by its type or its words."""
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return True
-    return isinstance(error, (RuntimeError, OSError)) and _MEMORY.search(str(error)) is not None
+    return isinstance(error, (RuntimeError, OSError)) and _MEMORY.search(describe(error)) is not None
 
 
 class ErrorLog:
@@ -40,7 +41,7 @@ class ErrorLog:
 
     def ours(self, error: BaseException, method: str, step: int, epoch: float | None) -> None:
         """A fault of ours in ``method``: keep it, say it once, let training go on."""
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         for known in self.internal:
             if known["error"] == text and known.get("method", "") == method:
                 known["count"] += 1
@@ -60,7 +61,7 @@ class ErrorLog:
         facts = self._cleaned_up(error)
         if epoch is not None:
             facts["epoch"] = epoch
-        known = self._plugins.setdefault((owner, hook, f"{type(error).__name__}: {error}"), facts)
+        known = self._plugins.setdefault((owner, hook, describe(error)), facts)
         known.update({name: value for name, value in facts.items() if name not in known})
 
     def say_plugin(self, known: ListenerError) -> None:
@@ -84,5 +85,5 @@ class ErrorLog:
         try:
             done = self._cleanup()
         except Exception as again:
-            done = f"cleanup failed: {type(again).__name__}: {again}"
+            done = f"cleanup failed: {describe(again)}"
         return {} if done is None else {"cleanup": done}

@@ -8,6 +8,7 @@ reports come from plugins; :mod:`healthcheck.assembly` puts them in.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns
@@ -21,11 +22,15 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, Sample
+from healthcheck.core.text import strict
 from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
-from healthcheck.extend.dispatch import Dispatch, from_signal_handler
+from healthcheck.extend import guard
+from healthcheck.extend.dispatch import Dispatch
+from healthcheck.extend.guard import passes_on
 from healthcheck.extend.host import PluginHost, implementations_of
+from healthcheck.extend.registry import BUILTIN
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
@@ -107,6 +112,8 @@ class Session:
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
         self._no_numbers: set[str] = set()
+        self._not_judged: dict[str, str] = {}
+        """Rule -> why it judges nothing more."""
         self._ended = False
         self._watchdog: Watchdog | None = None
 
@@ -114,13 +121,14 @@ class Session:
             on_error=str(self.settings.get("on_plugin_error", "warn")),
             say=self.errors.say_plugin,
             note=lambda owner, hook, error: self.errors.plugin(owner, hook, error, self.epoch),
+            stopping=lambda: self.stop.request is not None,
         )
         # The order of what follows is that of need: rules are final once plugins have modified them, the board asks the
         # demand of these rules, and reports start last, when all that they may look at is there.
         self.dispatch.compile_reports(self.reports)
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
-        host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
+        host.modify_rules(rules.rules)
         watch_transitions = bool(self.dispatch.table.get("transition") or self.dispatch.reports["transition"])
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
         self.demand = RuleDemand.of(rules.rules, rules.derived, extra_metrics)
@@ -159,8 +167,8 @@ class Session:
         )
         self.dispatch.changed = self._listeners_changed
         self._listeners_changed()
-        seen_by_hooks: protocols.Session = self
-        host.manager.hook.healthcheck_configure.call_historic(kwargs={"session": seen_by_hooks})
+        self._failed_plugins = 0
+        self._configure()
         self.tell("start", self)
         self.dispatch.compile_reports(self.reports)  # some have given themselves methods in `start`
 
@@ -194,8 +202,28 @@ class Session:
         """Register a plugin object (or class) with this running session; returns its name."""
         owner = self.host.register(plugin, name)
         self.dispatch.add_plugin(self.host.infos[-1].plugin, implementations_of(self.host.infos[-1].plugin), owner)
+        self._configure(only=owner)
         self.board.plan()
         return owner
+
+    def _configure(self, only: str = "") -> None:
+        """Have plugins configure this session, and leave out those that failed then or before."""
+        seen_by_hooks: protocols.Session = self
+        self.host.configure(seen_by_hooks, only=only)
+        failures = [failure for failure in self.host.failures[self._failed_plugins :] if failure.hook != "load"]
+        self._failed_plugins = len(self.host.failures)
+        if not failures:
+            return
+        for failure in failures:
+            self.dispatch.quarantine(failure.name)
+            if only:
+                self.note(str(failure))
+            else:
+                self.info.notes.append(str(failure))
+        kept = self.host.registry.reports
+        self.reports[:] = [report for report in self.reports if kept.get(report.name) is report]
+        self.dispatch.compile_reports(self.reports)
+        self.board.plan()
 
     def add_report(self, report: Report) -> None:
         """One more report from now on; its ``start`` is not called."""
@@ -207,8 +235,18 @@ class Session:
 
         Raises ``UsageError`` for an object that no loaded plugin knows.
         """
-        for attach in self.host.registry.trainers.values():
-            adapter = attach(self, target, **options)
+        owners = self.host.registry.owners
+        for name, attach in self.host.registry.trainers.items():
+            owner = owners[("trainers", name)]
+            try:
+                adapter = attach(self, target, **options)
+            except BaseException as error:
+                if owner == BUILTIN or isinstance(
+                    error, UsageError
+                ):  # this object is its own, and it says what is wrong
+                    raise
+                self.dispatch.failed(owner, "attach", self.step, error)
+                continue
             if adapter is not None:
                 return adapter
         trainers = self.host.registry.trainers
@@ -285,7 +323,8 @@ class Session:
             self.controls.take_over(controls)
             return
         self.controls = SessionControls(controls, stop=self.stop, info=self.info, note=self.note)
-        if self.engine.needs_watchdog and isinstance(self.clock, LiveClock):  # else no thread exists
+        foreign = any(info.source != "built in" for info in self.host.infos)
+        if (self.engine.needs_watchdog or foreign) and isinstance(self.clock, LiveClock):  # else no thread exists
             self._watchdog = Watchdog(
                 self.clock,
                 last_event=lambda: self.last_event_at,
@@ -359,10 +398,10 @@ class Session:
         if kind in JUDGED_AT:
             try:
                 self.judge(event, at)
-            except StopTraining:
-                raise
-            except Exception as error:
-                if self.dispatch.on_error == "raise" or from_signal_handler(error):
+                if guard.broken:
+                    self._conditions_broke()
+            except BaseException as error:
+                if self.dispatch.on_error == "raise" or passes_on(error):
                     raise
                 self.monitor_error(error)
         if device_ends is not None:
@@ -410,7 +449,7 @@ class Session:
         for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
             try:
                 report.call(step, samples)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 dispatch.failed(report.owner, "samples", self.step, error)
 
     def _handle(self, found: Evaluation, event: Event | None) -> None:
@@ -447,12 +486,20 @@ class Session:
         """What the ``cleanup`` action does, without a rule: after an error that looks like memory."""
         return None if self.controls is None else self.actor.emergency("cleanup", self.controls, self.step)
 
+    def _conditions_broke(self) -> None:
+        """Conditions of plugins raised: their rules judge nothing more, and are not called ok."""
+        for found in guard.take_broken():
+            self._not_judged[found.rule] = found.reason()
+            self.dispatch.failed(found.owner, f"condition of {found.rule}", self.step, found.error, quarantine=False)
+
     def _guard(self, function: Callable[[], Any]) -> None:
         try:
             function()
         except StopTraining:
             pass  # the run is over already
-        except Exception as error:
+        except BaseException as error:
+            if passes_on(error):
+                raise
             self.monitor_error(error)
 
     # -- the end --------------------------------------------------------------------------
@@ -480,9 +527,20 @@ class Session:
             accepted_unused=sorted({entry.rule for entry in self.accepted.unused(self.info.target)}),
             overhead=self._overhead(),
         )
-        self.dispatch.call("report_section", self.step, self, self.report)
+        self._sections(self.report)
         self.tell("finish", self.report)
         return self.report
+
+    def _sections(self, report: dict[str, Any]) -> None:
+        """What plugins add to the report, as plain JSON. They are given a copy: what stands there stays."""
+        for listener in self.dispatch.table.get("report_section", ()):
+            offered = copy.deepcopy(report)
+            try:
+                listener.call(self, offered)
+                report.update({str(key): strict(offered[key]) for key in offered.keys() - report.keys()})
+            except BaseException as error:
+                self.dispatch.failed(listener.owner, "report_section", self.step, error)
+        report["plugin_errors"] = self._plugin_errors()
 
     def exit_code(self) -> int:
         """What ``healthcheck run`` would exit with, as things stand."""
@@ -498,7 +556,7 @@ class Session:
         return None if self.controls is None else self.controls.capabilities
 
     def _verdicts(self) -> list[Verdict]:
-        return verdicts(self.engine, self.reason_without_data)
+        return verdicts(self.engine, self.reason_without_data, self._not_judged)
 
     def _judged_run(self) -> JudgedRun:
         """This run, as the report needs it."""
@@ -515,10 +573,14 @@ class Session:
             resumed_from=self.info.resumed_from,
             stop=self.stop.request,
             action_errors=self.actor.errors,
-            plugin_errors=[self.errors.plugin_entry(error) for error in self.dispatch.errors]
-            + [{"plugin": f.name, "hook": "load", "error": f.reason, "count": 1} for f in self.host.failures],
+            plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
         )
+
+    def _plugin_errors(self) -> list[dict[str, Any]]:
+        return [self.errors.plugin_entry(error) for error in self.dispatch.errors] + [
+            {"plugin": f.name, "hook": f.hook, "error": f.reason, "count": 1} for f in self.host.failures
+        ]
 
     def _overhead(self) -> dict[str, Any]:
         """Host time that watching took, per event kind and probe, in seconds."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from healthcheck.core.protocols import Clock
+from healthcheck.core.text import duration, shorten
+from healthcheck.extend.guard import describe, running_in
 from healthcheck.run.actor import StopState
 
 TICK = 1.0
@@ -22,6 +24,8 @@ LATE = 3.0
 """A tick that comes this much too late means that the process stood still, not the training."""
 GRACE = 5.0
 """Seconds that a graceful end is given before ``mode: abort`` ends a process that hangs."""
+PLUGIN_HANGS = 10.0
+"""Seconds of silence from which a plugin is named in whose code the training stands."""
 REPORT_TIME = 20.0
 """Seconds that the report of an aborted run may take: a probe may wait for a dead device."""
 
@@ -49,11 +53,13 @@ class Watchdog:
         tick: float = TICK,
         late: float = LATE,
         grace: float = GRACE,
+        plugin_hangs: float = PLUGIN_HANGS,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self.tick = tick
         self.late = late
         self.grace = grace
+        self.plugin_hangs = plugin_hangs
         self._clock = clock
         self._last_event = last_event
         self._silence = silence
@@ -65,6 +71,7 @@ class Watchdog:
         self._pid = os.getpid()
         self._counts_from = clock.monotonic()
         self._abort_since: float | None = None
+        self._named: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._watch, name="healthcheck-watchdog", daemon=True)
 
     def start(self) -> Watchdog:
@@ -92,13 +99,15 @@ class Watchdog:
             try:
                 self._look(now)
             except Exception as error:
-                self._note(f"the watchdog failed and is off: {type(error).__name__}: {error}")
+                self._note(f"the watchdog failed and is off: {describe(error)}")
                 return
 
     def _look(self, now: float) -> None:
-        if waits_for_a_person(sys._current_frames().get(threading.main_thread().ident or 0)):
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if waits_for_a_person(frame):
             self._counts_from = now
             return
+        self._name_plugin(frame, now - max(self._last_event(), self._counts_from))
         stopping = self._stop.request is not None
         self._silence(max(0.0, now - max(self._last_event(), self._counts_from)))
         request = self._stop.request
@@ -110,6 +119,16 @@ class Watchdog:
             self._abort_since = None
         elif now - self._abort_since >= self.grace:
             self._abort()
+
+    def _name_plugin(self, frame: FrameType | None, silent: float) -> None:
+        """Say once whose code the training waits for. It is not ended: nobody knows what it holds."""
+        found = running_in(frame) if silent >= self.plugin_hangs else None
+        if found is None or found[:2] == self._named:
+            return
+        owner, hook, stack = found
+        self._named = owner, hook
+        where = shorten(stack, 5)
+        self._note(f'the training has waited {duration(silent)} for the plugin "{owner}" in {hook}: {where}')
 
     def _abort(self) -> None:
         """``mode: abort`` of a rule on silence: write the report, then end the process from here."""

@@ -15,6 +15,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.samples import Cost, Metric
 from healthcheck.extend import hookspecs
 from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.guard import describe
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.testing.conditioncheck import check_condition
@@ -58,7 +59,7 @@ def check_plugin(plugin: Any, name: str | None = None) -> list[str]:
         refused = [line.strip() for line in str(error).splitlines()]
         return [*problems, *(line for line in refused if not any(known in line for known in problems))]
     except Exception as error:
-        return [*problems, f"{label} raised while it registered: {type(error).__name__}: {error}"]
+        return [*problems, f"{label} raised while it registered: {describe(error)}"]
     if not any(info.hooks for info in host.infos if info.name == label):
         problems.append(f'"{label}" implements no hook; mark its functions with @healthcheck.hookimpl')
     return [*problems, *_check_registered(host, label)]

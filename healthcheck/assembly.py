@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.core.text import visible
-from healthcheck.extend.host import PluginHost
+from healthcheck.extend.host import PluginHost, disabled_plugins, plugin_name
 from healthcheck.rulelang.accepted import find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.rulelang.discover import Discovery, discover
+from healthcheck.rulelang.discover import Discovery, configured_plugins, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
 from healthcheck.run.opening import SessionOptions
@@ -56,6 +56,26 @@ def plugin_host(local: Iterable[str] = (), *, strict: bool = False) -> PluginHos
     for where in local:
         host.load_local(where)
     return host
+
+
+def running_host(given: Iterable[str] = (), *, strict: bool = False) -> PluginHost:
+    """The plugins of what runs code of this folder anyway: ``run``, ``watch()``, rule tests and watched tests.
+
+    Beside installed plugins those that ``[tool.healthcheck]`` of the nearest ``pyproject.toml`` names, whichever file
+    the rules are in. Commands that read use :func:`plugin_host`, which runs nothing that lies around.
+
+    :param given: named by whoever runs (``-p``): they count, whatever ``HEALTHCHECK_DISABLE_PLUGINS`` says.
+    """
+    given = list(given)
+    return plugin_host([*not_loaded_for_reading(given), *given], strict=strict)
+
+
+def not_loaded_for_reading(given: Iterable[str] = ()) -> list[str]:
+    """Configured plugins, less those that are switched off or named anyway."""
+    disabled, named = disabled_plugins(), {plugin_name(where) for where in given}
+    if "all" in disabled:
+        return []
+    return [where for where in configured_plugins() if plugin_name(where) not in disabled | named]
 
 
 class RuleChoice(TypedDict, total=False):
@@ -129,7 +149,7 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     given = options if options is not None else SessionOptions(name=target, **words)
     notes: list[str] = []
     found = discover(given.rules)
-    host = plugin_host((*found.plugins, *given.plugins), strict=given.strict_plugins)
+    host = running_host(given.plugins, strict=given.strict_plugins)
     ruleset = load_rules_for(
         host=host,
         settings=given.all_settings(),

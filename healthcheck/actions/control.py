@@ -133,8 +133,9 @@ class ScaleLr:
         "properties": {
             "factor": {
                 "type": "number",
-                "exclusiveMinimum": 0,
-                "description": "What each learning rate is multiplied with, e.g. 0.5.",
+                "minimum": 1e-6,
+                "maximum": 100,
+                "description": "What each learning rate is multiplied with, e.g. 0.5; from 1e-6 to 100.",
             }
         },
         "required": ["factor"],
@@ -165,14 +166,23 @@ class Checkpoint:
     options_schema: Mapping[str, Any] = {
         "type": "object",
         "properties": {
-            "path": {"type": "string", "minLength": 1, "description": "Where to save; default: the trainer decides."}
+            "path": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 200,
+                # Rule files may come from anybody: relative, no step upwards, no drive, no control character.
+                "pattern": r"^(?![/\\~])(?!.*(?:^|[/\\])\.\.(?:[/\\]|$))[^:\x00-\x1f\x7f]+$",
+                "description": "Where in the record to save, for instance `before-spike`; default: the trainer decides.",
+            }
         },
         "additionalProperties": False,
     }
 
     def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
-        given = context.options.get("path")
-        text, path = save(context, Path(given) if given else None)
+        given, record = context.options.get("path"), context.run_dir
+        if given and record is None:
+            return ActionOutcome.nothing_done(self.name, f"no checkpoint {given}: this run has no record to keep it in")
+        text, path = save(context, record / given if given and record is not None else None)
         if path is None:
             return ActionOutcome.nothing_done(self.name, text)
         return ActionOutcome.of(self.name, text, path=path)

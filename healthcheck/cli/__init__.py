@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except RuleFileError as error:
-        _complain(mistakes(error))
+        _complain(mistakes(error, sys.argv[1:] if argv is None else argv))
         return error.exit_code
     except UsageError as error:
         _complain(str(error))

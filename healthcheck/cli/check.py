@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.cli.options import add_format, add_plugin_option, add_profile, loaded_host, print_json
 from healthcheck.cli.outlet import print_commands
-from healthcheck.cli.usage import misplaced
+from healthcheck.cli.usage import may_be_brought, misplaced, plugin_options
 from healthcheck.core.errors import Problem, UsageError
 from healthcheck.core.text import plural, step
 from healthcheck.record.lines import read_samples
@@ -48,14 +49,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="a name that a configured, not loaded plugin may bring is an error (exit 4)",
+    )
     add_format(parser, "github", help="json: for scripts; github: annotations")
     add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    from healthcheck.assembly import not_loaded_for_reading
     from healthcheck.rulelang.problems import ordered
 
-    host = loaded_host(args)
+    host, waiting = loaded_host(args), not_loaded_for_reading(args.plugins)
     groups, notes = _sources(args.paths)
     for note in notes:
         print(f"healthcheck: {note}", file=sys.stderr)
@@ -68,6 +75,7 @@ def main(args: argparse.Namespace) -> int:
         mended += done
         results = [_check(sources, host.registry, args.profile) for sources in groups]
     problems = ordered(_unique(p for _, found in results for p in found))
+    problems = [_not_checked(problem, waiting, strict=args.strict) for problem in problems]
     _say(problems, mended, results, args)
     if args.print_config and args.format != "json":
         from healthcheck.rulelang.origins import config_text
@@ -90,6 +98,20 @@ def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> t
     # Advice about a pack that is only extended is for its author; here nobody can take it.
     own = {document.path for document in loaded.documents if document.own} | {str(source) for source in sources}
     return loaded, _unique(p for p in problems if p.severity == "error" or p.path in own)
+
+
+def _not_checked(problem: Problem, waiting: Sequence[str], *, strict: bool) -> Problem:
+    """A name that nobody knows, where plugins are configured that a reading command does not load: nobody can say."""
+    if not waiting or not may_be_brought(problem):
+        return problem
+    return replace(
+        problem,
+        severity="error" if strict else "warning",
+        slug="not-checked",
+        message=f"not checked: {problem.message}",
+        suggestion=f"a plugin that is configured here may bring it; it loads with {plugin_options(waiting)}",
+        fix=None,
+    )
 
 
 def _reports(loaded: Loaded, registry: Registry) -> Iterator[Problem]:
@@ -152,6 +174,8 @@ def _rule_files(folder: Path) -> Iterator[Path]:
             or ".hctest." in path.name
             or path.name == ACCEPTED
         ):
+            continue
+        if not path.is_file():  # a pipe would be waited for
             continue
         if path.name.startswith("healthcheck"):
             yield path

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
-from healthcheck.cli.options import add_format, add_plugin_option, local_plugins, print_json
+from healthcheck.cli.options import add_format, add_plugin_option, print_json
 from healthcheck.core.errors import HealthCheckError, RuleFileError, UsageError
 from healthcheck.core.text import plural
 
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     measured: dict[str, Any] = {}
     if args.script is None:
-        findings = list(all_checks(local_plugins(args)))
+        findings = list(all_checks(args.plugins))
     else:
         if args.steps < 2:
             raise UsageError(f"--steps {args.steps}: at least 2 are needed")

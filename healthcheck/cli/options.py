@@ -102,24 +102,16 @@ def rule_choice(args: argparse.Namespace) -> RuleChoice:
     }
 
 
-def local_plugins(args: argparse.Namespace | None = None) -> list[str]:
-    """Plugins that nobody installed: those that ``pyproject.toml`` names, then those of ``-p``.
-
-    :param args: what was typed, for commands with ``-p``.
-    """
-    from healthcheck.rulelang.discover import configured_plugins
-
-    return [*configured_plugins(), *(args.plugins if args is not None else ())]
-
-
 def loaded_host(args: argparse.Namespace | None = None) -> PluginHost:
-    """Built-ins, installed plugins and local ones. One that could not be loaded costs a line on stderr, not the command.
+    """Built-ins, installed plugins and those of ``-p``. One that could not be loaded costs a line on stderr, not the command.
+
+    For commands that read. What ``pyproject.toml`` names is code of a folder that somebody only looks at, and is not run.
 
     :param args: what was typed, for commands with ``-p``.
     """
     from healthcheck.assembly import plugin_host
 
-    host = plugin_host(local_plugins(args))
+    host = plugin_host(args.plugins if args is not None else ())
     for failure in host.failures:
         print(f"healthcheck: {failure}", file=sys.stderr)
     return host

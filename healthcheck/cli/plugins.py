@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from healthcheck import __version__
-from healthcheck.assembly import plugin_host
-from healthcheck.cli.options import add_format, add_plugin_option, local_plugins, print_json
+from healthcheck.assembly import not_loaded_for_reading, plugin_host
+from healthcheck.cli.options import add_format, add_plugin_option, print_json
 from healthcheck.core.errors import UsageError
-from healthcheck.extend.host import PluginHost, PluginInfo
+from healthcheck.extend.host import PluginHost, PluginInfo, plugin_name
 from healthcheck.extend.registry import BUILTIN
 from healthcheck.reports.tables import table_lines
 
@@ -38,11 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.words:
         return _new(args.words, args.dir)
-    host = plugin_host(local_plugins(args))
+    host, waiting = plugin_host(args.plugins), not_loaded_for_reading(args.plugins)
     if args.format == "json":
-        print_json(_as_json(host))
+        print_json(_as_json(host) | {"configured": waiting})
     else:
-        print("\n".join(_as_text(host, verbose=args.verbose)))
+        print("\n".join(_as_text(host, waiting, verbose=args.verbose)))
     return 3 if args.strict_plugins and host.failures else 0
 
 
@@ -73,7 +74,7 @@ def _others(host: PluginHost) -> list[PluginInfo]:
     return [info for info in host.infos if info.source != "built in"]
 
 
-def _as_text(host: PluginHost, *, verbose: bool) -> list[str]:
+def _as_text(host: PluginHost, waiting: Sequence[str], *, verbose: bool) -> list[str]:
     built_in = added(host, BUILTIN)
     lines = [f"built in (healthcheck {__version__})"]
     if verbose:
@@ -92,7 +93,10 @@ def _as_text(host: PluginHost, *, verbose: bool) -> list[str]:
             lines.append("  adds nothing")
         if verbose and info.hooks:
             lines.append(f"  hooks: {', '.join(info.hooks)}")
-    if not _others(host) and not host.failures:
+    for where in waiting:
+        lines.append(f"{plugin_name(where)}   {where} (pyproject.toml)")
+        lines.append("  loads where code of this folder runs: run, test, pytest; here with -p")
+    if not _others(host) and not host.failures and not waiting:
         lines.append("no other plugins; a local one: -p tools/my_plugin.py")
     for failure in host.failures:
         lines.append(f"NOT LOADED {failure.name}   {failure.source}")

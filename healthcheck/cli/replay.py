@@ -27,7 +27,6 @@ from healthcheck.cli.options import (
     add_plugin_option,
     add_report_option,
     add_rule_options,
-    local_plugins,
     print_json,
     rule_choice,
 )
@@ -145,7 +144,7 @@ def _given(args: argparse.Namespace) -> Given:
     return Given(
         choice=rule_choice(args),
         fail_on=args.fail_on,
-        plugins=local_plugins(args),
+        plugins=args.plugins,
         mapping=mapping,
         pattern=args.pattern,
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from healthcheck.core.errors import RuleFileError, UsageError
+from healthcheck.core.errors import Problem, RuleFileError, UsageError
 from healthcheck.core.text import plural
 from healthcheck.extend.dispatch import nearest, suggest
 
@@ -135,7 +137,7 @@ def wrong_guess(given: Sequence[str]) -> str:
 
 def misplaced(command: str, rest: Sequence[str]) -> str:
     """A file given to the wrong command: ``check train.py``, ``replay healthcheck.yaml``; empty if all is well."""
-    first = next((word for word in rest if not word.startswith("-")), "")
+    first = _first_file(command, rest)
     if command == "check":
         if first.endswith(".py"):
             return f"healthcheck check: {first} is a script, not a rule file; did you mean: healthcheck run {first}"
@@ -148,6 +150,17 @@ def misplaced(command: str, rest: Sequence[str]) -> str:
     if command == "runs" and first.endswith(".py"):
         return f"healthcheck runs: this lists recorded runs; did you mean: healthcheck run {first}"
     return ""
+
+
+def _first_file(command: str, rest: Sequence[str]) -> str:
+    """The first word that is neither an option nor an option's value."""
+    if not any(word.endswith((".py", *_RULE_FILES)) or _is_run(word) for word in rest):
+        return ""  # nothing that could be misplaced: the parser need not be made twice
+    takes_value = {
+        o for a in command_parser(command)._actions if a.nargs is None or a.nargs == 1 for o in a.option_strings
+    }
+    pairs = zip(("", *rest), rest, strict=False)
+    return next((word for before, word in pairs if not word.startswith("-") and before not in takes_value), "")
 
 
 def _is_run(word: str) -> bool:
@@ -164,12 +177,37 @@ def nearest_file(name: str, folder: Path, pattern: str) -> str:
     return f'did you mean "{here[close[0]]}"?' if close else ""
 
 
-def mistakes(error: RuleFileError) -> str:
-    """Mistakes in rules as ``check`` shows them: the line, the place in it, what to write instead."""
+def mistakes(error: RuleFileError, typed: Sequence[str] = ()) -> str:
+    """Mistakes in rules as ``check`` shows them: the line, the place in it, what to write instead.
+
+    :param typed: the command line: a command that reads has loaded no plugin but those that it names.
+    """
+    from healthcheck.assembly import not_loaded_for_reading
     from healthcheck.rulelang.problems import ordered, render_text
 
     found = ordered(error.problems)
-    return f"{render_text(found)}\n{plural(len(found), 'error')}; nothing was run"
+    waiting: list[str] = []
+    if typed and typed[0] != "run" and any(map(may_be_brought, found)):
+        waiting = not_loaded_for_reading(name for word, name in pairwise(typed) if word == "-p")
+    more = f"; commands that read load no configured plugin: {plugin_options(waiting)}" if waiting else ""
+    return f"{render_text(found)}\n{plural(len(found), 'error')}; nothing was run{more}"
+
+
+_BROUGHT = ("unknown-condition", "unknown-action", "unknown-metric", "no-such-pack")
+"""Slugs of problems with a name that a plugin could define."""
+
+
+def may_be_brought(problem: Problem) -> bool:
+    """Whether a plugin that is not loaded could define the name that is unknown here; a clear typo is one all the same."""
+    if problem.severity != "error" or problem.suggestion.startswith("did you mean"):
+        return False
+    short = problem.slug == "bad-value" and re.match(r'"\w+\.[\w.]+" is not one of nonfinite', problem.message)
+    return problem.slug in _BROUGHT or bool(short)
+
+
+def plugin_options(waiting: Sequence[str]) -> str:
+    """``-p tools/health.py -p pkg.health``, as a person in this directory would type it."""
+    return " ".join(f"-p {os.path.relpath(where) if where.endswith('.py') else where}" for where in waiting)
 
 
 # --------------------------------------------------------------------------- launchers

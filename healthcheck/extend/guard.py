@@ -38,6 +38,8 @@ def describe(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """``file:line`` of the innermost frame, which is the plugin's own."""
+    if isinstance(error.__cause__, StopIteration):  # inside a generator; Python makes a RuntimeError of it outside
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 

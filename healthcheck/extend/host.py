@@ -6,6 +6,7 @@ a :class:`~healthcheck.core.errors.PluginError`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "healthcheck"
 DISABLE_VARIABLE = "HEALTHCHECK_DISABLE_PLUGINS"
-"""Comma-separated plugin names, or ``all`` for no entry points at all."""
+"""Comma-separated plugin names, or ``all``: neither installed nor configured plugins, only those of ``-p``."""
 TRACE_VARIABLE = "HEALTHCHECK_TRACE"
 
 _REGISTRATION = ("probes", "conditions", "actions", "reports", "readers", "rulepacks", "trainers")
@@ -61,6 +62,16 @@ class PluginFailure:
 
     def __str__(self) -> str:
         return f'plugin "{self.name}" ({self.source}) was not loaded: {self.reason}'
+
+
+def disabled_plugins() -> set[str]:
+    """Names in ``HEALTHCHECK_DISABLE_PLUGINS``; ``all`` stands for every plugin that ``-p`` does not name."""
+    return {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip()}
+
+
+def plugin_name(where: str) -> str:
+    """What a local plugin is called: the stem of a file, the name of a module."""
+    return Path(where).stem if where.endswith(".py") else where
 
 
 class _Manager(pluggy.PluginManager):
@@ -93,7 +104,7 @@ class PluginHost:
 
     def load_entry_points(self) -> None:
         """Load the installed distributions that announce themselves in group ``healthcheck``."""
-        disabled = {n.strip() for n in os.environ.get(DISABLE_VARIABLE, "").split(",") if n.strip()}
+        disabled = disabled_plugins()
         if "all" in disabled:
             return
         for point in _installed(tuple((entry, _identity(entry)) for entry in sys.path)):
@@ -109,7 +120,7 @@ class PluginHost:
         if where.endswith(".py") or path.is_file():
             self._load(path.stem, str(path), lambda: _import_file(path))
         else:
-            self._load(where, "module", lambda: importlib.import_module(where))
+            self._load(where, "module", lambda: _import_module(where))
 
     def register(self, plugin: object, name: str | None = None) -> str:
         """Register an object as a plugin; returns its name.
@@ -304,6 +315,17 @@ def _unknown_arguments(hook: str, function: Callable[..., Any], label: str) -> I
         if is_plain and parameter.default is parameter.empty and parameter.name not in offered:
             hint = suggest(parameter.name, offered)
             yield f'"{label}": {hook} has no argument "{parameter.name}"; {hint + " " if hint else ""}it has {", ".join(offered)}'
+
+
+def _import_module(name: str) -> ModuleType:
+    """A module that was named: here the working directory counts too, behind all that is installed."""
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
 
 
 def _import_file(path: Path) -> ModuleType:

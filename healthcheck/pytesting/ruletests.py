@@ -167,7 +167,7 @@ def plugin_host_of(config: pytest.Config) -> PluginHost:
     """Plugins are loaded once per pytest run, and only if there are rule tests."""
     host = config.stash.get(_host_key, None)
     if host is None:
-        from healthcheck.assembly import plugin_host
+        from healthcheck.assembly import running_host
 
-        host = config.stash[_host_key] = plugin_host(config.getoption("healthcheck_plugin"))
+        host = config.stash[_host_key] = running_host(config.getoption("healthcheck_plugin"))
     return host

@@ -90,6 +90,8 @@ def recognise(path: Path, readers: Mapping[str, Reader]) -> Reader:
     """The reader of a path that the user named. Raises ``UnreadableRunError`` with what to do."""
     if not path.exists():
         raise UnreadableRunError(path, "no such file or folder")
+    if not path.is_file() and not path.is_dir():
+        raise UnreadableRunError(path, "a pipe or a device, not a file")
     if path.is_file() and path.stat().st_size == 0:
         raise UnreadableRunError(path, "the file is empty")
     failed: list[str] = []

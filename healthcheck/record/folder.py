@@ -222,9 +222,8 @@ def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | No
 
 def _make(folder: Path, target: str) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x", encoding="utf-8") as ignore:
+        ignore.write("*\n")  # never through a link that points nowhere: who knows what it would make
     base = f"{time.strftime('%m%d-%H%M')}-{_slug(target)}"
     for n in range(1, 10_000):
         path = folder / (base if n == 1 else f"{base}-{n}")

@@ -494,7 +494,7 @@ class ConsoleReport:
 
     def _record(self) -> str:
         run_dir: Path | None = self._session.info.run_dir if self._session is not None else None
-        return latest_shown(run_dir) if run_dir is not None else ""
+        return latest_shown(run_dir) if run_dir is not None and run_dir.is_dir() else ""  # the script may remove it
 
     def _named(self) -> str:
         """How the commands name this run: a path where they would not look, a name where ``latest`` is another."""

@@ -6,6 +6,7 @@ plugin adds a kind of its own by registering a report that has ``render(reports)
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,7 @@ def write_reports(
                 text = known.with_series(listed, series())
             else:
                 text = known.render(listed)
-            _write(folder / Path(path).expanduser(), text, append=known.append)
+            _write(folder / Path(path).expanduser(), text, append=known.append, tree=folder)
         except OSError as error:
             problems.append(f"report {kind}={path} could not be written: {error.strerror}")
         except BaseException as error:
@@ -201,10 +202,20 @@ def _json(reports: Mapping[str, Any] | Reports) -> str:
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
-def _write(path: Path, text: str, *, append: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if append:
-        with open(path, "a", encoding="utf-8") as file:
+def _write(path: Path, text: str, *, append: bool, tree: Path) -> None:
+    """Write a file as a whole. What stands there stays what it is: a link still points, a device is still one.
+
+    :param tree: the working directory, in which folders are made.
+    """
+    path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        if not path.is_relative_to(os.path.realpath(tree)):  # a typo would make a tree somewhere else
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}; make it first")
+        path.parent.mkdir(parents=True)
+    if append or (path.exists() and not path.is_file()):
+        # A pipe that nobody reads must not hold up the end of a run.
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0) | getattr(os, "O_NONBLOCK", 0)
+        with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

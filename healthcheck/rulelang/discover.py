@@ -40,8 +40,6 @@ class Discovery:
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of ``[tool.healthcheck]``, as values in use; those of rule files come with the rules."""
     setting_origins: dict[str, Origin] = field(default_factory=dict)
-    plugins: list[str] = field(default_factory=list)
-    """Local plugins that ``[tool.healthcheck]`` names."""
     path: Path | None = None
     """The file that was found."""
 
@@ -88,7 +86,8 @@ def configured_plugins(start: Path | None = None) -> list[str]:
 
     They count beside a ``healthcheck.yaml`` too: a rule file cannot name plugins, since it must
     not be able to make code run. Files are relative to ``pyproject.toml``. A table that cannot be
-    read names none here; it is reported where its settings are used.
+    read names none here; it is reported where its settings are used. Only what runs code of the
+    folder anyway loads them (:func:`healthcheck.assembly.running_host`).
     """
     for folder in _upwards(start or Path.cwd()):
         path = folder / "pyproject.toml"
@@ -178,9 +177,7 @@ def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
                         'expected a list of names, such as ["rules.yaml"]',
                     )
                 )
-            elif key == "plugins":
-                found.plugins = _plugins(path, value)
-            else:
+            elif key == "rules":
                 found.sources = [v if is_pack_name(v) else str(path.parent / v) for v in value]
             continue
         try:

@@ -8,6 +8,7 @@ refused; and size, number of nodes, depth, alias expansion and time are bounded.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -33,10 +34,13 @@ def load_file(path: FilePath | str, *, shown: str = "") -> Document:
     try:
         if file.is_dir():
             raise IsADirectoryError(21, "is a folder, not a rule file")
-        size = file.stat().st_size
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe may never end, and a device may do anything
+            raise OSError(22, "is a pipe or a device, not a file")
+        size = found.st_size
         if size > MAX_BYTES:
             return _refuse(document, "too-large", f"the file has {size:,} bytes; rule files may have {MAX_BYTES:,}")
-        with file.open("rb") as stream:  # a pipe or a growing file has no honest size: the limit holds again
+        with file.open("rb") as stream:  # a growing file has no honest size: the limit holds again
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return _refuse(document, "no-such-file", "there is no such file", suggestion=_nearest(file))

@@ -59,3 +59,43 @@ def test_the_environment_is_an_allow_list() -> None:
         "SLURM_JOB_ID": "7",
     }
     assert allowed_environment(given) == {"RANK": "3", "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7"}
+
+
+FAMILIES = {
+    "options": [["--pass", "S3cr3t"], ["--pwd", "S3cr3t"], ["--passphrase", "S3cr3t"], ["--cookie", "S3cr3t"], ["--pin", "S3cr3t"], ["--db-pass", "S3cr3t"],
+        ["--otp", "S3cr3t"], ["--jwt", "S3cr3t"], ["--signature", "S3cr3t"], ["--dsn", "S3cr3t"], ["--creds", "S3cr3t"], ["--private-pem", "S3cr3t"]],
+    "assignments": [["--pass=S3cr3t"], ["db.pwd=S3cr3t"], ["pin=S3cr3t"], ["session_cookie=S3cr3t"], ["hydra.job.env.PGPASS=x", "db_pass='S3cr3t'"]],
+    "addresses": [["https://h/x?sig=S3cr3t&y=1"], ["https://h/x?X-Amz-Signature=S3cr3t"], ["https://h/x?X-Goog-Signature=S3cr3t&a=1"],
+        ["https://h/x?sv=1&se=2&sig=S3cr3t"], ["s3://S3cr3t:S3cr3t@h/b"], ["https://h/x?X-Amz-Credential=S3cr3t"], ["postgres://u:S3cr3t@h/db"],
+        ["https://hooks.slack.com/services/T0/B0/S3cr3t"], ["https://discord.com/api/webhooks/1/S3cr3t"]],
+    "headers": [["-H", "Cookie: a=S3cr3t; b=S3cr3t"], ["-H", "Authorization: Basic S3cr3t"], ["-H", "X-Api-Key: S3cr3t"]],
+    "configuration": [['{"pwd": "S3cr3t"}'], ["{'pin': 'S3cr3t'}"], ["db:\n  pass: S3cr3t\n"], ['{"pass":"S3cr3t"}']],
+    "shapes": [["sk_live_S3cr3tS3cr3t"], ["npm_S3cr3tS3cr3tS3cr3t"], ["pypi-S3cr3tS3cr3tS3cr3t"], ["ya29.S3cr3tS3cr3t"], ["SG.S3cr3tS3cr.S3cr3tS3cr"],
+        ["nvapi-S3cr3tS3cr3t"], ["123456789:S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3"], ["-----BEGIN RSA PRIVATE KEY-----\nS3cr3t\n-----END RSA PRIVATE KEY-----"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("argv", [argv for family in FAMILIES.values() for argv in family], ids=" ".join)
+def test_every_family_of_secrets_is_taken_out(argv: list[str]) -> None:
+    shown = " ".join(redact_argv(["train.py", *argv, "--lr", "0.1"]))
+    assert "S3cr3t" not in shown
+    assert shown.startswith("train.py ")
+    assert shown.endswith(" --lr 0.1")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--pin-memory", "True"],
+        ["--passes", "3"],
+        ["--sigma", "0.5"],
+        ["--pattern", "x"],
+        ["--one-pass-eval", "1"],
+        ["in the forward pass: 3 modules"],
+        ["--data=/spin/x"],
+        ["compass=3"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_only_resemble_them_stay(argv: list[str]) -> None:
+    assert redact_argv(argv) == argv

@@ -127,11 +127,15 @@ def test_scale_lr_changes_every_group_and_says_the_new_rate(alert: Alert, contex
 
 
 def test_checkpoint_does_not_overwrite_and_does_not_raise(alert: Alert, context: Context, tmp_path: Path) -> None:
-    path = tmp_path / "mine.pt"
-    assert Checkpoint().run(alert, context({"path": str(path)})).done
-    again = Checkpoint().run(alert, context({"path": str(path)}))
+    """A path in a rule file, which may be anybody's, is one in the record."""
+    assert Checkpoint().run(alert, context({"path": "mine.pt"}, run_dir=tmp_path)).done
+    assert (tmp_path / "mine.pt").is_file()
+    again = Checkpoint().run(alert, context({"path": "mine.pt"}, run_dir=tmp_path))
     assert not again.done
     assert "exists already" in again.text
+    without = Checkpoint().run(alert, context({"path": "mine.pt"}, run_dir=None))
+    assert not without.done
+    assert "no record" in without.text
 
 
 def test_cleanup_really_collects_cycles(alert: Alert, context: Context) -> None:

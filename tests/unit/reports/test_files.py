@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -108,3 +110,48 @@ def test_a_plugin_cannot_take_the_place_of_a_built_in_kind() -> None:
             return "mine"
 
     assert kinds_of({"json": Json()})["json"].render([]) != "mine"
+
+
+REPORT: dict[str, Any] = {"verdict": "ok"}
+
+
+def test_a_link_is_written_through_and_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "link").symlink_to("target")
+    assert write_reports({"json": "link"}, REPORT, folder=tmp_path) == []
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "target").read_text()) == REPORT
+
+
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    node = tmp_path / "null"
+    try:
+        os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+    assert write_reports({"json": str(node)}, REPORT, folder=tmp_path) == []
+    assert stat.S_ISCHR(node.lstat().st_mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_that_nobody_reads_holds_up_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (problem,) = write_reports({"json": "pipe"}, REPORT, folder=tmp_path)
+    assert problem.startswith("report json=pipe could not be written: ")
+
+
+def test_folders_are_made_inside_the_working_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert write_reports({"json": "out/a/hc.json"}, REPORT) == []
+    (problem,) = write_reports({"json": "../elsewhere/hc.json"}, REPORT)
+    assert "there is no folder" in problem
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    (tmp_path / "full").symlink_to("/dev/full")
+    (problem,) = write_reports({"json": "full"}, REPORT, folder=tmp_path)
+    assert problem == "report json=full could not be written: No space left on device"

@@ -166,3 +166,11 @@ class TestManyRanks:
         monkeypatch.delenv("WORLD_SIZE")
         monkeypatch.setenv("SLURM_NTASKS", "8")
         assert rundir.job_size() == 1
+
+
+def test_a_dangling_link_in_the_place_of_gitignore_is_not_written_through(tmp_path: Path) -> None:
+    records = tmp_path / "runs"
+    records.mkdir()
+    (records / ".gitignore").symlink_to(tmp_path / "elsewhere")
+    rundir.open_run_dir("train.py", {"runs": str(records)}, [])
+    assert not (tmp_path / "elsewhere").exists()

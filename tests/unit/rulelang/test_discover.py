@@ -106,7 +106,7 @@ def test_pyproject_gives_settings_rules_and_plugins(repo) -> None:
     result = found()
     assert result.settings == {"mode": "observe", "keep": 7}
     assert result.sources == [str(repo / "team.yaml"), "healthcheck:recommended"]
-    assert result.plugins == [str(repo / "tools/health.py"), "pkg.health"]
+    assert module.configured_plugins() == [str(repo / "tools/health.py"), "pkg.health"]
     assert result.setting_origins["mode"].path.endswith("pyproject.toml")
 
 

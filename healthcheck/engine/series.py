@@ -13,7 +13,7 @@ from typing import Any
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
 from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
 """What one sample did: nothing to report, an episode began, it ended, it goes on and may act again
@@ -91,7 +91,7 @@ class SeriesState:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Cause,
         labels: Labels,
         scorer: Scorer,
         start_step: int,

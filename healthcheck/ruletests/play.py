@@ -255,21 +255,21 @@ class Player:
                 self.open[key] = Episode(alert)
                 self.played.episodes.append(self.open[key])
         for planned in result.plan:
-            episode = self.open.get((rank, planned.rule.id))
+            episode = self.open.get((rank, planned.alert.rule))
             if episode is None:
                 continue
-            why = planned.held or self._observed(planned.rule.mode, planned.spec.name)
+            why = planned.held or self._observed(planned.cause.mode, planned.spec.name)
             if why:
                 episode.held.setdefault(planned.spec.name, why)
                 continue
             if planned.spec.name not in episode.actions:
                 episode.actions.append(planned.spec.name)
             if planned.spec.name == "stop" and self.played.stopped_at is None:
-                self.played.stopped_at, self.played.stopped_by = step, planned.rule.id
+                self.played.stopped_at, self.played.stopped_by = step, planned.alert.rule
         engine = self.played.engines[rank]
         for key, episode in list(self.open.items()):
             # Asked of the engine's own set, not of the alert: after a resume the alert is not its object.
-            if key[0] == rank and not engine.by_id[key[1]].firing:
+            if key[0] == rank and not engine.rules[key[1]].firing:
                 episode.clears = episode.alert.cleared_step or step
                 del self.open[key]
 

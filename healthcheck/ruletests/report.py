@@ -11,7 +11,7 @@ from typing import Any
 from healthcheck.core.alerts import State
 from healthcheck.core.text import aligned
 from healthcheck.engine.trace import TraceRow, trace
-from healthcheck.rulelang.rule import Origin, Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, Origin, RuleSet
 from healthcheck.ruletests.compare import Difference
 from healthcheck.ruletests.loading import RuleTest
 from healthcheck.ruletests.play import Played
@@ -50,7 +50,7 @@ def _remarks(test: RuleTest, played: Played, found: list[Difference]) -> Iterato
 
 
 def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSet], folder: Path) -> Iterator[str]:
-    rule = next((r for r in played.rules.rules if r.id == difference.rule), None)
+    rule = next((r for r in played.rules.causes if r.id == difference.rule), None)
     if rule is None:
         return
     if difference.kind not in ("fires", "silent", "unexpected", "clears"):
@@ -92,7 +92,7 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
     )
 
 
-def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:
+def _deciding(rule: Cause, difference: Difference, rows: list[TraceRow]) -> str:
     """The key of the rule that made the difference."""
     has_for = rule.hold.need > 1 or rule.hold.of > 1 or rule.hold.seconds > 0
     if difference.kind == "clears":
@@ -136,7 +136,7 @@ def _table(rows: list[TraceRow], mark: int, remark: str) -> Iterator[str]:
         yield f"{line}  {remark}".rstrip() if index == mark else line.rstrip()
 
 
-def _key(rule: Rule, key: str, folder: Path) -> str:
+def _key(rule: Cause, key: str, folder: Path) -> str:
     """```for: 3` at stability.yaml:14``, or that it is a default."""
     written = {
         "for": rule.hold,

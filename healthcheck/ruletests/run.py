@@ -15,7 +15,7 @@ from healthcheck.core.errors import Problem, RuleFileError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
-from healthcheck.rulelang.rule import Rule, RuleSet, Selector, Span
+from healthcheck.rulelang.rule import Cause, RuleSet, Selector, Span
 from healthcheck.ruletests.compare import Difference, compare
 from healthcheck.ruletests.loading import RuleTest, RuleTestFile, Source, load_tests
 from healthcheck.ruletests.play import EVAL_PREFIXES, Played, RecordError, play, series_of
@@ -90,7 +90,10 @@ class RuleTestBook:
                 set=[f"{path}={json.dumps(value)}" for path, value in test.settings.items()],
             )
             if test.warmup is not None:
-                rules.rules = [_warmed(rule, test.warmup) for rule in rules.rules]
+                steps = test.warmup
+                rules.rules = [
+                    replace(rule, causes=tuple(_warmed(cause, steps) for cause in rule.causes)) for rule in rules.rules
+                ]
             self._compiled[given] = rules
         compiled = self._compiled[given]
         return replace(compiled, rules=list(compiled.rules), derived=deepcopy(compiled.derived))
@@ -121,7 +124,7 @@ class RuleTestBook:
         names = named | {Path(entry).name for entry in named}
         found: dict[str, None] = {}
         for rules in self._base.values():
-            for rule in rules.rules:
+            for rule in rules.causes:
                 if any(place in names or Path(place).name in names for place in _places(rule)) or len(names) < len(
                     self.file.rules
                 ):
@@ -129,11 +132,11 @@ class RuleTestBook:
         return list(found)
 
 
-def _places(rule: Rule) -> Iterable[str]:
+def _places(rule: Cause) -> Iterable[str]:
     return {rule.origin.path, *(origin.path for origin in rule.key_origins.values())}
 
 
-def _warmed(rule: Rule, steps: int) -> Rule:
+def _warmed(rule: Cause, steps: int) -> Cause:
     """The rule with the warm-up of the test, as ``defaults: {warmup: ...}`` would give it."""
     exempt = rule.condition.judges_nonfinite or rule.condition.absence
     return rule if exempt and not rule.warmup.amount else replace(rule, warmup=Span(steps))
@@ -142,7 +145,7 @@ def _warmed(rule: Rule, steps: int) -> Rule:
 def _silent(played: Played, fired: tuple[str, ...]) -> Iterable[str]:
     """Rules that some series brought as far as a judgement, and that never fired."""
     judged = (State.OK, State.PENDING, State.FIRING)
-    for rule in played.rules.rules:
+    for rule in played.rules.causes:
         states = [e.by_id[rule.id] for e in played.engines.values() if rule.id in e.by_id]
         if rule.id not in fired and any(
             s is not None and s.state in judged for st in states for s in st.series.values()
@@ -171,8 +174,8 @@ class _Checker:
         self.test = test
         self.rules = rules
         self.registry = registry
-        self.ids = [rule.id for rule in rules.rules] + list(rules.off)
-        self.active = [rule for rule in rules.rules if self._plays(rule.id)]
+        self.ids = [rule.id for rule in rules.causes] + list(rules.off)
+        self.active = [rule for rule in rules.causes if self._plays(rule.id)]
         self.inputs = {derived.name: derived.inputs for derived in rules.derived}
 
     def problems(self) -> Iterator[Problem]:
@@ -236,7 +239,7 @@ class _Checker:
     def _unknown_series(self) -> Iterator[Problem]:
         """A misspelt series would feed nobody, and `expect: none` would pass for the wrong reason."""
         known = {m.name for m in self.registry.metrics.values()} | set(self.rules.external)
-        known |= {name for rule in self.rules.rules for name in _watched(rule)}
+        known |= {name for rule in self.rules.causes for name in _watched(rule)}
         known |= {name for inputs in self.inputs.values() for name in inputs}
         for source in self._sources():
             name = series_of(source.series)[0]
@@ -256,7 +259,7 @@ class _Checker:
         elif self.active and not any(self._fed(rule) for rule in self.active):
             yield self._problem(where, "not-fed", "no rule watches a series of this test", key=True)
 
-    def _fed(self, rule: Rule) -> bool:
+    def _fed(self, rule: Cause) -> bool:
         metric = rule.selector.metric
         if metric in self.inputs:
             return any(self._given(Selector(name), "any") for name in self._raw(metric))
@@ -282,7 +285,7 @@ class _Checker:
         return False
 
 
-def _watched(rule: Rule) -> Iterable[str]:
+def _watched(rule: Cause) -> Iterable[str]:
     yield rule.selector.metric
     for guard in rule.only_if:
         yield guard.metric
@@ -291,7 +294,7 @@ def _watched(rule: Rule) -> Iterable[str]:
             yield selector.metric
 
 
-def _wants(rule: Rule) -> str:
+def _wants(rule: Cause) -> str:
     return f"{rule.selector}" + (f" in phase {rule.phase}" if rule.phase != "any" else "")
 
 

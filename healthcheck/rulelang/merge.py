@@ -276,7 +276,9 @@ class Merger:
         elif document is not known.document or where[0] == "profiles":
             known.touched.append(Entry(body, document, where, rank))
         for key, value in self._written(known, body, document, where, rank).items():
-            if key in RULE_ONLY:  # written as `rule.cause: {...}`, where the schema takes it for a rule
+            if key in RULE_ONLY:
+                if where[-2:-1] == ("causes",):
+                    continue  # the schema has said so; written as `rule.cause: {...}` it takes it for a rule
                 text = f"`{key}` is of the whole rule, not of one cause"
                 hint = f"write it under `{draft.id}:`"
                 self.result.problems.append(
@@ -311,7 +313,7 @@ def _map(data: Any, key: str) -> Mapping[str, Any]:
 
 def _defines(body: Mapping[str, Any]) -> bool:
     """Whether keys define a new rule."""
-    return "metric" in body or "when" in body or isinstance(body.get("causes"), Mapping)
+    return "metric" in body or "when" in body or bool(body.get("causes"))
 
 
 def _less(cause: Draft, kind: Any) -> bool:

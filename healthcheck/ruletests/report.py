@@ -50,7 +50,8 @@ def _remarks(test: RuleTest, played: Played, found: list[Difference]) -> Iterato
 
 
 def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSet], folder: Path) -> Iterator[str]:
-    rule = next((r for r in played.rules.causes if r.id == difference.rule), None)
+    name = _cause(difference, played)
+    rule = next((r for r in played.rules.causes if r.id == name), None)
     if rule is None:
         return
     if difference.kind not in ("fires", "silent", "unexpected", "clears"):
@@ -68,11 +69,17 @@ def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSe
     yield from _table(rows, mark, f"<- {_key(rule, key, folder)}" if key else "")
 
 
+def _cause(difference: Difference, played: Played) -> str:
+    """The cause to look at: the one that fired, else the most certain one of the rule."""
+    named = difference.cause or difference.rule
+    return next((c.id for c in played.rules.causes if named in (c.id, c.rule)), named)
+
+
 def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) -> list[TraceRow]:
     batches = played.batches.get(difference.rank, [])
     steps = [s for s in (difference.wanted, difference.happened) if s is not None and s <= played.last_step]
     if not steps:
-        state = played.engines[difference.rank].by_id.get(difference.rule)
+        state = played.engines[difference.rank].by_id.get(_cause(difference, played))
         closest = state.closest if state is not None else None
         steps = [closest[1] if closest is not None else played.last_step]
     if difference.kind == "clears" and difference.happened is None:
@@ -81,7 +88,7 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
     before = last - first + (2 if difference.kind in ("unexpected", "silent") else 1)
     return trace(
         fresh(),
-        difference.rule,
+        _cause(difference, played),
         batches,
         last,
         before,

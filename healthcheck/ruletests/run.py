@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -15,7 +14,7 @@ from healthcheck.core.errors import Problem, RuleFileError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
-from healthcheck.rulelang.rule import Cause, RuleSet, Selector, Span
+from healthcheck.rulelang.rule import Cause, RuleSet, Selector, Span, named
 from healthcheck.ruletests.compare import Difference, compare
 from healthcheck.ruletests.loading import RuleTest, RuleTestFile, Source, load_tests
 from healthcheck.ruletests.play import EVAL_PREFIXES, Played, RecordError, play, series_of
@@ -32,9 +31,9 @@ class Result:
     text: str
     differences: tuple[Difference, ...]
     fired: tuple[str, ...]
-    """Rules that had an episode."""
+    """Causes (``rule.cause``) that had an episode."""
     silent: tuple[str, ...]
-    """Rules that were judged and had none."""
+    """Causes that were judged and had none."""
 
     @property
     def passed(self) -> bool:
@@ -110,7 +109,13 @@ class RuleTestBook:
             raise RuleFileError([problem]) from None
         found = compare(test, played)
         text = failure_text(test, played, found, lambda: self.rules_of(test), self.file.path.parent) if found else ""
-        fired = tuple(dict.fromkeys(episode.alert.rule for episode in played.episodes))
+        fired = tuple(
+            dict.fromkeys(
+                f"{episode.alert.rule}.{finding.cause}" if finding.cause else episode.alert.rule
+                for episode in played.episodes
+                for finding in episode.alert.findings
+            )
+        )
         return Result(text, tuple(found), fired, tuple(_silent(played, fired)))
 
     @property
@@ -119,7 +124,7 @@ class RuleTestBook:
         return " + ".join("rules in place" if isinstance(entry, dict) else str(entry) for entry in self.file.rules)
 
     def own_rules(self) -> list[str]:
-        """Ids of the rules that the named files write or change, packs that they extend left out."""
+        """Causes (``rule.cause``) of the rules that the named files write or change, packs that they extend left out."""
         named = {str(entry) for entry in self.file.rules if not isinstance(entry, dict)}
         names = named | {Path(entry).name for entry in named}
         found: dict[str, None] = {}
@@ -174,7 +179,7 @@ class _Checker:
         self.test = test
         self.rules = rules
         self.registry = registry
-        self.ids = [rule.id for rule in rules.causes] + list(rules.off)
+        self.ids = [*dict.fromkeys([*(r.id for r in rules.causes), *(r.id for r in rules.rules), *rules.off])]
         self.active = [rule for rule in rules.causes if self._plays(rule.id)]
         self.inputs = {derived.name: derived.inputs for derived in rules.derived}
 
@@ -191,8 +196,9 @@ class _Checker:
         return [source for sources in self.test.ranks.values() for source in sources]
 
     def _plays(self, rule: str) -> bool:
-        chosen = not self.test.only or any(_same(rule, word) for word in self.test.only)
-        return chosen and not any(_same(rule, word) for word in self.test.off)
+        names = [cause.id for cause in self.rules.causes if rule in (cause.id, cause.rule)] or [rule]
+        chosen = [n for n in names if not self.test.only or any(named(word, n) for word in self.test.only)]
+        return any(not any(named(word, n) for word in self.test.off) for n in chosen)
 
     def _problem(self, where: KeyPath, slug: str, message: str, suggestion: str = "", *, key: bool = False) -> Problem:
         return self.document.problem(where, slug, message, suggestion=suggestion, key=key)
@@ -203,7 +209,7 @@ class _Checker:
         where = self.test.where
         for key, words in (("only", self.test.only), ("off", self.test.off)):
             for index, word in enumerate(words):
-                if not any(_same(rule, word) for rule in self.ids):
+                if not any(named(word, rule) for rule in self.ids):
                     yield self._unknown_rule((*where, key, index), word)
         for entry in self.test.expect:
             if entry.rule not in self.ids:
@@ -252,9 +258,9 @@ class _Checker:
         where = (*self.test.where, "ranks" if len(self.test.ranks) > 1 else "series")
         if self.test.only:
             for index, word in enumerate(self.test.only):
-                named = [rule for rule in self.active if _same(rule.id, word)]
-                if named and not any(rule.condition.absence or self._fed(rule) for rule in named):
-                    text = f"no series of this test reaches {named[0].id}, which watches {_wants(named[0])}"
+                meant = [rule for rule in self.active if named(word, rule.id)]
+                if meant and not any(rule.condition.absence or self._fed(rule) for rule in meant):
+                    text = f"no series of this test reaches {meant[0].id}, which watches {_wants(meant[0])}"
                     yield self._problem((*self.test.where, "only", index), "not-fed", text)
         elif self.active and not any(self._fed(rule) for rule in self.active):
             yield self._problem(where, "not-fed", "no rule watches a series of this test", key=True)
@@ -296,7 +302,3 @@ def _watched(rule: Cause) -> Iterable[str]:
 
 def _wants(rule: Cause) -> str:
     return f"{rule.selector}" + (f" in phase {rule.phase}" if rule.phase != "any" else "")
-
-
-def _same(rule: str, word: str) -> bool:
-    return rule == word or fnmatch.fnmatchcase(rule, word)

@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.core.alerts import Alert, Finding, Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import Sample
+from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.episodes import PlannedAction, RuleState, cap, hold_back, message, mute
 from healthcheck.engine.routes import SERIES, Lookups, Plans
 from healthcheck.engine.rulestate import CauseState
@@ -124,6 +124,10 @@ class Engine:
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
         self._plans = Plans(states, self.lookups)
+        self._late: list[RuleState] = []
+        """Rules that apply from now on, with what their causes have found before."""
+        if self.undecided:
+            self._plans.met = self._met
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -220,7 +224,7 @@ class Engine:
             state.judge_absence(None, step, now, transitions)
             if state.touched:
                 touched.append(state)
-        if not touched and not transitions:
+        if not touched and not transitions and not self._late:
             return NOTHING  # one object for nearly all evaluations: callers compare with it
         return self._conclude(touched, step, now, transitions or [])
 
@@ -265,9 +269,18 @@ class Engine:
         self._forget()
         self.step = step
 
-    def applies(self, rule: RuleState) -> bool:
-        """Whether a rule is one for runs like this."""
-        return True
+    @property
+    def undecided(self) -> list[RuleState]:
+        """Rules that have not met yet what they need to apply to this run."""
+        return [rule for rule in self.rules.values() if not rule.applies]
+
+    def _met(self, metric: str, labels: Labels) -> None:
+        """A series comes for the first time. What a run is like is said by samples too, so that a replay knows it."""
+        for rule in self.undecided:
+            if rule.met(metric, labels):
+                rule.apply(max(0, self.step - 1))
+                self._late.append(rule)
+                self.restarts += 1
 
     def _forget(self) -> None:
         self._plans.forget()
@@ -291,6 +304,17 @@ class Engine:
         transitions.sort(key=lambda t: self._place[f"{t.rule}.{t.cause}" if t.cause else t.rule])
         result = Evaluation(transitions=transitions)
         acting: list[tuple[RuleState, Alert, list[CauseState], bool]] = []
+        for rule in self._late:
+            if rule.withheld:
+                alert, _ = rule.take(rule.withheld, len(self.alerts) + 1, now, self.rank)
+                self.alerts.append(alert)
+                result.alerts.append(alert)
+                acting.append((rule, alert, [cause for cause, _ in rule.withheld], True))
+                rule.withheld = []
+                over = rule.recovered()
+                if over is not None:
+                    result.cleared.append(over)
+        self._late = []
         for rule, causes in self._by_rule(touched):
             # Cleared before fired: a rule of which one series clears while another fires goes on.
             for cause in causes:
@@ -302,9 +326,14 @@ class Engine:
                 found = [(cause, self._find(rule, cause, step)) for cause in fresh]
                 for cause in fresh:
                     cause.firing.update(series.labels for series in cause.fresh)
+                if not rule.applies:
+                    rule.withhold(found)
+                    found = []
                 begins = rule.open is None
-                alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank)
-                if begins:
+                alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank) if found else (None, False)
+                if alert is None:
+                    pass
+                elif begins:
                     self.alerts.append(alert)
                     result.alerts.append(alert)
                     acting.append((rule, alert, fresh, True))

@@ -6,14 +6,18 @@ until all have recovered. The most certain cause speaks; what the others found s
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.core.alerts import Alert, CauseChange, Finding, Kind, SeriesFact, Severity
-from healthcheck.core.samples import decode_number, encode_number
+from healthcheck.core.samples import Labels, decode_number, encode_number
 from healthcheck.engine.rulestate import WORST, CauseState
 from healthcheck.rulelang.rule import SUBJECTS, ActionSpec, Cause, Mute, Rule
+
+OPTIMIZERS, RANKS, ADAPTERS, ROUTER = "run.optimizers", "run.ranks", "run.adapters", "run.router"
+"""Samples that say what a run is like, for rules with ``applies_if``. The first two have a label ``count``."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,12 @@ class RuleState:
 
     def start_fresh(self) -> None:
         """Begin with nothing seen."""
+        self.applies = self.rule.applies_if is None
+        """Whether the rule is one for runs like this; once true, it stays so."""
+        self._seen: dict[str, bool] = {}
+        """Of what it needs to apply, what has been met."""
+        self.withheld: list[tuple[CauseState, Finding]] = []
+        """What its causes found while it did not apply."""
         self.open: Alert | None = None
         """The alert of the episode under way."""
         self.episodes: list[Alert] = []
@@ -65,6 +75,48 @@ class RuleState:
     def firing(self) -> bool:
         """Whether some cause fires."""
         return any(cause.firing for cause in self.causes)
+
+    # -- whether it applies ---------------------------------------------------------------
+
+    def met(self, metric: str, labels: Labels) -> bool:
+        """Note a series that has come; whether the rule applies now."""
+        needs = self.rule.applies_if
+        if needs is None:
+            return False
+        count = int(dict(labels).get("count", "0")) if metric in (OPTIMIZERS, RANKS) else 0
+        if any(fnmatch.fnmatchcase(metric, wanted) for wanted in needs.metrics):
+            self._seen["metrics"] = True
+        if metric in (ADAPTERS, ROUTER):
+            self._seen[metric] = True
+        if metric == OPTIMIZERS and needs.optimizers and count >= needs.optimizers:
+            self._seen[OPTIMIZERS] = True
+        if metric == RANKS and needs.ranks and count >= needs.ranks:
+            self._seen[RANKS] = True
+        asked = {
+            "metrics": bool(needs.metrics),
+            OPTIMIZERS: bool(needs.optimizers),
+            RANKS: bool(needs.ranks),
+            ADAPTERS: needs.adapters,
+            ROUTER: needs.router,
+        }
+        return all(self._seen.get(key, False) for key, wanted in asked.items() if wanted)
+
+    def apply(self, step: int) -> None:
+        """From this step on the rule applies: its warm-up counts from here, what was seen before is judged."""
+        self.applies = True
+        for state in self.causes:
+            if state.rule.warmup.amount:
+                state.warm_up_again(step)
+        self.withheld = [(state, finding) for state, finding in self.withheld if not state.rule.warmup.amount]
+
+    def withhold(self, found: Iterable[tuple[CauseState, Finding]]) -> None:
+        """Keep what was found until the rule applies, if it ever does."""
+        for state, finding in found:
+            known = next((kept for other, kept in self.withheld if other is state), None)
+            if known is None:
+                self.withheld.append((state, finding))
+            else:
+                _join(known, finding)
 
     # -- episodes -----------------------------------------------------------------------
 
@@ -120,9 +172,11 @@ class RuleState:
                 finding.cleared_step = None
             elif state.cleared:
                 finding.cleared_step = max(series.last_step for series in state.cleared)
-        if self.firing or not any(state.cleared for state in self.causes):
+        if self.firing:
             return None
-        alert.cleared_step = max(series.last_step for state in self.causes for series in state.cleared)
+        alert.cleared_step = max(
+            (finding.fired_step if finding.cleared_step is None else finding.cleared_step) for finding in alert.findings
+        )
         self.open = None
         return alert
 
@@ -207,6 +261,9 @@ class RuleState:
             "counted": self._counted,
             "ran": {key: list(at) for key, at in self._ran.items()},
             "open": None if self.open is None else _saved_alert(self.open),
+            "applies": self.applies,
+            "seen": self._seen,
+            "withheld": [_saved_finding(finding) for _, finding in self.withheld],
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -216,6 +273,11 @@ class RuleState:
         self.last_action_step = saved["last_action_step"]
         self._turn, self._counted = int(saved["turn"]), int(saved["counted"])
         self._ran = {key: (int(turn), int(step)) for key, (turn, step) in saved["ran"].items()}
+        self.applies = self.applies or bool(saved["applies"])
+        self._seen = {str(key): bool(met) for key, met in saved["seen"].items()}
+        by_name = {state.rule.name: state for state in self.causes}
+        findings = [_restored_finding(entry) for entry in saved["withheld"]]
+        self.withheld = [(by_name[f.cause], f) for f in findings if f.cause in by_name]
         # An episode without a cause that still fires (it starts fresh, or is gone) is over.
         self.open = _restored_alert(self.rule.id, saved["open"]) if saved["open"] is not None and self.firing else None
 

@@ -389,6 +389,8 @@ class Plans(dict[tuple[Series, ...], Plan]):
         self._routes: dict[Series, Route] = {}
         self._planned = 0
         self.latest: dict[int, Plan] = {}
+        self.met: Callable[[str, Labels], None] | None = None
+        """Hears of each series when it is seen for the first time, before it is judged."""
 
     def __missing__(self, shape: tuple[Series, ...]) -> Plan:
         """Work out what to do with samples of a new shape."""
@@ -411,6 +413,8 @@ class Plans(dict[tuple[Series, ...], Plan]):
 
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series
+        if self.met is not None:
+            self.met(metric, labels)
         judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
         always: list[Judge] = []
         paused: list[Judge] = []

@@ -229,6 +229,14 @@ class CauseState:
             if result:
                 self.mark(result, series, None, transitions)
 
+    def warm_up_again(self, step: int) -> None:
+        """Its rule applies from now on: what was learnt stays, the warm-up begins here."""
+        self.start_step = step
+        for series in self.series.values():
+            if series is not None:
+                series.rest(step)
+        self.firing.clear()
+
     def rewind(self, step: int) -> None:
         """The run goes on at an earlier step: ``every`` and absence count from there."""
         for series in self.series.values():

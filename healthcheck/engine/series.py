@@ -348,6 +348,20 @@ class SeriesState:
         recent.append(breach)
         self.hits += breach
 
+    def rest(self, step: int) -> None:
+        """Warm up anew from a step on. What the scorer has learnt stays; breaches so far are forgotten."""
+        warmup = self.rule.warmup
+        self.warming = True
+        self.warm_until = step + int(warmup.amount) if warmup.unit == "steps" else self.warm_until
+        self.first_time = None
+        self.state = State.NO_DATA if self.state is State.NO_DATA else State.WARMING
+        self.streak = self.clear_streak = 0
+        self.since = self.clear_since = None
+        if self.recent is not None:
+            self.recent.clear()
+            self.hits = 0
+        self.find_quiet()
+
     # -- resume -----------------------------------------------------------------------
 
     def save(self, now: float) -> dict[str, Any]:

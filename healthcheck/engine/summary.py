@@ -16,10 +16,10 @@ def verdicts(engine: Engine, why_no_data: Callable[[Cause], str]) -> list[Verdic
 
     :param why_no_data: the reason why a cause's metric gave no sample ("no GPU", ...).
     """
-    return [_of_rule(rule, why_no_data, engine.applies(rule)) for rule in engine.rules.values()]
+    return [_of_rule(rule, why_no_data) for rule in engine.rules.values()]
 
 
-def _of_rule(state: RuleState, why_no_data: Callable[[Cause], str], applies: bool) -> Verdict:
+def _of_rule(state: RuleState, why_no_data: Callable[[Cause], str]) -> Verdict:
     causes = [_of_cause(cause, why_no_data) for cause in state.causes]
     rule = state.rule
     verdict = Verdict(
@@ -40,7 +40,7 @@ def _of_rule(state: RuleState, why_no_data: Callable[[Cause], str], applies: boo
         if outcome in outcomes:
             verdict.outcome = outcome
             return verdict
-    if not applies and not verdict.episodes:
+    if not state.applies:
         verdict.outcome = Outcome.DOES_NOT_APPLY
         for cause in causes:
             cause.outcome, cause.reason = Outcome.DOES_NOT_APPLY, ""

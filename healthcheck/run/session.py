@@ -35,6 +35,7 @@ from healthcheck.run.budget import OverheadBudget, acting_metrics
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
+from healthcheck.run.traits import Traits
 from healthcheck.run.watchdog import Watchdog
 
 _PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
@@ -123,6 +124,7 @@ class Session:
         host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
         watch_transitions = bool(self.dispatch.table.get("transition") or self.dispatch.reports["transition"])
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
+        self._traits = Traits(lambda: self.engine.undecided, lambda: self.info.world_size)
         self.demand = RuleDemand.of(rules.causes, rules.derived, extra_metrics)
         self.board = ProbeBoard(host.registry.probes, self.demand, self.dispatch, device_time)
         self.wanted = self.board.wanted
@@ -299,8 +301,9 @@ class Session:
         """Let the ranks of this job decide together. Adapters call it once they know how."""
         if self.controls is not None:
             self.controls.agreement = agreement
-            self.controls.order = {r.id: (int(r.severity), i) for i, r in enumerate(self.rules.causes)}
-            self.controls.unanimous = {r.id for r in self.rules.causes if r.ranks == "all"}
+            causes = self.rules.causes
+            self.controls.order = {cause.id: (int(cause.severity), i) for i, cause in enumerate(causes)}
+            self.controls.unanimous = {cause.id for cause in causes if cause.ranks == "all"}
             self.judge.exchange = self._exchange
 
     def wants(self, kind: EventKind, step: int | None = None) -> bool:
@@ -354,6 +357,8 @@ class Session:
         if board.measures_device and board.device_time is not None:
             device_ends = board.device_time.begin()
         board.sample(event, at, self.judge.waiting)
+        if kind is EventKind.STEP_END and not self._traits.done:
+            self.judge.waiting += self._traits.look(event, at)
         if self.dispatch.table.get(kind):
             self.dispatch.call(kind.value, event.step, self, event)
         if kind in JUDGED_AT:

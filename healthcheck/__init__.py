@@ -15,7 +15,17 @@ from healthcheck.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from healthcheck.assembly import open_session
-    from healthcheck.core.alerts import ActionOutcome, Alert, CauseChange, Finding, Kind, SeriesFact, Severity, State, Transition
+    from healthcheck.core.alerts import (
+        ActionOutcome,
+        Alert,
+        CauseChange,
+        Finding,
+        Kind,
+        SeriesFact,
+        Severity,
+        State,
+        Transition,
+    )
     from healthcheck.core.errors import (
         HealthCheckError,
         PluginError,
@@ -131,6 +141,7 @@ __all__ = [
     "Alert",
     "Bound",
     "Callback",
+    "CauseChange",
     "Capabilities",
     "Comparator",
     "CompiledCondition",

@@ -9,7 +9,7 @@ from typing import Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
 
 PAST = {
@@ -42,6 +42,36 @@ def place(origin: str) -> tuple[str, int]:
     if not (file and line.isdigit()):
         file, line = origin, "0"
     return ("", 0) if is_pack_name(file) else (file, int(line))
+
+
+def cause_name(alert: Mapping[str, Any]) -> str:
+    """``rule.cause`` of the cause that speaks, or the rule where that is its own only cause."""
+    return f"{alert['rule']}.{alert['cause']}" if alert.get("cause") else str(alert["rule"])
+
+
+def by_cause(alert: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One alert as one for each cause that has found something; ``rule`` is ``rule.cause`` in them."""
+    whole = {key: value for key, value in alert.items() if key != "also"}
+    said = {
+        **whole,
+        "rule": cause_name(alert),
+        "severity": alert.get("cause_severity", alert["severity"]),
+        "fired_step": alert.get("cause_step", alert["fired_step"]),
+    }
+    bare = {key: value for key, value in whole.items() if key not in ("muted", "accepted", "hint", "facts", "normal")}
+    return [
+        said,
+        *({**bare, **finding, "rule": f"{alert['rule']}.{finding['cause']}"} for finding in alert.get("also", ())),
+    ]
+
+
+def causes_of(report: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """``rule.cause`` and how it ended, for all causes; a rule that is its own only cause by its name."""
+    for rule, entry in report["rules"].items():
+        for cause, its in entry.get("causes", {}).items():
+            yield f"{rule}.{cause}", its
+        if "causes" not in entry:
+            yield rule, entry
 
 
 def headline(alert: Mapping[str, Any]) -> str:
@@ -284,7 +314,7 @@ _BY_VALUE = frozenset(
 """Conditions whose bound is a sentence about the metric itself."""
 
 
-def asks(rule: Rule) -> str:
+def asks(rule: Cause) -> str:
     """What must be true for this rule to fire, with the units of counting."""
     condition = rule.condition
     bound = condition.breaches.text
@@ -317,7 +347,7 @@ def asks(rule: Rule) -> str:
     return ", ".join(parts)
 
 
-def headings(rule: Rule | None) -> tuple[str, str]:
+def headings(rule: Cause | None) -> tuple[str, str]:
     """What the columns of a trace are called: (normal, score)."""
     name = rule.condition.name if rule is not None else ""
     return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")

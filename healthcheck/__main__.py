@@ -9,7 +9,11 @@ def _leave_the_folder() -> None:
 
     The console command has the folder of the program there. What is run (``healthcheck run``) gets its own.
     """
-    if not getattr(sys.flags, "safe_path", False) and sys.path and sys.path[0] in ("", os.getcwd()):
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder is gone
+        here = ""
+    if not getattr(sys.flags, "safe_path", False) and sys.path and sys.path[0] in ("", here):
         sys.path[0] = os.path.dirname(sys.executable)
 
 

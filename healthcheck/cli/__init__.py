@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `healthcheck metrics | head`
         _silence_stdout()
         return 0
+    except OSError as error:  # a name that is too long, a folder that is gone, a disk that is full
+        of = f": {error.filename}" if error.filename else ""
+        _complain(f"healthcheck: {error.strerror or error}{of}")
+        return UsageError.exit_code
 
 
 def _dispatch(given: list[str]) -> int:

@@ -199,6 +199,30 @@ def dump_line(value: Any) -> bytes:
     return json.dumps(strict(value), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
+_LONG = re.compile(r"\d{300}")
+
+
+def has_huge_number(text: str) -> bool:
+    """Whether JSON may hold a whole number beyond the range of a float: then it is for :func:`load_json`."""
+    return len(text) >= 300 and _LONG.search(text) is not None
+
+
+def load_json(text: str | bytes) -> Any:
+    """JSON from anywhere. A whole number beyond the range of a float is infinite, as the same number with a point is.
+
+    Raises ``ValueError`` for what is no JSON, a number of thousands of digits and nesting without end included.
+    """
+    try:
+        huge = has_huge_number(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+        return json.loads(text, parse_int=_whole) if huge else json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) < 300 else float(digits)
+
+
 # --------------------------------------------------------------------------------------------------
 # Text from outside: messages, names of metrics, parameters, files and runs, what exceptions say.
 #

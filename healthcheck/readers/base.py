@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -124,12 +126,18 @@ def _unwrapped(text: str) -> str:
     return match.group(1) if match else text
 
 
+_HUGE = sys.float_info.max
+
+
 def to_number(value: Any) -> float | None:
     """A JSON value as a number: strings such as ``"nan"`` and ``"2.31"`` count, ``true`` does not."""
     kind = value.__class__
-    if kind is float or kind is int:
+    if kind is float:
         number: float = value
         return number
+    if kind is int:
+        # JSON's integers have any number of digits; beyond a float's range they are what a float would be.
+        return value if -_HUGE < value < _HUGE else math.inf if value > 0 else -math.inf
     if kind is str:
         found = cell(value)
         return found if isinstance(found, float) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.protocols import Position
+from healthcheck.core.text import has_huge_number, load_json
 from healthcheck.readers.base import UnreadableRunError, flat, head_text, open_text
 
 _MOST_BYTES = 512 * 1024 * 1024
@@ -30,7 +31,7 @@ class JsonDocumentReader:
         if '"log_history"' in text:
             return 0.5  # the reader of trainer_state.json is surer
         try:
-            document = json.loads(text)
+            document = load_json(text)
         except ValueError:
             return 0.45 if '"loss' in text or "_loss" in text or "/loss" in text else 0.0
         return 0.8 if _rows_of(document) else 0.0
@@ -47,7 +48,7 @@ def rows_of_file(path: Path, notes: list[str], key: str = "") -> Iterator[dict[s
     with open_text(path) as file:
         text = file.read()
     try:
-        document = json.loads(text)
+        document = load_json(text)
     except ValueError as error:
         yield from _salvaged(path, text, key, notes, error)
         return
@@ -119,7 +120,7 @@ class JsonLinesReader:
         for number, line in enumerate(lines):
             if line.startswith("{"):
                 try:
-                    good += isinstance(json.loads(line), dict)
+                    good += isinstance(load_json(line), dict)
                 except ValueError:
                     # The head may end in the middle of its last line.
                     good += number == len(lines) - 1 and number > 0 and good == number
@@ -135,8 +136,8 @@ class JsonLinesReader:
         with open_text(path) as file:
             for number, line in enumerate(file, 1):
                 try:
-                    row, _ = _scan(line, 0)
-                except (ValueError, StopIteration):
+                    row = load_json(line) if has_huge_number(line) else _scan(line, 0)[0]
+                except (ValueError, StopIteration, RecursionError):
                     row = _late(line)
                     if row is None:
                         if line.strip():
@@ -160,7 +161,7 @@ def _late(line: str) -> Any:
         return None
     try:
         return _decode(line, start)[0]
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -7,12 +7,14 @@ steps, times and batches are taken as they are, so that a replay sees what the l
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import Labels, Sample, decode_number
+from healthcheck.core.text import has_huge_number, load_json
 from healthcheck.readers.base import head_text, open_text
 from healthcheck.record.lines import parse_series
 
@@ -33,7 +35,7 @@ class RecordReader:
             return 1.0 if (path / FILE).is_file() or empty else 0.0
         for line in head_text(head).split("\n")[:50]:
             try:
-                entry = json.loads(line)
+                entry = load_json(line)
             except ValueError:
                 return 0.0
             if not isinstance(entry, dict):
@@ -61,7 +63,7 @@ class RecordReader:
         with open_text(file) as lines:
             for line in lines:
                 try:
-                    entry = _decode(line)[0]
+                    entry = load_json(line) if has_huge_number(line) else _decode(line)[0]
                     values = entry.get("m")
                     if values is None:
                         for name, (metric, labels) in entry.get("series", {}).items():
@@ -69,19 +71,26 @@ class RecordReader:
                         gaps += int(entry.get("gap", 0))
                         thinned_to = int(entry.get("to", thinned_to))
                         continue
-                    step, phase = entry["step"], entry.get("p", "train")
-                    if samples is None or "cont" not in entry:
-                        if samples is not None:
-                            yield at, now, samples
-                        at, now, samples = entry.get("at", step), entry["t"], []
-                except (ValueError, KeyError, TypeError, AttributeError):
+                    step, phase = int(entry["step"]), str(entry.get("p", "train"))
+                    begins = samples is None or "cont" not in entry
+                    following = (int(entry.get("at", step)), float(entry["t"])) if begins else (at, now)
+                    if not math.isfinite(following[1]):
+                        raise ValueError("no time")
+                    numbers = [(n, v if v.__class__ is float else decode_number(v)) for n, v in values.items()]
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     bad += bool(line.strip())
                     continue
-                for name, value in values.items():
+                # Only of a line that is whole: half of one would be the evaluation before it again.
+                if samples is None:
+                    samples = []
+                elif begins:
+                    yield at, now, samples
+                    samples = []
+                at, now = following
+                for name, number in numbers:
                     series = names.get(name)
                     if series is None:
                         series = names[name] = parse_series(name)
-                    number = value if value.__class__ is float else decode_number(value)
                     samples.append(Sample(series[0], step, number, series[1], phase, now))
         if samples is not None:
             yield at, now, samples

@@ -8,7 +8,6 @@ others keep their own names. Nothing is lost except bookkeeping.
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
+from healthcheck.core.text import load_json
 from healthcheck.readers.base import PEEK_ROWS, to_number
 from healthcheck.readers.columns import (
     EVAL_WORDS,
@@ -293,7 +293,7 @@ def facts_beside(path: Path) -> dict[str, Any]:
     report = folder / "report.json"
     if report.is_file() and report.stat().st_size <= 16 * _MOST_BYTES:
         try:
-            loaded = json.loads(report.read_text("utf-8", "replace"))
+            loaded = load_json(report.read_text("utf-8", "replace"))
         except ValueError:
             return {}
         if isinstance(loaded, dict):

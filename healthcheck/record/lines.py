@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.samples import Labels, Sample, decode_number, encode_number, series_name
+from healthcheck.core.text import load_json
 
 Row = tuple[str, Labels, int, str, Any]
 """(metric, labels, step, phase, value)"""
@@ -126,25 +127,32 @@ def read_samples(lines: Iterable[bytes | str]) -> RecordedSamples:
     found = RecordedSamples([])
     names: dict[str, tuple[str, Labels]] = {}
     for entry in _entries(lines, found):
-        if "m" in entry:
-            step = int(entry["step"])
-            if not entry.get("cont") or not found.batches:
-                found.batches.append(Batch(int(entry.get("at", step)), float(entry["t"])))
-            batch = found.batches[-1]
-            phase, now = str(entry.get("p", "train")), batch.now
-            for name, value in entry["m"].items():
-                known = names.get(name)
-                if known is None:
-                    known = names[name] = parse_series(name)
-                batch.samples.append(Sample(known[0], step, decode_number(value), known[1], phase, now))
-        elif "series" in entry:
-            for name, (metric, labels) in entry["series"].items():
-                names[name] = (metric, tuple((str(k), str(v)) for k, v in labels))
-        elif "gap" in entry:
-            found.gaps += int(entry["gap"])
-        elif "thinned" in entry:
-            found.thinned_to = int(entry["to"])
+        try:
+            _take(entry, found, names)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # somebody else wrote this line
+            found.bad_lines += 1
     return found
+
+
+def _take(entry: dict[str, Any], found: RecordedSamples, names: dict[str, tuple[str, Labels]]) -> None:
+    if "m" in entry:
+        step = int(entry["step"])
+        if not entry.get("cont") or not found.batches:
+            found.batches.append(Batch(int(entry.get("at", step)), float(entry["t"])))
+        batch = found.batches[-1]
+        phase, now = str(entry.get("p", "train")), batch.now
+        for name, value in entry["m"].items():
+            known = names.get(name)
+            if known is None:
+                known = names[name] = parse_series(name)
+            batch.samples.append(Sample(known[0], step, decode_number(value), known[1], phase, now))
+    elif "series" in entry:
+        for name, (metric, labels) in entry["series"].items():
+            names[name] = (metric, tuple((str(k), str(v)) for k, v in labels))
+    elif "gap" in entry:
+        found.gaps += int(entry["gap"])
+    elif "thinned" in entry:
+        found.thinned_to = int(entry["to"])
 
 
 def _entries(lines: Iterable[bytes | str], found: RecordedSamples) -> Iterator[dict[str, Any]]:
@@ -152,7 +160,7 @@ def _entries(lines: Iterable[bytes | str], found: RecordedSamples) -> Iterator[d
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = load_json(line)
         except ValueError:
             found.bad_lines += 1
             continue

@@ -312,6 +312,8 @@ def _feed(
 
 def _silence(plays: Sequence[Play], start: float, end: float) -> None:
     """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would, once a second."""
+    if not math.isfinite(end - start):  # a record without honest times says nothing of silence
+        return
     looks = min(LOOKS_PER_GAP, max(1, math.ceil(end - start)))
     for look in range(1, looks + 1):
         silent = (end - start) * look / looks

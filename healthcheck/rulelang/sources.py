@@ -7,6 +7,7 @@ version in ``pack: {version: n}``; older ones lie beside it as ``recommended@1.y
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -47,7 +48,7 @@ class Collector:
             self._take(source, key=source.path)
         elif isinstance(source, str) and ("\n" in source or source.lstrip().startswith(("version:", "{"))):
             self._take(load_text(source, shown="<rules>" if not index else f"<rules {index}>"), key=f"<text {index}>")
-        elif isinstance(source, str) and is_pack_name(source) and not Path(source).is_file():
+        elif isinstance(source, str) and is_pack_name(source) and not os.path.isfile(source):
             self._pack(source, None, ())
         elif isinstance(source, (str, Path)):
             self._file(Path(source))
@@ -120,7 +121,7 @@ class Collector:
             key = _identity(path)
             if self._is_open(key, name, document, where) or key in self._seen:
                 return
-            if not path.is_file():
+            if not os.path.isfile(path):
                 self.incomplete = True
                 hint = (
                     f'a pack is written with its plugin, such as "healthcheck:{name}"'
@@ -203,7 +204,7 @@ def load_pack(name: str, registry: Registry) -> Document:
     owner, short, version = found[1], found[2], found[3]
     newest = _locate(owner, short, registry)
     frozen = newest.with_name(f"{newest.stem}@{version}{newest.suffix}") if version else None
-    path = frozen if frozen is not None and frozen.is_file() else newest
+    path = frozen if frozen is not None and os.path.isfile(frozen) else newest
     document = load_file(path, shown=name)
     document.own = False
     if version and path is newest and pack_version(document) != int(version):
@@ -255,7 +256,7 @@ def _locate(owner: str, short: str, registry: Registry) -> Path:
         return Path(registered)
     if owner == BUILTIN:
         path = pack_folder() / f"{short}.yaml"
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     known = pack_names(registry)
     hint = suggest(f"{owner}:{short}", known) or (f"there are {', '.join(known)}" if known else "")

@@ -8,6 +8,7 @@ schema of YAML 1.2, places too (:mod:`healthcheck.rulelang.document`). Imported 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from typing import Any, NoReturn
 
@@ -73,6 +74,8 @@ def compose(text: str, document: Document) -> None:
         _PyYAML(text, document).whole_document()
     except YAMLError as error:
         document.problems.append(_syntax_problem(document, error))
+    except (OverflowError, ValueError):  # of `chr`: PyYAML does not look at the number that an escape gives
+        document.problems[found:] = [_no_such_character(document)]
     if first is not None and any(p.slug == "too-slow" for p in document.problems):
         document.problems[found:] = [_syntax_problem(document, first)]
 
@@ -294,6 +297,19 @@ def _syntax_problem(document: Document, error: Any) -> Any:
     line = document.lines[place.line] if place.line < len(document.lines) else ""
     text, hint = _explain(problem, context, line)
     return document.problem_at(Mark(place.line + 1, place.column + 1, 1), "syntax", text, suggestion=hint)
+
+
+_ESCAPE = re.compile(r"\\U([0-9A-Fa-f]{8})")
+
+
+def _no_such_character(document: Document) -> Any:
+    """The problem of an escape such as ``"\\UFFFFFFFF"``, at the first one."""
+    for number, line in enumerate(document.lines, 1):
+        for match in _ESCAPE.finditer(line):
+            if int(match[1], 16) > sys.maxunicode:
+                mark = Mark(number, match.start() + 1, len(match[0]))
+                return document.problem_at(mark, "syntax", f"there is no character {match[0]}")
+    return document.problem_at(Mark(1, 1, 1), "syntax", "an escape stands for no character")
 
 
 def _explain(problem: str, context: str, line: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -348,8 +349,8 @@ class _Reader:
                 yield entry  # rules in place, or a pack: healthcheck:recommended@1
                 continue
             file = self.path.parent / entry
-            if not file.is_file():
-                there = file.parent.glob("*.y*ml") if file.parent.is_dir() else ()
+            if not os.path.isfile(file):
+                there = file.parent.glob("*.y*ml") if os.path.isdir(file.parent) else ()
                 near = suggest(file.name, [p.name for p in there if not p.name.endswith(SUFFIX)])
                 text = f"there is no file {shorten(entry)} beside this one"
                 self.bad(where, text, near, slug="no-such-file")
@@ -424,7 +425,7 @@ class _Reader:
 
     def record(self, where: KeyPath, name: str) -> Path:
         path = self.path.parent / name
-        if not path.exists():
+        if not os.path.exists(path):
             is_path = "," not in name and " " not in name
             what = "is no record beside this file" if is_path else "is not a mapping of series"
             self.bad(where, f'"{shorten(name)}" {what}', slug="no-such-file")

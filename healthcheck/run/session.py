@@ -22,13 +22,9 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, Sample
-<<<<<<< HEAD
 from healthcheck.core.text import strict
-from healthcheck.engine.engine import Engine, Evaluation
-=======
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import Evaluation
->>>>>>> causes
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -211,6 +211,14 @@ class Derived:
 
     def compute(self, get: Callable[[str], float | None]) -> float | None:
         """The value from the current values of its inputs; NaN if one of them is not finite, None if undefined."""
+        raise NotImplementedError
+
+    def run(self, given: Mapping[str, Sequence[float]], count: int, late: Collection[str]) -> Sequence[float | None]:
+        """The values of ``count`` evaluations, one after the other, as :meth:`feed` and :meth:`compute` would give them.
+
+        :param given: what came of each input; one that only look-ups remember may be missing.
+        :param late: inputs of look-ups that are computed later than this: it sees those of the evaluation before.
+        """
         raise NotImplementedError
 
     def state(self) -> Any:

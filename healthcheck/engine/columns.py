@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from healthcheck.core.samples import NO_LABELS, Labels, Row, Sample, Series
+from healthcheck.core.samples import Labels, Row, Sample, Series
 
 if TYPE_CHECKING:
     from healthcheck.engine.lookups import Watch
@@ -317,7 +317,3 @@ def merged(columns: Sequence[Column], moments: Sequence[Moment]) -> Run:
             entries.append((at, column.sample(moments, place)[0], column.values[place], column.steps[place]))
     entries.sort(key=lambda entry: entry[:2])
     return [e[2] for e in entries], [e[3] for e in entries], [e[0] for e in entries]
-
-
-def derived_series(name: str, phase: str) -> Series:
-    return name, NO_LABELS, phase

@@ -363,9 +363,14 @@ class Engine:
             return
         places: Sequence[int] = range(begin, end)
         if series.every > 1:
-            places = [place for place in places if series.its_turn(column.steps[place])]
-            if not places:
+            bucket, every, steps, turns = series.bucket, series.every, column.steps, []
+            for place in places:
+                if steps[place] // every > bucket:  # one of each bucket, and none that comes late
+                    bucket = steps[place] // every
+                    turns.append(place)
+            if not turns:
                 return
+            places, series.bucket = turns, bucket
         at = column.at
         assert at is not None
         changes = series.run(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthcheck.core.protocols import Comparator
-from healthcheck.core.samples import Labels, decode_number, encode_number
-from healthcheck.engine.columns import Column, Moment, Run, derived_series, merged
+from healthcheck.core.samples import NO_LABELS, Labels, Series, decode_number, encode_number
+from healthcheck.engine.columns import Column, Moment, Run, merged
 from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.rulelang.rule import Derived, Guard
 
@@ -56,7 +56,7 @@ class Watch(NamedTuple):
 class _Inputs:
     """One formula and what it looks at."""
 
-    __slots__ = ("formula", "level", "looked", "order", "pasts", "triggers")
+    __slots__ = ("feeds", "formula", "late", "level", "looked", "order", "pasts", "series", "triggers")
 
     def __init__(self, formula: Derived, order: int, looked: Mapping[str, Looked], level: int) -> None:
         self.formula = formula
@@ -65,6 +65,11 @@ class _Inputs:
         self.triggers = [looked[name] for name in formula.triggers]
         self.pasts = [looked[name] for name in formula.remembers]
         self.looked = list(dict.fromkeys([*self.triggers, *self.pasts]))
+        self.late = frozenset(past.metric for past in self.pasts if past.level >= level)
+        """Look-ups of what is computed later than this: it sees those of the evaluation before."""
+        self.feeds = [(past, formula.feeds(past.metric)) for past in self.pasts]
+        self.series: dict[str, Series] = {}
+        """By phase: the series that it makes."""
 
 
 class Lookups:
@@ -127,7 +132,7 @@ class Lookups:
 
     # -- a block ------------------------------------------------------------------------
 
-    def take(self, columns: list[Column], moments: Sequence[Moment], column_of: Callable[[Any], Column]) -> list[RuleState]:
+    def take(self, columns: list[Column], moments: Sequence[Moment], column_of: Callable[[Series], Column]) -> list[RuleState]:
         """Look at the samples of a block before they are judged; adds the columns of derived metrics.
 
         A derived metric has a value at a step when all its bare inputs have one there, whichever evaluation of that
@@ -155,10 +160,15 @@ class Lookups:
         if not came and not sides:
             return []
         for inputs in self._formulas:
-            for looked in inputs.looked:
+            for looked in inputs.triggers:
                 if looked.columns:
                     break
             else:
+                for looked, feeds in inputs.feeds:
+                    if looked.columns:
+                        values = merged(looked.columns, moments)[0]
+                        for feed in feeds:
+                            feed(values)
                 continue
             for column in self._derive(inputs, moments, column_of):
                 columns.append(column)
@@ -175,28 +185,37 @@ class Lookups:
         last = self.last
         answers: list[tuple[int, Question, bool]] = []
         for looked in came:
-            values, steps, at = merged(looked.columns, moments) if len(looked.columns) > 1 else _run_of(looked.columns[0])
+            its = looked.columns
+            values, steps, at = (its[0].values, its[0].steps, its[0].at) if len(its) == 1 else merged(its, moments)
             looked.columns = []
             metric, newest = looked.metric, values[-1]
-            if metric not in last:
+            before = last.get(metric)
+            if before is None:
                 self._since[metric] = at[0]
-            if looked.questions:
-                _ask(looked.questions, last.get(metric), values, at, answers)
+            # Most guards look at settings that stay for a whole run: they are asked when the value changes. (NaN differs
+            # from itself, so it is asked about each time.)
+            if looked.questions and (newest != before or len(values) > 1 and values.count(before) < len(values)):
+                _ask(looked.questions, before, values, at, answers)
             last[metric] = newest
             if looked.is_input:
                 self._steps[metric] = steps[-1]
         if answers:
             self._open_or_shut(answers, changed)
         for side, (state, its) in sides.items():
-            values, steps, at = merged(its, moments) if len(its) > 1 else _run_of(its[0])
-            before = side.breach
-            if side.settled and before is False and side.low <= min(values) and max(values) <= side.high and _finite(values):
-                continue
+            values, steps, at = (its[0].values, its[0].steps, its[0].at) if len(its) == 1 else merged(its, moments)
+            said = side.breach
+            if side.settled:
+                low, high = (values[0], values[0]) if len(values) == 1 else (min(values), max(values))
+                # NaN breaches, and of a run with NaN neither end can be trusted: it is asked value by value.
+                if said is False and side.low <= low and high <= side.high and (len(values) == 1 or _finite(values)):
+                    continue
+                if said is True and (low > side.high or high < side.low) and (len(values) == 1 or _finite(values)):
+                    continue
             for moment, breach in zip(at, side.run(values, steps), strict=True):
-                if breach is not before:
-                    state.change(moment, side, before, breach)
+                if breach is not said:
+                    state.change(moment, side, said, breach)
                     changed[id(state)] = state
-                    before = breach
+                    said = breach
         for state in changed.values():
             state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
         return list(changed.values())
@@ -217,20 +236,32 @@ class Lookups:
 
     # -- formulas -------------------------------------------------------------------------
 
-    def _derive(self, inputs: _Inputs, moments: Sequence[Moment], column_of: Callable[[Any], Column]) -> list[Column]:
+    def _derive(
+        self, inputs: _Inputs, moments: Sequence[Moment], column_of: Callable[[Series], Column]
+    ) -> Sequence[Column]:
         """The samples of one formula in this block, sorted into columns by phase."""
-        runs = {one.metric: merged(one.columns, moments) for one in inputs.looked if one.columns}
-        run = self._aligned(inputs, runs)
-        if run is not None:
-            values, steps, at = run
-            if not values:
-                return []
-            by_phase = {inputs.triggers[0].columns[0].series[2]: run}
+        first = inputs.triggers[0].columns
+        by_phase: Mapping[str, Run]
+        if len(first) == 1 and self._aligned(inputs, first[0]):
+            only = first[0]
+            values, steps, at = only.values, only.steps, only.at or ()
+            given = {one.metric: one.columns[0].values for one in inputs.looked if one.columns}
+            computed = inputs.formula.run(given, len(at), inputs.late)
+            if None in computed:
+                kept = [place for place, value in enumerate(computed) if value is not None]
+                if not kept:
+                    return ()
+                computed, steps, at = [computed[p] for p in kept], [steps[p] for p in kept], [at[p] for p in kept]
+            by_phase = {only.series[2]: (computed, steps, at)}  # type: ignore[dict-item]
         else:
+            runs = {one.metric: merged(one.columns, moments) for one in inputs.looked if one.columns}
             by_phase = self._by_moment(inputs, runs, moments)
         found = []
         for phase, (values, steps, at) in by_phase.items():
-            column = column_of(derived_series(inputs.formula.name, phase))
+            series = inputs.series.get(phase)
+            if series is None:
+                series = inputs.series[phase] = (inputs.formula.name, NO_LABELS, phase)
+            column = column_of(series)
             column.order = inputs.order
             if column.at is None:
                 column.values, column.steps, column.at = values, steps, at
@@ -242,37 +273,27 @@ class Lookups:
             column.at, column.steps, column.values = ([entry[i] for entry in both] for i in range(3))
         return found
 
-    def _aligned(self, inputs: _Inputs, runs: Mapping[str, Run]) -> Run | None:
-        """The usual case: all that the formula looks at came together, in one phase. None: it is another."""
-        first = runs.get(inputs.triggers[0].metric)
-        if first is None:
-            return None
-        _, steps, at = first
-        phase = inputs.triggers[0].columns[0].series[2]
-        for trigger in inputs.triggers:
-            run = runs.get(trigger.metric)
-            if run is None or len(trigger.columns) > 1 or trigger.columns[0].series[2] != phase:
-                return None
-            if (run[1] is not steps and list(run[1]) != list(steps)) or (run[2] is not at and list(run[2]) != list(at)):
-                return None
-        if len(at) > 1 and len(set(at)) < len(at):
-            return None
-        for past in inputs.pasts:
-            run = runs.get(past.metric)
-            if run is not None and run[2] is not at and list(run[2]) != list(at):
-                return None
-        given = {name: run[0] for name, run in runs.items()}
-        late = frozenset(past.metric for past in inputs.pasts if past.level >= inputs.level)
-        values = inputs.formula.run(given, len(at), late)
-        if None not in values:
-            return values, steps, at  # type: ignore[return-value]
-        kept = [place for place, value in enumerate(values) if value is not None]
-        return [values[p] for p in kept], [steps[p] for p in kept], [at[p] for p in kept]  # type: ignore[misc]
+    def _aligned(self, inputs: _Inputs, first: Column) -> bool:
+        """The usual case: all that the formula looks at came together, in one phase, once each."""
+        if len(inputs.looked) == 1:
+            return first.at is not None and (len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at))
+        steps, at, phase = first.steps, first.at, first.series[2]
+        for one in inputs.looked:
+            if not one.columns and one not in inputs.triggers:
+                continue
+            if len(one.columns) != 1:
+                return False
+            other = one.columns[0]
+            if other.at is not at and list(other.at or ()) != list(at or ()):
+                return False
+            if one in inputs.triggers and (other.series[2] != phase or list(other.steps) != list(steps)):
+                return False
+        return type(at) is range or len(set(at or ())) == len(at or ())
 
     def _by_moment(
         self, inputs: _Inputs, runs: Mapping[str, Run], moments: Sequence[Moment]
     ) -> dict[str, tuple[list[float], list[int], list[int]]]:
-        """The same, moment by moment, where samples come as they like."""
+        """The samples, moment by moment, where samples come as they like."""
         formula = inputs.formula
         current = {name: self.last.get(name) for name in formula.triggers}
         stepped = {name: self._steps.get(name) for name in formula.triggers}
@@ -289,8 +310,8 @@ class Lookups:
             if end > begin:
                 at_hand[one.metric] = end
                 current[one.metric], stepped[one.metric] = values[end - 1], steps[end - 1]
-                for value in values[begin:end]:
-                    formula.feed(one.metric, value)
+                for feed in formula.feeds(one.metric):
+                    feed(values[begin:end])
 
         arrived = [one for one in inputs.looked if one.metric in runs]
         for moment in due:
@@ -367,25 +388,17 @@ def _ask(
     answers: list[tuple[int, Question, bool]],
 ) -> None:
     """What the values of a block answer, where that changes."""
-    # Most guards look at settings that stay for a whole run: they are asked when the value changes. (NaN differs from
-    # itself, so it is asked about each time.)
-    if before is not None and values.count(before) == len(values):
-        return
-    said = [question.answer for question in questions]
-    for place, value in enumerate(values):
-        if value == before:
-            continue
-        before = value
-        for index, question in enumerate(questions):
-            answer = _holds(question.test, value)
-            if answer is not said[index]:
-                said[index] = answer
+    for question in questions:
+        said, old, test = question.answer, before, question.test
+        exact, low, high = test.exact, test.healthy.low, test.healthy.high
+        for place, value in enumerate(values):
+            if value == old:
+                continue
+            old = value
+            answer = (value < low or value > high) if exact else test(value)
+            if answer is not said:
+                said = answer
                 answers.append((at[place], question, answer))
-
-
-def _run_of(column: Column) -> Run:
-    assert column.at is not None
-    return column.values, column.steps, column.at
 
 
 def _finite(values: Sequence[float]) -> bool:

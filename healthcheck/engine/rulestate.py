@@ -42,11 +42,16 @@ class Side:
             return said
         said = []
         begin = end = 0
+        total = values[0] if len(values) == 1 else sum(values)
+        if self.condition.judges_nonfinite or total - total == 0.0:
+            end = len(values)
         while begin < len(values):
-            while end < len(values) and (self.condition.judges_nonfinite or math.isfinite(values[end])):
+            while end < len(values) and math.isfinite(values[end]):
                 end += 1
             if end > begin:
-                found = self.scorer.update(values[begin:end], steps[begin:end], breaches.healthy)
+                whole = end - begin == len(values)
+                part, which = (values, steps) if whole else (values[begin:end], steps[begin:end])
+                found = self.scorer.update(part, which, breaches.healthy)
                 quiet = end - begin - len(found)
                 said += [False] * quiet
                 if quiet:

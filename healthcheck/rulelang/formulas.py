@@ -89,33 +89,41 @@ class Past:
         self.count = 0
         self.window: deque[float] = deque(maxlen=length if kind == "mean" else 1)
         self._value: float | None = None
-        self.feed: Callable[[float], None] = getattr(self, f"_feed_{kind}")
-        """Take one value of the metric."""
 
-    def _feed_last(self, value: float) -> None:
-        self._value = value
-
-    def _feed_mean(self, value: float) -> None:
-        if value - value == 0.0:
+    def take(self, values: Values) -> None:
+        """Learn what came of the metric, oldest first."""
+        if self.kind == "last":
+            self._value = values[-1]
+            return
+        for value in values:
+            if value - value != 0.0:
+                continue
             self.count += 1
-            self.window.append(value)
-
-    def _feed_ewma(self, value: float) -> None:
-        if value - value == 0.0:
-            self.count += 1
+            if self.kind == "mean":
+                self.window.append(value)
+                continue
             # The first values weigh as in a plain mean, so that the start does not linger for `length` samples.
             weight = max(2.0 / (self.length + 1.0), 1.0 / self.count)
             self._value = value if self._value is None else self._value + weight * (value - self._value)
 
     def run(self, values: Values) -> Sequence[float | None]:
-        """Take several values; what the formula sees after each."""
+        """The same; what the formula sees after each."""
         if self.kind == "last":
             self._value = values[-1]
             return values
-        seen = []
-        for value in values:
-            self.feed(value)
-            seen.append(self.value)
+        seen: list[float | None] = []
+        if self.kind == "mean":
+            window, value = self.window, self.value
+            for given in values:
+                if given - given == 0.0:
+                    self.count += 1
+                    window.append(given)
+                    value = math.fsum(window) / len(window)
+                seen.append(value)
+            return seen
+        for given in values:
+            self.take((given,))
+            seen.append(self._value)
         return seen
 
     @property
@@ -155,8 +163,8 @@ class Formula(Derived):
         self._other_name = self.triggers[0] if text.strip() == self.triggers[0] else ""
         """The metric of which this formula is only another name."""
 
-    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
-        return [past.feed for past in self.pasts if past.metric == name]
+    def feeds(self, name: str) -> Sequence[Callable[[Values], None]]:
+        return [past.take for past in self.pasts if past.metric == name]
 
     def compute(self, get: Get) -> float | None:
         given = [get(one) if type(one) is str else one.value for one in self._inputs]  # type: ignore[union-attr]

@@ -200,14 +200,14 @@ class Derived:
     remembers: tuple[str, ...]
     origin: Origin
 
-    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
-        """What every value of a metric must be given to."""
+    def feeds(self, name: str) -> Sequence[Callable[[Sequence[float]], None]]:
+        """What every value of a metric must be given to, several at a time."""
         raise NotImplementedError
 
     def feed(self, name: str, value: float) -> None:
         """Give one value to all its look-ups."""
         for take in self.feeds(name):
-            take(value)
+            take((value,))
 
     def compute(self, get: Callable[[str], float | None]) -> float | None:
         """The value from the current values of its inputs; NaN if one of them is not finite, None if undefined."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import Engine, step_by_step
-from healthcheck.engine.episodes import NOTHING, Evaluation
+from healthcheck.engine.columns import Moment, step_by_step
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
@@ -124,10 +125,12 @@ def _run(path: str) -> Any:
 # executed (actions are held), and the clock is the record's.
 
 
-Batch = tuple[int, float, list[Sample]]
+Batch = tuple[int, float, Sequence[Sample]]
 
 LOOKS_PER_GAP = 1000
 """``stale`` rules are judged once a second of a gap in the record, and at most this often."""
+BLOCK = 512
+"""Evaluations that are judged at a time."""
 _LOOK_CLOSELY = 1000
 _LOOK_EVERY = 61
 
@@ -274,59 +277,58 @@ def _feed(
     batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen, look: Callable[[], None] | None
 ) -> None:
     """The loop over the whole record."""
-    ticking = [p for p in plays if p.engine.needs_watchdog]
-    evaluators = [(p, p.engine.evaluate) for p in plays]
+    ticking = any(p.engine.needs_watchdog for p in plays)
     resumes = run.resumes
     resumed = count = 0
     last = most = seen.first_step
     before = ticked = now = 0.0
+    block: list[Moment] = []
+    length = BLOCK if look is None else 1
     for step, now, samples in batches:
         count += 1
         if step < last and resumed < len(resumes):
             resumed = len(resumes)
+            _judge_block(plays, block, look)
             for p in plays:
                 p.engine.rewind(step)
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
         if ticking and now - ticked >= 1.0:
-            _silence(ticking, before, now)
+            block += _looks(last, before, now)
             ticked = now
-        for p, evaluate in evaluators:
-            try:
-                result = evaluate(step, samples, now)
-            except BaseException as error:
-                p.failed(error)
-                continue
-            if guard.broken:
-                p.conditions_broke()
-            if result is not NOTHING:
-                p.note(result)
-        if look is not None:
-            look()
+        block.append(Moment(step, samples, now))
+        if len(block) >= length:
+            _judge_block(plays, block, look)
         last, before = step, now
         if step > most:
             most = step
+    _judge_block(plays, block, look)
     seen.batches, seen.last_step, seen.seconds = count, most, now
 
 
-def _silence(plays: Sequence[Play], start: float, end: float) -> None:
-    """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would, once a second."""
-    if not math.isfinite(end - start):  # a record without honest times says nothing of silence
+def _judge_block(plays: Sequence[Play], block: list[Moment], look: Callable[[], None] | None) -> None:
+    """Judge what has been read, and empty the block."""
+    if not block:
         return
+    for p in plays:
+        for result in p.engine.judge(block):
+            p.note(result)
+        for error in p.engine.failures:
+            p.failed(error)
+        p.engine.failures.clear()
+        if guard.broken:
+            p.conditions_broke()
+    block.clear()
+    if look is not None:
+        look()
+
+
+def _looks(step: int, start: float, end: float) -> list[Moment]:
+    """Between two rows nothing came: ``stale`` rules are judged as the watchdog of a live run would, once a second."""
     looks = min(LOOKS_PER_GAP, max(1, math.ceil(end - start)))
-    for look in range(1, looks + 1):
-        silent = (end - start) * look / looks
-        for p in plays:
-            try:
-                result = p.engine.tick(silent, start + silent)
-            except BaseException as error:
-                p.failed(error)
-                continue
-            if guard.broken:
-                p.conditions_broke()
-            if result:
-                p.note(result)
+    gaps = [(end - start) * look / looks for look in range(1, looks + 1)]
+    return [Moment(step, (), start + silent, silent) for silent in gaps]
 
 
 def _readable(run: RecordedRun, seen: Seen) -> Iterator[Batch]:
@@ -345,7 +347,7 @@ def _as_judged(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Evaluations of our own record, cut up as the live run cut them."""
     for at, now, samples in batches:
         for part in step_by_step(samples):
-            yield at, now, list(part)
+            yield at, now, part
 
 
 def _play_start(head: Sequence[Batch]) -> int:

@@ -159,7 +159,7 @@ class PluginHost:
         for info in self._last_first("modify_rules"):
             before = list(rules)
             failed = self._call(info, "modify_rules", {"rules": rules})
-            strange = next((item for item in rules if not hasattr(item, "selector")), None)
+            strange = next((item for item in rules if not hasattr(item, "causes")), None)
             if failed is None and strange is not None:
                 failed = PluginError(f"it left a {type(strange).__name__} among the rules")
             if failed is not None:

@@ -252,7 +252,7 @@ def _importing(trap: Trap) -> Callable[..., Any]:
     import importlib
 
     real = importlib.import_module
-    return lambda name, *more: plugin(trap) if name == NAME else real(name, *more)
+    return lambda name, *more, **how: plugin(trap) if name == NAME else real(name, *more, **how)
 
 
 @pytest.fixture(scope="module")

@@ -197,7 +197,15 @@ def _table(found: Explanation) -> list[str]:
     rows = [*found.before, *_thinned(found.episode)]
     if not rows:
         value, normal, score = own_numbers(found.alert)
-        fired = TraceRow(found.alert["fired_step"], "", value, normal, score, State.FIRING, fired=True)
+        fired = TraceRow(
+            int(found.alert.get("cause_step", found.alert["fired_step"])),
+            "",
+            value,
+            normal,
+            score,
+            State.FIRING,
+            fired=True,
+        )
         rows = [fired]
     normal_name, score_name = found.headings
     series = str(found.alert["series"][0]["name"]) if found.alert.get("series") else "value"

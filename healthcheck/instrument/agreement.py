@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.run.actor import CHECKPOINT
 
@@ -120,10 +121,11 @@ class StoreAgreement:
             self._only_report(f"the rendezvous store does not answer ({type(error).__name__})")
             return []
 
-    def close(self) -> None:
-        """This rank is done; the others must not wait for its answers."""
+    def close(self, failed: str = "") -> tuple[str, str]:
+        """This rank is done; the others must not wait for its answers. See the protocol for what is returned."""
         if not self._meeting:
-            return
+            return "", ""
+        elsewhere = ""
         with contextlib.suppress(Exception):
             if not self._joined and not self.broken:
                 self._name_missing()
@@ -131,13 +133,33 @@ class StoreAgreement:
                 self.store.set(f"{self._meeting}/over", "")
             if self._target is not None:  # counted once, as one that is over
                 self.store.add(f"{self._meeting}/round/{self._round}/promised", -1)
+            self.store.set(f"{self._meeting}/end/{self.rank}", failed)
             gone = self.store.add(f"{self._meeting}/done", 1)
+            if self.rank == 0 and self._joined:
+                elsewhere = self._ends_of_others()
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
             while self.rank == 0 and self._decided and gone < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.01)
                 gone = self.store.add(f"{self._meeting}/done", 0)
+        return elsewhere, self.broken
+
+    def _ends_of_others(self) -> str:
+        """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
+        deadline = time.monotonic() + self.patience
+        while self.store.add(f"{self._meeting}/done", 0) < self.world_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+        failed, silent = [], []
+        for rank in range(1, self.world_size):
+            key = f"{self._meeting}/end/{rank}"
+            if not self.store.check([key]):
+                silent.append(str(rank))
+            elif text := self.store.get(key).decode():
+                failed.append(f"rank {rank}: {text}")
+        if silent and not self.broken:
+            self.broken = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
+        return shorten(failed, 3)
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """The report is written and the process exits next.

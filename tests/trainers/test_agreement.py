@@ -276,3 +276,13 @@ def test_giving_up_is_heard_by_all_ranks(store, monkeypatch):
     assert ranks[0].exchange(2) == []
     assert ranks[0].broken == ranks[1].broken
     assert len(notes) == 2
+
+
+def test_rank_0_hears_at_the_end_what_failed_elsewhere_and_says_whom_it_cannot_see(pair):
+    first, second = pair
+    assert second.close("loss-not-finite at step 10") == ("", "")
+    assert first.close() == ("rank 1: loss-not-finite at step 10", "")
+
+
+def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair):
+    assert pair[0].close() == ("", "rank 1 goes on, or died")

@@ -174,8 +174,13 @@ class Agreement(Protocol):
     def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
         """At the end of every step on every rank: what all ranks do now, in this order."""
 
-    def close(self) -> None:
-        """This rank is done; the others must not wait for it."""
+    def close(self, failed: str = "") -> tuple[str, str]:
+        """This rank is done; the others must not wait for it.
+
+        :param failed: what fails the run on this rank; empty if nothing does.
+
+        Returns for rank 0 what failed on other ranks, and which of them it cannot see; both in words, empty if there is none.
+        """
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """This rank's process exits next; with ``failing`` only once the others have finished as well."""

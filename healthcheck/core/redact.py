@@ -114,6 +114,6 @@ def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in sorted(environ):
         wanted = name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-        if wanted and (name in _ENVIRONMENT or re.search(_SECRET_WORD, name, re.IGNORECASE) is None):
+        if wanted and (name in _ENVIRONMENT or _FLAG.match(f"--{name}") is None):
             found[name] = redact_text(environ[name])
     return found

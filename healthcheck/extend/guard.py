@@ -16,6 +16,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
 from healthcheck.core.errors import StopTraining
+from healthcheck.core.redact import redact_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +26,7 @@ _RAISING = ("RAISE_VARARGS", "RERAISE")
 
 
 def describe(error: BaseException) -> str:
-    """``RuntimeError: boom``. Never raises: the text of an exception is foreign code too."""
+    """``RuntimeError: boom``, without secrets. Never raises: the text of an exception is foreign code too."""
     name = type(error).__name__
     try:
         text = str(error)
@@ -33,7 +34,7 @@ def describe(error: BaseException) -> str:
         if passes_on(again):
             raise
         return f"{name} (whose own text cannot be had: {type(again).__name__})"
-    return f"{name}: {text[:LONGEST]}" if text else name
+    return f"{name}: {redact_text(text[:LONGEST])}" if text else name
 
 
 def place_of(error: BaseException) -> str:

@@ -1,12 +1,15 @@
-"""All ranks decide together: a stop is a proposal until every rank knows of it.
+"""All ranks decide together: a stop is a proposal until every rank has promised to be at the same step for it.
 
-One rank that leaves a training loop alone makes the others hang in their next collective. So a rank
-that wants to stop says so at a *sync point* (every ``sync_every`` steps) and all ranks, itself
-included, act on it at the next one: a step fixed by arithmetic, never by arrival.
+One rank that leaves a training loop alone makes the others hang in their next collective. So a rank that wants to stop
+says so at a *sync point* (every ``sync_every`` steps). Whoever hears of it first names a step that nobody has passed yet;
+each rank that hears of it in time promises to stop there, and one that is too far on says no. Whether all have promised is
+decided once, by whoever knows first, and all ranks at that step read the same answer. After a no a later step is tried.
 
-The ranks talk through the rendezvous store that ``torch.distributed`` has anyway. That needs no
-process group of our own, so a rank that is not watched cannot be made to hang in a collective that
-it does not know of; it is merely missing, and then nobody agrees on anything.
+While nobody asks for anything no rank waits for another: ranks may be any number of steps apart (local SGD).
+
+The ranks talk through the rendezvous store that ``torch.distributed`` has anyway. That needs no process group of our
+own, so a rank that is not watched cannot be made to hang in a collective that it does not know of; it is merely
+missing, and then nobody agrees on anything.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.run.actor import CHECKPOINT
 
 PREFIX = "healthcheck/agree"
-PATIENCE_SECONDS = 60.0
-"""How long a rank waits at a sync point for the others, who are in the same step or the next one."""
+PATIENCE_SECONDS = 1.5
+"""How long a rank waits at a named step for the promises of the others; then a later step is tried."""
+ROUNDS = 8
+"""Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
@@ -70,12 +76,23 @@ class StoreAgreement:
         self._meeting = ""
         """Under which this training's keys stand; empty until this rank has announced itself."""
         self._decided = False
-        self._start: int | None = None
+        self._joined = False
+        """Whether all ranks have announced themselves."""
         self._polls = 0
         self._proposals: dict[str, Mapping[str, Any]] = {}
         """By rule and cause: what this rank asks for, until all have decided or the cause has recovered."""
-        self._asked: int | None = None
-        """Sync point whose answers are read at the next one."""
+        self._said: set[str] = set()
+        """Rules and causes of which the others know that this rank asks for them."""
+        self._read = 0
+        """Messages of all ranks that were read."""
+        self._asked: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = {}
+        """``(rule.cause, rank)`` -> number of the message, and what is asked for: the same on all ranks that have read as
+        much."""
+        self._round = 0
+        self._failed = 0
+        """Rounds without an agreement since the last one with one."""
+        self._target: int | None = None
+        """The step of the round under way; this rank has promised to stop there."""
 
     @property
     def ready(self) -> bool:
@@ -98,30 +115,52 @@ class StoreAgreement:
         if self.broken or step % self.sync_every:
             return []
         try:
-            if self._start is None:
+            if not self._joined:
                 self._meet(step)
-                return []
-            return self._sync(step) if step >= self._start else []
+            return self._sync(step) if self._joined else []
         except Exception as error:  # the store is gone: a rank has left or the network has
-            self._give_up(f"the rendezvous store does not answer ({type(error).__name__})")
+            self._only_report(f"the rendezvous store does not answer ({type(error).__name__})")
             return []
 
-    def close(self) -> None:
-        """This rank is done; the others must not wait for its answers."""
+    def close(self, failed: str = "") -> tuple[str, str]:
+        """This rank is done; the others must not wait for its answers. See the protocol for what is returned."""
         if not self._meeting:
-            return
+            return "", ""
+        elsewhere = ""
         with contextlib.suppress(Exception):
-            if self._start is None and not self.broken:
+            if not self._joined and not self.broken:
                 self._name_missing()
-            if self._start is None:
+            if not self._joined:
                 self.store.set(f"{self._meeting}/over", "")
+            if self._target is not None:  # counted once, as one that is over
+                self.store.add(f"{self._meeting}/round/{self._round}/promised", -1)
+            self.store.set(f"{self._meeting}/end/{self.rank}", failed)
             gone = self.store.add(f"{self._meeting}/done", 1)
+            if self.rank == 0 and self._joined:
+                elsewhere = self._ends_of_others()
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
             while self.rank == 0 and self._decided and gone < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.01)
                 gone = self.store.add(f"{self._meeting}/done", 0)
+        return elsewhere, self.broken
+
+    def _ends_of_others(self) -> str:
+        """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
+        deadline = time.monotonic() + self.patience
+        while self.store.add(f"{self._meeting}/done", 0) < self.world_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+        failed, silent = [], []
+        for rank in range(1, self.world_size):
+            key = f"{self._meeting}/end/{rank}"
+            if not self.store.check([key]):
+                silent.append(str(rank))
+            elif text := self.store.get(key).decode():
+                failed.append(f"rank {rank}: {text}")
+        if silent and not self.broken:
+            self.broken = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
+        return shorten(failed, 3)
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """The report is written and the process exits next.
@@ -146,7 +185,7 @@ class StoreAgreement:
     # -- inside -----------------------------------------------------------------------
 
     def _meet(self, step: int) -> None:
-        """Announce this rank; once all are there, fix the first sync point from what they announced."""
+        """Announce this rank, and see whether all have. Nobody waits: who comes later is seen at a later sync point."""
         if not self._meeting:
             self._meeting = self._seat()
             self.store.set(f"{self._meeting}/config/{self.rank}", self.config)
@@ -155,13 +194,8 @@ class StoreAgreement:
                 self.store.set(f"{self._meeting}/folder", self.folder)
             self.store.add(f"{self._meeting}/here", 1)
         if self.store.add(f"{self._meeting}/here", 0) >= self.world_size:
+            self._joined = True
             self._name_strangers()
-            steps = [int(self.store.get(f"{self._meeting}/rank/{rank}")) for rank in range(self.world_size)]
-            self._start = (max(steps) // self.sync_every + 2) * self.sync_every
-            if step > self._start:
-                self._give_up("the ranks are too many steps apart")
-            elif step == self._start:
-                self._sync(step)
             return
         self._polls += 1
         if self._polls > POLLS:
@@ -198,39 +232,108 @@ class StoreAgreement:
             )
 
     def _sync(self, step: int) -> list[Mapping[str, Any]]:
-        """Read the answers of the sync point before, then give our own for this one."""
-        decided = self._read(self._asked) if self._asked is not None else []
-        if decided:
-            self._proposals.pop(CHECKPOINT, None)  # saved just now, whoever asked for it
-        key = f"{self._meeting}/{step}"
-        for proposal in self._proposals.values() if not self._decided else ():
-            number = self.store.add(f"{key}/asked", 1)
-            self.store.set(f"{key}/why/{number}", json.dumps({**proposal, "rank": self.rank}))
-        self.store.add(f"{key}/n", 1)
-        if self.rank == 0 and self._asked is not None:
-            self._forget(self._asked - self.sync_every)
-        self._asked = step
+        """Say where this rank is and what it asks for, hear the others, and decide where that is due."""
+        self.store.set(f"{self._meeting}/rank/{self.rank}", str(step))
+        if not self._decided:
+            self._say_what_is_new()
+        count = self.store.add(f"{self._meeting}/messages", 0)
+        while self._read < count and not self.broken:
+            self._read += 1
+            self._hear(self._read, json.loads(self.store.get(f"{self._meeting}/message/{self._read}")))
+        decided: list[Mapping[str, Any]] = []
+        while not self.broken and not self._decided and (self._target is not None or self._wanted()):
+            answer = self._try(step)
+            if answer is None:
+                break
+            decided += answer
         return decided
 
-    def _read(self, asked: int) -> list[Mapping[str, Any]]:
-        key = f"{self._meeting}/{asked}"
+    def _say_what_is_new(self) -> None:
+        for name, proposal in self._proposals.items():
+            if name not in self._said:
+                self._said.add(name)
+                self._message({**proposal, "rank": self.rank})
+        for name in self._said - self._proposals.keys():
+            self._said.discard(name)
+            self._message({"withdrawn": name, "rank": self.rank})
+
+    def _message(self, content: Mapping[str, Any]) -> None:
+        # Numbered before it is written: who reads that number waits for the content, a moment.
+        number = self.store.add(f"{self._meeting}/messages", 1)
+        self.store.set(f"{self._meeting}/message/{number}", json.dumps(content))
+
+    def _hear(self, number: int, message: Mapping[str, Any]) -> None:
+        if "gave_up" in message:
+            self._only_report(str(message["gave_up"]))
+        elif "withdrawn" in message:
+            self._asked.pop((message["withdrawn"], int(message["rank"])), None)
+        else:
+            self._asked[_name(message), int(message["rank"])] = number, message
+
+    def _wanted(self) -> list[Mapping[str, Any]]:
+        """What may be decided: all that is asked for, less what not every rank asks for that must."""
+        asked = [message for _, message in self._asked.values()]
+        ranks_of = Counter(map(_name, asked))
+        return [m for m in asked if not m.get("unanimous") or ranks_of[_name(m)] == self.world_size]
+
+    def _try(self, step: int) -> list[Mapping[str, Any]] | None:
+        """Go on with the round under way. None: its step is still to come; empty: it came to nothing."""
+        key = f"{self._meeting}/round/{self._round}"
+        if self._target is None:
+            target = int(self._first(f"{key}/target", lambda: str(self._next_target())))
+            if step > target:
+                return self._concluded(self._first(f"{key}/answer", lambda: "no"))
+            self._target = target
+            self.store.add(f"{key}/promised", 1)
+        if step < self._target:
+            return None
         deadline = time.monotonic() + self.patience
-        while self.store.add(f"{key}/n", 0) + self.store.add(f"{self._meeting}/done", 0) < self.world_size:
-            if time.monotonic() > deadline:
-                self._give_up(f"not all ranks reached step {asked:,} within {self.patience:g} s")
-                return []
+        while not self.store.check([f"{key}/answer"]):
+            gone = self.store.add(f"{self._meeting}/done", 0)
+            if self.store.add(f"{key}/promised", 0) + gone >= self.world_size:
+                return self._concluded(self._first(f"{key}/answer", self._all_that_is_wanted))
+            if step > self._target or time.monotonic() > deadline:
+                break
             time.sleep(0.001)
-        count = self.store.add(f"{key}/asked", 0)
-        if not count:
+        return self._concluded(self._first(f"{key}/answer", lambda: "no"))
+
+    def _next_target(self) -> int:
+        """A sync point that no rank has passed, as far as they have said; further away after each failure."""
+        steps = [int(self.store.get(f"{self._meeting}/rank/{rank}")) for rank in range(self.world_size)]
+        ahead = int(4 ** max(0, self._failed - 1))
+        return (max(steps) // self.sync_every + ahead) * self.sync_every
+
+    def _first(self, key: str, value: Callable[[], str]) -> str:
+        """The value of a key that is written once: by whoever asks first, and read by all others."""
+        if self.store.add(f"{key}/asked", 1) == 1:
+            self.store.set(key, value())
+        return str(self.store.get(key).decode())
+
+    def _all_that_is_wanted(self) -> str:
+        return json.dumps({"wanted": self._wanted(), "heard": self._read})
+
+    def _concluded(self, answer: str) -> list[Mapping[str, Any]]:
+        """The round is over, with the same answer on all ranks."""
+        self._round += 1
+        self._target = None
+        if answer == "no":
+            self._failed += 1
+            if self._failed >= ROUNDS:
+                self._give_up("the ranks were at no step together")
             return []
-        most = max(64, 2 * self.world_size)
-        asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, most) + 1)]
-        ranks_of = Counter(map(_name, asked_for))
-        asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[_name(p)] == self.world_size]
-        saves = sorted((p for p in asked_for if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
+        self._failed = 0
+        decided = json.loads(answer)
+        wanted: list[Mapping[str, Any]] = decided["wanted"]
+        saves = sorted((p for p in wanted if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
         if saves:
             saves = [{**saves[0], "folder": self.store.get(f"{self._meeting}/folder").decode()}]
-        stops = [p for p in asked_for if p["rule"] != CHECKPOINT]
+            # Saved just now, whoever asked for it. What was asked for later is a save of its own.
+            for (rule, rank), (number, _) in list(self._asked.items()):
+                if rule == CHECKPOINT and number <= decided["heard"]:
+                    del self._asked[rule, rank]
+            self._proposals.pop(CHECKPOINT, None)
+            self._said.discard(CHECKPOINT)
+        stops = [p for p in wanted if p["rule"] != CHECKPOINT]
         if not stops:
             return saves
         self._decided = True
@@ -241,16 +344,16 @@ class StoreAgreement:
         said = {key: speaks[key] for key in ("cause", "reason", "step") if key in speaks}
         return [*saves, {**first, **said, "ranks": sorted({int(p["rank"]) for p in same})}]
 
-    def _forget(self, asked: int) -> None:
-        if asked > 0 and hasattr(self.store, "delete_key"):
-            for name in ("n", "asked"):
-                with contextlib.suppress(Exception):
-                    self.store.delete_key(f"{self._meeting}/{asked}/{name}")
-
     def _give_up(self, why: str) -> None:
-        self.broken = why
-        if self.rank == 0 or self._proposals:
+        """No rank decides anything any more; all of them hear of it at their next sync point."""
+        with contextlib.suppress(Exception):
+            self._message({"gave_up": why})
+        self._only_report(why)
+
+    def _only_report(self, why: str) -> None:
+        if not self.broken and (self.rank == 0 or self._proposals):
             self.note(f"ranks do not agree on stops: {why}; each rank only reports")
+        self.broken = self.broken or why
 
 
 def _name(request: Mapping[str, Any]) -> str:

@@ -57,6 +57,10 @@ class JudgedRun:
     action_errors: list[dict[str, Any]] = field(default_factory=list)
     plugin_errors: list[dict[str, Any]] = field(default_factory=list)
     internal_errors: list[dict[str, Any]] = field(default_factory=list)
+    elsewhere: str = ""
+    """What failed on other ranks; rank 0 speaks for all."""
+    unseen: str = ""
+    """Why nothing is known of other ranks."""
 
     @property
     def observing(self) -> bool:
@@ -190,13 +194,21 @@ def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, s
             "alert",
             f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(run.rules)}",
         )
+    if run.elsewhere:
+        return ALERTS, "alert", run.elsewhere
     without = [_name(c) for v in judged for c in v.causes if c.required and c.outcome is Outcome.NOT_JUDGED]
     if without:
         return ALERTS, "alert", f"required but not judged: {', '.join(without)}"
     if all(v.outcome in (Outcome.NOT_JUDGED, Outcome.DOES_NOT_APPLY) for v in judged):
         why = "no rules" if not judged else "no training step was seen" if not run.steps else "no rule had data"
         return NOTHING_JUDGED, "nothing_judged", f"nothing was judged: {why}"
-    return OK, "ok", "ok"
+    return OK, "ok", f"of this rank only: {run.unseen}" if run.unseen else "ok"
+
+
+def failed_here(run: JudgedRun) -> str:
+    """What fails a run, in a few words for the other ranks: ``loss-not-finite at step 10``; empty if nothing does."""
+    alert = next(iter(_failing(run)), None)
+    return f"{alert.rule} at step {alert.fired_step:,}" if alert is not None else ""
 
 
 def _asked_for(rules: RuleSet, setting: str) -> bool:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from healthcheck.core.redact import redact_text
 from healthcheck.extend.dispatch import ListenerError
 from healthcheck.extend.guard import describe
 
@@ -51,7 +52,7 @@ class ErrorLog:
             entry["method"] = method
         if epoch is not None:
             entry["epoch"] = epoch
-        entry["traceback"] = "".join(traceback.format_exception(error))
+        entry["traceback"] = redact_text("".join(traceback.format_exception(error)))
         entry |= self._cleaned_up(error)
         self.internal.append(entry)
         self._say(f"healthcheck: internal error at step {step}, training goes on: {text}")

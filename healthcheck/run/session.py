@@ -38,7 +38,7 @@ from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, History, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
-from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
+from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, failed_here, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.traits import Traits
@@ -113,6 +113,7 @@ class Session:
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
+        self._elsewhere = self._unseen = ""
         self._no_numbers: set[str] = set()
         self._not_judged: dict[str, str] = {}
         """Rule -> why it judges nothing more."""
@@ -223,10 +224,7 @@ class Session:
             return
         for failure in failures:
             self.dispatch.quarantine(failure.name)
-            if only:
-                self.note(str(failure))
-            else:
-                self.info.notes.append(str(failure))
+            (self.note if only else self.info.notes.append)(str(failure))
         kept = self.host.registry.reports
         self.reports[:] = [report for report in self.reports if kept.get(report.name) is report]
         self.dispatch.compile_reports(self.reports)
@@ -548,7 +546,7 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
-            self.controls.agreement.close()
+            self._elsewhere, self._unseen = self.controls.agreement.close(failed_here(self._judged_run()))
         self.board.close(self._guard)
         self.report = live_report(
             self._judged_run(),
@@ -606,6 +604,8 @@ class Session:
             action_errors=self.actor.errors,
             plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
+            elsewhere=self._elsewhere,
+            unseen=self._unseen,
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:

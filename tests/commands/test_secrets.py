@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,32 @@ def test_fake_tokens_are_nowhere_in_the_run_folder(healthcheck_warm: Callable[..
     assert any(p.name == "environment.json" for p in files), "evidence was written"
     assert [p for p in files if b"SECRET" in p.read_bytes()] == []
     assert "SECRET" not in done.stderr
+
+
+@pytest.mark.slow
+def test_forty_kinds_of_secrets_and_one_in_an_exception_are_in_no_file(
+    healthcheck_warm: Callable[..., Any], tmp_path: Path
+) -> None:
+    known = Path(__file__).resolve().parents[1] / "unit" / "test_redact.py"
+    spec = importlib.util.spec_from_file_location("families_of_secrets", known)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "train.py").write_text(
+        SCRIPT + "raise RuntimeError('no login: https://h/x?sig=S3cr3t --pass=S3cr3t')\n"
+    )
+    arguments = [word for family in module.FAMILIES.values() for argv in family for word in argv]
+    environment = {
+        "DB_PASS": "S3cr3t",
+        "NCCL_PIN": "S3cr3t",
+        "CUDA_COOKIE": "S3cr3t",
+        "HTTP_PROXY": "http://u:S3cr3t@h",
+    }
+    kinds = ("json", "junit", "sarif", "html", "github")
+    reports = [f"--report={kind}=out.{kind}" for kind in kinds]
+    done = healthcheck_warm("run", "--observe", *reports, "train.py", *arguments, env=environment)
+    assert done.returncode == 1, done.stderr
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "train.py"]
+    assert {f"out.{kind}" for kind in kinds} <= {p.name for p in files}
+    assert [p for p in files if b"S3cr3t" in p.read_bytes()] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 
 import pytest
 
@@ -87,7 +89,8 @@ def test_all_ranks_save_before_they_stop_and_once_for_two_that_ask(pair):
     for (decided,) in _all_at(pair, 5):
         assert (decided["rule"], decided["path"], decided["folder"]) == (CHECKPOINT, "of-0.pt", "of-0")
     pair[0].propose({"rule": CHECKPOINT, "path": "last.pt"})
-    assert [[d["rule"] for d in decided] for decided in _all_at(pair, 6)] == [["loss-not-finite"]] * 2
+    # What was asked for until all have decided goes along with it.
+    assert [[d["rule"] for d in decided] for decided in _all_at(pair, 6)] == [[CHECKPOINT, "loss-not-finite"]] * 2
 
 
 def test_a_rank_that_fails_by_an_alert_leaves_last_unless_somebody_hurries_it(pair):
@@ -199,3 +202,113 @@ def test_a_cause_for_all_ranks_waits_for_the_same_cause_on_each_of_them(pair):
     assert _all_at(pair, 6) == [[], []]
     for (decided,) in _all_at(pair, 7):
         assert (decided["rule"], decided["cause"], decided["ranks"]) == ("loss-flat", "two", [0, 1])
+
+
+# --------------------------------------------------------------------------- ranks out of step
+
+
+def soak(seed: int, *, every: int, ranks: int = 3, steps: int = 60, dies: bool = False) -> list[tuple[int, str, float]]:
+    """Ranks as threads, each as fast as it likes, that meet in a collective every so many steps; one asks for a stop.
+
+    Returns of each rank its last step, why it no longer agrees (empty: it does), and the seconds of its longest exchange.
+    """
+    store = pytest.importorskip("torch.distributed").HashStore()
+    choose = random.Random(seed)
+    asks, at = choose.randrange(ranks), choose.randrange(1, steps - every)
+    paces = [choose.choice((0.0, 0.0005, 0.003)) for _ in range(ranks)]
+    late = choose.randrange(ranks)
+    victim = (asks + 1) % ranks if dies else -1
+    meeting = threading.Barrier(ranks)
+    ends: list[tuple[int, str, float]] = [(0, "", 0.0)] * ranks
+
+    def run(rank: int) -> None:
+        mine = StoreAgreement(store, rank, ranks, sync_every=1, note=lambda text: None, patience=0.3)
+        longest, step = 0.0, 0
+        if rank == late:
+            time.sleep(0.1)
+        for step in range(1, steps + 1):
+            time.sleep(paces[rank])
+            if rank == victim and step == at:
+                meeting.abort()
+                break
+            if step % every == 0:
+                try:
+                    meeting.wait(60)
+                except threading.BrokenBarrierError:
+                    break
+            if rank == asks and step == at:
+                mine.propose(STOP)
+            began = time.monotonic()
+            decided = mine.exchange(step)
+            longest = max(longest, time.monotonic() - began)
+            if decided:
+                break
+        ends[rank] = step, mine.broken, longest
+        mine.close()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a rank hangs"
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("every", [1, 7, 30])
+def test_ranks_out_of_step_stop_together_or_all_only_report(every, seed, monkeypatch):
+    monkeypatch.setattr(agreement, "PARTING_SECONDS", 1.0)
+    ends = soak(seed, every=every)
+    assert len({step for step, _, _ in ends}) == 1, "one rank left alone"
+    assert max(longest for _, _, longest in ends) < 2.0
+    if every == 1:
+        assert {broken for _, broken, _ in ends} == {""}
+        assert ends[0][0] < 60, "ranks in step do stop"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_dies_holds_up_the_others_for_a_moment_only(seed, monkeypatch):
+    monkeypatch.setattr(agreement, "PARTING_SECONDS", 1.0)
+    assert max(longest for _, _, longest in soak(seed, every=5, dies=True)) < 2.0
+
+
+def test_healthy_ranks_far_apart_do_not_wait_for_each_other(store):
+    """Local SGD: one rank may be many steps ahead of another, and nobody has asked for anything."""
+    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=pytest.fail) for rank in (0, 1)]
+    for step in range(1, 40):
+        ranks[1].exchange(step)
+    began = time.monotonic()
+    for step in range(1, 31):
+        ranks[0].exchange(step)
+    for step in range(40, 60):
+        ranks[1].exchange(step)
+    assert time.monotonic() - began < 1.0
+    assert [rank.broken for rank in ranks] == ["", ""]
+
+
+def test_giving_up_is_heard_by_all_ranks(store, monkeypatch):
+    """A rank that decides for itself that nobody agrees any more would be the only one that goes on, or the only one to leave."""
+    monkeypatch.setattr(agreement, "ROUNDS", 2)
+    notes: list[str] = []
+    ranks = [StoreAgreement(store, rank, 2, sync_every=1, note=notes.append, patience=0.01) for rank in (0, 1)]
+    for rank in ranks:
+        rank.exchange(1)
+    ranks[1].exchange(1)
+    ranks[1].propose(STOP)
+    for step in range(2, 10):
+        assert ranks[1].exchange(step) == []
+    assert ranks[1].broken == "the ranks were at no step together"
+    assert ranks[0].exchange(2) == []
+    assert ranks[0].broken == ranks[1].broken
+    assert len(notes) == 2
+
+
+def test_rank_0_hears_at_the_end_what_failed_elsewhere_and_says_whom_it_cannot_see(pair):
+    first, second = pair
+    assert second.close("loss-not-finite at step 10") == ("", "")
+    assert first.close() == ("rank 1: loss-not-finite at step 10", "")
+
+
+def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair):
+    assert pair[0].close() == ("", "rank 1 goes on, or died")

@@ -374,12 +374,46 @@ class Engine:
 
         :param top: the largest step in the column.
         """
-        due, labels = NEVER, column.series[1]
-        for state, _ in column.paused:
+        due, at = NEVER, column.at
+        for state, series in column.paused:
             every = state.rule.every
-            if top // every > _bucket(state, labels):
-                self._judge_column(state, column, marks, moments)
-            due = min(due, (_bucket(state, labels) + 1) * every)
+            if series is None or state.shut or state.changes:
+                if top // every > (state.start_step // every if series is None else series.bucket):
+                    self._judge_column(state, column, marks, moments)
+                series = state.series.get(column.series[1])
+                bucket = state.start_step // every if series is None else series.bucket
+                due = min(due, (bucket + 1) * every)
+                continue
+            bucket = series.bucket
+            if top // every > bucket:
+                values, steps, places = list[float](), list[int](), list[int]()
+                place, finite = 0, True
+                for step in column.steps:
+                    if step // every > bucket:  # one of each bucket, and none that comes late
+                        bucket = step // every
+                        value = column.values[place]
+                        finite = finite and value - value == 0.0
+                        values.append(value)
+                        steps.append(step)
+                        places.append(place)
+                    place += 1  # noqa: SIM113 - `enumerate` costs more for a run of one
+                series.bucket = bucket
+                try:
+                    if finite and not (found := series.update(values, steps, series.quiet)):
+                        series.n += len(values)
+                        series.last_step, series.value = steps[-1], values[-1]
+                    else:
+                        times = [moments[at[place]][2] for place in places]
+                        changes = (
+                            series.take(found, values, steps, times, 0, len(values))
+                            if finite
+                            else series.run(values, steps, times)
+                        )
+                        if changes:
+                            self._mark(state, column, places, changes, marks, moments)
+                except Exception as error:
+                    self.failures.append(error)
+            due = min(due, (bucket + 1) * every)
         column.due = due
 
     def _judge_column(self, state: RuleState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:

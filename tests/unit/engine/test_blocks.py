@@ -90,7 +90,7 @@ def told(results: Sequence[Evaluation]) -> list[str]:
         out += [repr(("alert", result.step, astuple(alert))) for alert in result.alerts]
         out += [repr(("cleared", result.step, a.rule, a.number, a.cleared_step)) for a in result.cleared]
         out += [repr(("change", astuple(t))) for t in result.transitions]
-        out += [repr(("plan", p.rule.id, p.spec.name, p.held, p.alert.number)) for p in result.plan]
+        out += [repr(("plan", p.cause.id, p.spec.name, p.held, p.alert.number)) for p in result.plan]
     return out
 
 

@@ -1,8 +1,8 @@
 """Every toy fault and control, ours and the shared ones, run as a user would run it, scored from its report.json.
 
-A fault is found if a rule that answers for one of its detectors fires in the stated range, and
+A fault is found if a cause that answers for one of its detectors fires in the stated range, and
 nothing above info fires before the fault begins; a control is passed if nothing above info fires.
-Index i of faults.yaml is step i + 1. Which rule answers for which word: ``detectors.yaml``.
+Index i of faults.yaml is step i + 1. Which causes answer for which word: ``detectors.yaml``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from healthcheck.assembly import load_rules_for, plugin_host
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared" / "faults"
@@ -54,14 +56,21 @@ DETECTORS: dict[str, list[str]] = yaml.safe_load((HERE / "detectors.yaml").read_
 
 @dataclass(frozen=True)
 class Fired:
-    """One alert above info."""
+    """One cause above info, of an alert or beside its first one."""
 
     rule: str
+    cause: str
     index: int
-    tags: frozenset[str]
 
     def answers_for(self, words: list[str]) -> bool:
-        return any(DETECTORS[word] and self.tags.issuperset(DETECTORS[word]) for word in words)
+        return any({self.rule, f"{self.rule}.{self.cause}"} & set(DETECTORS[word]) for word in words)
+
+
+def causes(alert: dict[str, Any]) -> list[Fired]:
+    """All causes of one alert above info, each with the step at which it fired."""
+    first = {"cause": alert.get("cause", ""), "fired_step": alert.get("cause_step", alert["fired_step"])}
+    found = [{**first, "severity": alert["severity"]}, *alert.get("also", ())]
+    return [Fired(alert["rule"], f["cause"], f["fired_step"] - 1) for f in found if f["severity"] != "info"]
 
 
 def watch(
@@ -73,12 +82,7 @@ def watch(
     assert report_file.exists(), f"no report; exit {done.returncode}\n{done.stderr[-3000:]}"
     report = json.loads(report_file.read_text())
     assert report["exit_code"] == done.returncode, done.stderr[-3000:]
-    fired = [
-        Fired(alert["rule"], alert["fired_step"] - 1, frozenset(alert["tags"]))
-        for alert in report["alerts"]
-        if alert["severity"] != "info"
-    ]
-    return fired, report
+    return [fired for alert in report["alerts"] for fired in causes(alert)], report
 
 
 def cases(kind: str) -> list[Any]:
@@ -123,6 +127,12 @@ def test_a_healthy_script_that_looks_suspicious_stays_quiet(
 def test_every_detector_word_is_mapped() -> None:
     words = {word for entry in ENTRIES for word in entry.get("detectors", ())}
     assert words <= set(DETECTORS)
+
+
+def test_every_detector_names_causes_that_exist() -> None:
+    known = load_rules_for(host=plugin_host(), rules="healthcheck:strict")
+    names = {rule.id for rule in known.rules} | {cause.id for cause in known.causes}
+    assert {name for listed in DETECTORS.values() for name in listed} <= names
 
 
 def test_every_script_of_ours_is_run() -> None:

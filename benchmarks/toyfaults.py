@@ -1,6 +1,6 @@
-"""The toy faults of ``../shared/faults``, run live under a pack and scored. Used by ``detection.py --faults``.
+"""The toy faults of ``../shared/faults`` and tests/faults, run live under a pack and scored: ``detection.py --faults``.
 
-A fault is found if a rule that answers for one of its detectors (tests/faults/detectors.yaml: by tags) fires in the
+A fault is found if a cause that answers for one of its detectors (tests/faults/detectors.yaml) fires in the
 stated range, and nothing above info fires before ``healthy_until``; a control is passed if nothing above info fires.
 Index i of faults.yaml is step i + 1.
 """
@@ -50,10 +50,10 @@ class ToyResult:
 def run_faults(rules: Sequence[str], seeds: Sequence[int]) -> list[ToyResult]:
     """Run all scripts, one process each."""
     detectors = yaml.safe_load(DETECTORS.read_text(encoding="utf-8"))
-    return [_run(entry, seed, rules, detectors) for entry in _entries() for seed in seeds]
+    return [_run(entry, seed, rules, detectors) for entry in entries() for seed in seeds]
 
 
-def _entries() -> list[dict[str, Any]]:
+def entries() -> list[dict[str, Any]]:
     """The shared set where it is there, our own faults, and the healthy scripts that look like one."""
     found = []
     for folder in (FAULTS, OURS / "own"):
@@ -84,6 +84,11 @@ def _run(entry: Mapping[str, Any], seed: int, rules: Sequence[str], detectors: M
             check=False,
         )
         report = json.loads(target.read_text(encoding="utf-8"))
+    return scored(entry, seed, report, detectors)
+
+
+def scored(entry: Mapping[str, Any], seed: int, report: Mapping[str, Any], detectors: Mapping[str, Any]) -> ToyResult:
+    """What the report of one run is worth."""
     named = [found for alert in report["alerts"] for found in named_causes(alert)]
     loud = [(name, step, severity) for name, step, severity in named if severity != "info"]
     judged = sorted(judged_causes(report))

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from healthcheck.assembly import RuleChoice
     from healthcheck.extend.host import PluginHost
     from healthcheck.readers.series import RecordedRun
-    from healthcheck.rulelang.rule import Rule, RuleSet
+    from healthcheck.rulelang.rule import Cause, RuleSet
 
 R = TypeVar("R")
 
@@ -515,11 +515,11 @@ def _parse_sweep(text: str) -> tuple[str, str, list[str]]:
     return rule_id, key, values
 
 
-def _rule(rules: RuleSet, rule_id: str) -> Rule:
-    for rule in rules.rules:
+def _rule(rules: RuleSet, rule_id: str) -> Cause:
+    for rule in rules.causes:
         if rule.id == rule_id:
             return rule
-    hint = suggest(rule_id, [r.id for r in rules.rules]) or "`healthcheck explain` lists them"
+    hint = suggest(rule_id, [r.id for r in rules.causes]) or "`healthcheck explain` lists them"
     why = "it is switched off" if rule_id in rules.off else hint
     raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {why}')
 

@@ -7,7 +7,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import JudgedRun, judged_exit_code, run_report
 
@@ -70,7 +70,7 @@ def _collected(rules_file: Path, registry: Registry) -> frozenset[str]:
         rules = load_rules([str(rules_file)], registry=registry)
     except (HealthCheckError, OSError):  # a plugin of that run is not here: then less is known
         return frozenset()
-    return frozenset(RuleDemand.of(rules.rules, rules.derived).every)
+    return frozenset(RuleDemand.of(rules.causes, rules.derived).every)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,18 +172,18 @@ class Play:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
-            why = planned.held or (OBSERVE_MODE if self._observing or planned.rule.mode == "observe" else "")
+            why = planned.held or (OBSERVE_MODE if self._observing or planned.cause.mode == "observe" else "")
             why = why or str(planned.alert.facts.get("capped", ""))
             name, step = planned.spec.name, planned.alert.detected_step
             planned.alert.actions.append(ActionOutcome(name, False, why or "replay", step, held=True))
             if name == "stop" and not why:
-                self._stop(planned.rule, step)
+                self._stop(planned.cause, step)
 
-    def _stop(self, rule: Rule, step: int) -> None:
+    def _stop(self, cause: Cause, step: int) -> None:
         if self.stop is None:
-            self.stop = StopRequest(rule.id, step, "replay", also=[])
-        elif rule.id != self.stop.rule and self.stop.also is not None and rule.id not in self.stop.also:
-            self.stop.also.append(rule.id)
+            self.stop = StopRequest(cause.rule, step, "replay", also=[], cause=cause.name)
+        elif cause.rule != self.stop.rule and self.stop.also is not None and cause.rule not in self.stop.also:
+            self.stop.also.append(cause.rule)
 
     def failed(self, error: Exception) -> None:
         """A condition raised: our fault or a plugin's. Keep it once, go on."""
@@ -192,7 +192,7 @@ class Play:
             trace = "".join(traceback.format_exception(error))
             self.internal_errors.append({"error": text, "step": self.engine.step, "traceback": trace})
 
-    def reason_without_data(self, rule: Rule, seen: Seen) -> str:
+    def reason_without_data(self, rule: Cause, seen: Seen) -> str:
         """``the record has no grad_norm``."""
         wanted = [rule.selector.metric]
         for derived in self.rules.derived:
@@ -357,11 +357,9 @@ def replay_report(
 
 
 def only_rules(rules: RuleSet, keep: Collection[str]) -> RuleSet:
-    """The same rule set with these rules and those that own non-finite samples for them."""
-    metrics = {rule.selector.metric for rule in rules.rules if rule.id in keep}
-    kept = [
-        rule
-        for rule in rules.rules
-        if rule.id in keep or (rule.condition.judges_nonfinite and rule.selector.metric in metrics)
-    ]
-    return replace(rules, rules=kept)
+    """The same rule set with these rules or causes, and those that own non-finite samples for them."""
+    kept = {cause.id for cause in rules.causes if cause.id in keep or cause.rule in keep}
+    metrics = {cause.selector.metric for cause in rules.causes if cause.id in kept}
+    return rules.keeping(
+        lambda cause: cause.id in kept or (cause.condition.judges_nonfinite and cause.selector.metric in metrics)
+    )

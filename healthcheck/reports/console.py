@@ -369,6 +369,8 @@ class ConsoleReport:
         self._session: Session | None = None
         self._usual = Path()
         self._blocks: dict[str, int] = {}
+        self._shown: set[int] = set()
+        """Alerts that have a block."""
         self._counted: dict[str, int] = {}
         self._noted: list[Alert] = []
         self._waiting: dict[int, Alert] = {}
@@ -384,7 +386,7 @@ class ConsoleReport:
             # Only -v pays for changes of state: without this attribute nobody collects them.
             self.transition = self._transition
             session.engine.watch_transitions = True
-        if self.verbosity < 0 or not session.rules.rules:
+        if self.verbosity < 0 or not session.rules.causes:
             return
         self.out.write(self._start_lines(session))
 
@@ -393,7 +395,10 @@ class ConsoleReport:
 
     def acted(self, alert: Alert) -> None:
         self._waiting.pop(id(alert), None)
-        self._show(alert)
+        if id(alert) in self._shown:
+            self._amend(alert)
+        else:
+            self._show(alert)
 
     def note(self, text: str) -> None:
         if self.verbosity >= 0:
@@ -425,17 +430,17 @@ class ConsoleReport:
         profile = f", profile {rules.profile}" if rules.profile else ""
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
-        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
+        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.causes), 'rule')}{source}{profile}"
         more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
         return [head, f"  {self._stoppers(session)}", *more]
 
     @staticmethod
     def _stoppers(session: Session) -> str:
-        stop = [rule.id for rule in session.rules.rules if rule.may_stop]
+        stop = [rule.id for rule in session.rules.causes if rule.may_stop]
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
             return f"observe mode: nothing is stopped or changed{held}"
-        other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
+        other = dict.fromkeys(a.name for rule in session.rules.causes for a in rule.actions if a.name not in _HARMLESS)
         rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
             return f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"
@@ -454,6 +459,7 @@ class ConsoleReport:
             self._counted[alert.rule] = self._counted.get(alert.rule, 0) + 1
             return
         self._blocks[alert.rule] = shown + 1
+        self._shown.add(id(alert))
         session = self._session
         assert session is not None
         explained = [
@@ -473,11 +479,19 @@ class ConsoleReport:
             lines[-1] += "   (third time: further ones are only counted)"
         self.out.write(lines)
 
+    def _amend(self, alert: Alert) -> None:
+        """Another cause of a rule that has its block: one line."""
+        last = max(alert.findings, key=lambda finding: finding.detected_step)
+        how = "the cause is" if last.cause == alert.cause else "also"
+        text = f"healthcheck: step {step(last.fired_step)}  {alert.rule}: {how} {last.cause}: {last.message}"
+        self.out.write([text])
+
     def _transition(self, change: Transition) -> None:
+        name = f"{change.rule}.{change.cause}" if change.cause else change.rule
         score = "" if change.score is None or change.score == change.value else f", score {number(change.score)}"
         self.out.write(
             [
-                f"healthcheck: step {step(change.step)}  {change.rule}  {change.before} -> {change.after}"
+                f"healthcheck: step {step(change.step)}  {name}  {change.before} -> {change.after}"
                 f"  {change.series} {number(change.value)}{score}"
             ]
         )
@@ -521,7 +535,7 @@ def _cannot_be_judged(session: Session) -> list[str]:
     steps = session.settings.get("max_steps")
     if steps is None:
         return []
-    rules = [rule for rule in session.rules.rules if cannot_fill(rule, steps)]
+    rules = [rule for rule in session.rules.causes if cannot_fill(rule, steps)]
     required = [rule.id for rule in rules if rule.required]
     lines = [
         f"  {plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"

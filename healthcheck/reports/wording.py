@@ -9,7 +9,7 @@ from typing import Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
 
 PAST = {
@@ -284,7 +284,7 @@ _BY_VALUE = frozenset(
 """Conditions whose bound is a sentence about the metric itself."""
 
 
-def asks(rule: Rule) -> str:
+def asks(rule: Cause) -> str:
     """What must be true for this rule to fire, with the units of counting."""
     condition = rule.condition
     bound = condition.breaches.text
@@ -317,7 +317,7 @@ def asks(rule: Rule) -> str:
     return ", ".join(parts)
 
 
-def headings(rule: Rule | None) -> tuple[str, str]:
+def headings(rule: Cause | None) -> tuple[str, str]:
     """What the columns of a trace are called: (normal, score)."""
     name = rule.condition.name if rule is not None else ""
     return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")

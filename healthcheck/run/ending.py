@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.core.alerts import ActionOutcome, Alert, Outcome, Severity, Verdict
+from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.samples import encode_number
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.registry import Registry
-from healthcheck.rulelang.rule import Derived, Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, Derived, RuleSet
 from healthcheck.run.actor import StopRequest
 
 REPORT_FORMAT = "healthcheck-report"
@@ -138,6 +138,7 @@ def run_report(run: JudgedRun, judged: list[Verdict], ended: tuple[int, str, str
     if stop is not None:
         report["stop"] = {
             "rule": stop.rule or None,
+            **({"cause": stop.cause} if stop.cause else {}),
             "step": stop.step,
             "reason": stop.reason,
             "mode": stop.mode,
@@ -188,10 +189,10 @@ def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, s
             "alert",
             f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(run.rules)}",
         )
-    without = [v.rule for v in judged if v.required and v.outcome is Outcome.NOT_JUDGED]
+    without = [_name(c) for v in judged for c in v.causes if c.required and c.outcome is Outcome.NOT_JUDGED]
     if without:
         return ALERTS, "alert", f"required but not judged: {', '.join(without)}"
-    if all(v.outcome is Outcome.NOT_JUDGED for v in judged):
+    if all(v.outcome in (Outcome.NOT_JUDGED, Outcome.DOES_NOT_APPLY) for v in judged):
         why = "no rules" if not judged else "no training step was seen" if not run.steps else "no rule had data"
         return NOTHING_JUDGED, "nothing_judged", f"nothing was judged: {why}"
     return OK, "ok", "ok"
@@ -222,7 +223,12 @@ def _verdict(judged: list[Verdict], stopped: bool) -> str:
         return Outcome.FAILED.value
     if Outcome.WARNED in outcomes:
         return Outcome.WARNED.value
-    return Outcome.OK.value if Outcome.OK in outcomes else Outcome.NOT_JUDGED.value
+    judged_well = {Outcome.OK, Outcome.PARTLY_JUDGED} & outcomes
+    return Outcome.OK.value if judged_well else Outcome.NOT_JUDGED.value
+
+
+def _name(verdict: Verdict) -> str:
+    return f"{verdict.rule}.{verdict.cause}" if verdict.cause else verdict.rule
 
 
 # --------------------------------------------------------------------------- why a rule was not judged
@@ -266,7 +272,7 @@ class UnjudgedReasons:
         self._registry = registry
         self._quarantined = quarantined
 
-    def why(self, rule: Rule, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> str:
+    def why(self, rule: Cause, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> str:
         """One sentence fragment for the report.
 
         :param step: the last step of the run.
@@ -337,6 +343,15 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         entry["required"] = True
     if verdict.closest is not None:
         entry["closest"] = {"score": encode_number(verdict.closest), "step": verdict.closest_step}
+    if verdict.causes:
+        if verdict.missing and verdict.outcome is not Outcome.NOT_JUDGED:
+            entry["missing"] = [cause.cause for cause in verdict.missing]
+        if verdict.causes[0].cause:
+            entry["causes"] = {
+                cause.cause: {"kind": str(cause.kind), **verdict_json(cause)} for cause in verdict.causes
+            }
+        else:
+            entry["kind"] = str(verdict.causes[0].kind)
     return entry
 
 
@@ -344,22 +359,17 @@ def alert_json(alert: Alert) -> dict[str, Any]:
     """One alert in the form of the report contract; what is absent is left out."""
     entry: dict[str, Any] = {
         "rule": alert.rule,
+        "cause": alert.cause or None,
+        "kind": str(alert.kind),
         "number": alert.number,
         "severity": str(alert.severity),
         "phase": alert.phase,
-        "series": [
-            {
-                "name": f.name,
-                "value": encode_number(f.value),
-                "score": encode_number(f.score),
-                "normal": encode_number(f.normal),
-            }
-            for f in alert.series
-        ],
+        "series": [_series_json(fact) for fact in alert.series],
         "count": alert.count,
         "rank": alert.rank,
         "episode": alert.episode,
         "fired_step": alert.fired_step,
+        "cause_step": alert.cause_step if alert.cause_step != alert.fired_step else None,
         "fired_sample": alert.fired_sample,
         "detected_step": alert.detected_step,
         "acted_step": alert.acted_step,
@@ -375,11 +385,56 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "explained_by": alert.explained_by or None,
         "muted": alert.muted or None,
         "accepted": alert.accepted or None,
+        "fingerprint": alert.fingerprint,
+        "where": alert.where or None,
+        "changes": [
+            {"transition": "cause", "step": change.step, "from": change.before, "to": change.after}
+            for change in alert.changes
+        ]
+        or None,
+        "also": [finding_json(finding) for finding in alert.also] or None,
         "time": round(alert.time, 3),
         "facts": {key: _plain(value) for key, value in alert.facts.items()},
         "actions": [_action_json(outcome) for outcome in alert.actions],
     }
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """What another cause of the same episode found; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "cause": finding.cause,
+        "kind": str(finding.kind),
+        "severity": str(finding.severity),
+        "phase": finding.phase,
+        "series": [_series_json(fact) for fact in finding.series],
+        "count": finding.count,
+        "fired_step": finding.fired_step,
+        "fired_sample": finding.fired_sample,
+        "detected_step": finding.detected_step,
+        "cleared_step": finding.cleared_step,
+        "value": encode_number(finding.value),
+        "score": encode_number(finding.score),
+        "normal": encode_number(finding.normal),
+        "threshold": finding.threshold,
+        "message": finding.message,
+        "hint": finding.hint or None,
+        "docs": finding.docs or None,
+        "muted": finding.muted or None,
+        "accepted": finding.accepted or None,
+        "where": finding.where or None,
+        "facts": {key: _plain(value) for key, value in finding.facts.items()},
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _series_json(fact: SeriesFact) -> dict[str, Any]:
+    return {
+        "name": fact.name,
+        "value": encode_number(fact.value),
+        "score": encode_number(fact.score),
+        "normal": encode_number(fact.normal),
+    }
 
 
 def _action_json(outcome: ActionOutcome) -> dict[str, Any]:

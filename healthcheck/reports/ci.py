@@ -15,7 +15,9 @@ from healthcheck.core.alerts import Severity
 from healthcheck.core.text import step
 from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
+    by_cause,
     by_severity,
+    causes_of,
     count_line,
     excused,
     fails_from,
@@ -112,7 +114,8 @@ def _property(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # JUnit XML from the content of ``report.json``: the test tab of every CI.
 #
-# One suite is the run, one case is a rule. A failed rule at or above ``fail_on`` is a ``failure``;
+# One suite is the run, one case is a cause, called ``rule.cause`` (or by its rule, where that is its own only cause). What
+# does not apply to the run has no case. A failed cause at or above ``fail_on`` is a ``failure``;
 # below it the case passes and carries its text in ``system-out`` (JUnit has no warning, and mapping
 # warnings to failures or skips surprises people). Not judged is ``skipped`` with its reason; a broken
 # action or plugin is an ``error``. Valid for the Jenkins xUnit schema (tests/unit/reports/xunit.xsd),
@@ -143,7 +146,11 @@ def junit_xml(reports: Sequence[Mapping[str, Any]]) -> str:
 def _suite(report: Mapping[str, Any]) -> ET.Element:
     name = _text(str(report.get("path") or report.get("target") or "run"))
     level = fails_from(report)
-    cases = [_case(name, rule, entry, _alerts_of(report, rule), level) for rule, entry in report["rules"].items()]
+    cases = [
+        _case(name, cause, entry, _alerts_of(report, cause), level)
+        for cause, entry in causes_of(report)
+        if entry["verdict"] != "does not apply"
+    ]
     cases += [
         _broken(name, f"action {e['action']}", f"{e['rule']}, step {e['step']}: {e['error']}")
         for e in report.get("action_errors", ())
@@ -163,9 +170,9 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
 
 
 def _case(
-    suite: str, rule: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float
+    suite: str, cause: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float
 ) -> ET.Element:
-    case = ET.Element("testcase", classname=suite, name=_text(rule), time="0")
+    case = ET.Element("testcase", classname=suite, name=_text(cause), time="0")
     origin = f"rule: {entry.get('origin') or 'unknown place'}"
     failing = [a for a in alerts if not excused(a) and Severity.parse(a["severity"]) >= level]
     without = entry["verdict"] == "not judged"
@@ -192,8 +199,8 @@ def _broken(suite: str, name: str, text: str) -> ET.Element:
     return case
 
 
-def _alerts_of(report: Mapping[str, Any], rule: str) -> list[Mapping[str, Any]]:
-    return [alert for alert in report["alerts"] if alert["rule"] == rule]
+def _alerts_of(report: Mapping[str, Any], cause: str) -> list[Mapping[str, Any]]:
+    return [part for alert in report["alerts"] for part in by_cause(alert) if part["rule"] == cause]
 
 
 def _text(text: str) -> str:

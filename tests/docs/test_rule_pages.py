@@ -77,8 +77,9 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def pack() -> RuleSet:
-    """Every rule switched on; conditions are those of ``recommended``."""
-    return load_rules_for(host=plugin_host(), rules="healthcheck:strict")
+    """Every rule switched on; a pack that is named applies without being asked whether the run is one of its kind."""
+    named = {"version": 1, "extends": ["healthcheck:strict", *(f"healthcheck:{pack}" for pack in PACKS)]}
+    return load_rules_for(host=plugin_host(), rules=named)
 
 
 def test_every_cause_has_its_place_on_a_page_with_the_usual_headings() -> None:

@@ -20,7 +20,9 @@ from healthcheck.ruletests.play import play
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "rules"
 PACKS = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks", "preview")
-RULES = {rule: body for pack in PACKS for rule, body in load_file(ROOT / "rules" / f"{pack}.yaml").data["rules"].items()}
+RULES = {
+    rule: body for pack in PACKS for rule, body in load_file(ROOT / "rules" / f"{pack}.yaml").data["rules"].items()
+}
 """Every shipped rule where it is written; the other packs only change keys."""
 CAUSES = [f"{rule}.{cause}" if cause else rule for rule, body in RULES.items() for cause in body.get("causes", [""])]
 HEADINGS = [

@@ -248,7 +248,8 @@ def actions_page() -> str:
 
 
 TABLE_OF_RULES = re.compile(r"^<!-- rules/(\w+)\.yaml, by docs/_generate\.py -->\n(?:\|.*\n)*", re.MULTILINE)
-CAUSES = re.compile(r"(?<=<!-- causes, by docs/_generate\.py -->\n).*?(?=<!-- end of causes -->)", re.DOTALL)
+BEFORE_CAUSES = re.compile(r"\A(# .+\n\n\*Finds .+\*\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
+"""Title and first sentence of a rule's page; what follows up to the first heading is written here."""
 FINDS = re.compile(r"^\*Finds (.+?)\.(?: Needs: .+)?\*$", re.MULTILINE)
 SHIPPED = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks", "preview")
 """The packs in which rules are written; the others take them in."""
@@ -287,7 +288,7 @@ def rule_pages() -> dict[str, str]:
             page = DOCS / "rules" / f"{name}.md"
             text = page.read_text(encoding="utf-8") if page.is_file() else f"# {name}\n"
             block = "\n".join(_causes(pack, name, body, figures)) + "\n"
-            pages[f"rules/{name}.md"] = CAUSES.sub(lambda _, block=block: block, text)  # type: ignore[misc]
+            pages[f"rules/{name}.md"] = BEFORE_CAUSES.sub(lambda head, block=block: head[1] + block, text)  # type: ignore[misc]
     return pages
 
 

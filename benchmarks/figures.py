@@ -2,8 +2,7 @@
 
 For each cause: ``runs`` in which it was judged; ``healthy`` ones among them and ``false``, those of these in which it fired;
 ``faults``, the incidents and toy faults that it answers for (benchmarks/kinds.yaml, tests/faults/detectors.yaml), and ``found``,
-those of these in which it fired in time. Facts also name a toy fault that sets them off and a healthy script on which they
-were judged and silent: benchmarks/twins.yaml says which to prefer.
+those of these in which it fired in time.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from scoring import Scored, kinds
 
 HEAD = """# Recall and false alarms of each cause. Written by benchmarks/detection.py --faults --figures; read by docs/_generate.py.
 """
-TWINS = Path(__file__).with_name("twins.yaml")
 
 
 def write_figures(path: Path, scored: Sequence[Scored], toys: Sequence[Any], causes: Sequence[str]) -> None:
     """Write what was counted, and which runs it was counted on."""
-    preferred = yaml.safe_load(TWINS.read_text(encoding="utf-8")) if TWINS.exists() else {}
-    table = {cause: figures(cause, scored, toys) | pair(cause, toys, preferred.get(cause, {})) for cause in causes}
+    table = {cause: figures(cause, scored, toys) for cause in causes}
     of = {"recorded": len(scored), "toys": len(toys)}
     path.write_text(HEAD + yaml.safe_dump({"runs": of, "causes": table}, sort_keys=False), encoding="utf-8")
 
@@ -53,14 +50,3 @@ def figures(cause: str, scored: Iterable[Scored], toys: Iterable[Any]) -> dict[s
             count["faults"] += 1
             count["found"] += cause in toy.right
     return {key: count[key] for key in ("runs", "healthy", "false", "faults", "found")}
-
-
-def pair(cause: str, toys: Sequence[Any], preferred: dict[str, str]) -> dict[str, str]:
-    """A script of the repository that sets the cause off, and one on which it was judged and silent."""
-    faults = [t.script for t in toys if t.script and cause in t.right]
-    twins = [t.script for t in toys if t.script and t.wanted == "none" and t.verdict == "clean" and cause in t.judged]
-    found = {}
-    for key, scripts in (("fault", faults), ("twin", twins)):
-        if scripts:
-            found[key] = preferred[key] if preferred.get(key) in scripts else sorted(scripts)[0]
-    return found

@@ -280,14 +280,16 @@ def rule_pages() -> dict[str, str]:
     """docs/rules/RULE.md by path from docs/: their own text, and what the packs and the benchmarks say of each cause."""
     import yaml
 
-    path = DOCS.parent / "benchmarks" / "figures.yaml"
+    benchmarks = DOCS.parent / "benchmarks"
+    path = benchmarks / "figures.yaml"
     figures = yaml.safe_load(path.read_text(encoding="utf-8"))["causes"] if path.is_file() else {}
+    twins = yaml.safe_load((benchmarks / "twins.yaml").read_text(encoding="utf-8"))
     pages = {}
     for pack in SHIPPED:
         for name, body in _pack(pack).items():
             page = DOCS / "rules" / f"{name}.md"
             text = page.read_text(encoding="utf-8") if page.is_file() else f"# {name}\n"
-            block = "\n".join(_causes(pack, name, body, figures)) + "\n"
+            block = "\n".join(_causes(pack, name, body, figures, twins)) + "\n"
             pages[f"rules/{name}.md"] = BEFORE_CAUSES.sub(lambda head, block=block: head[1] + block, text)  # type: ignore[misc]
     return pages
 
@@ -307,7 +309,9 @@ def _bodies(rule: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {**keys, **body} for name, body in rule["causes"].items()} if "causes" in rule else {"": rule}
 
 
-def _causes(pack: str, rule: str, body: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
+def _causes(
+    pack: str, rule: str, body: dict[str, Any], figures: dict[str, Any], twins: dict[str, list[str]]
+) -> Iterator[str]:
     yield ""
     yield f"Pack: `{pack}`{_applies(body.get('applies_if', {}))}."
     yield ""
@@ -321,11 +325,11 @@ def _causes(pack: str, rule: str, body: dict[str, Any], figures: dict[str, Any])
     for name, cause in _bodies(body).items():
         full = f"{rule}.{name}" if name else rule
         yield f"- {f'`{name}`: ' if name else ''}basis: {'; '.join(cause['basis'])}."
-        found = figures.get(full, {})
-        if cause["kind"] == "fact":
-            pair = [f"fault `{found['fault']}`" if "fault" in found else "no fault of the toy set sets it off"]
-            pair += [f"healthy twin `{found['twin']}`"] if "twin" in found else []
-            yield f"  Tried on: {', '.join(pair)}."
+        if full in twins:
+            fault, twin = (f"[{Path(script).name}](../../tests/faults/{script})" for script in twins[full])
+            yield f"  Fault: {fault}; healthy twin: {twin}."
+        elif cause["kind"] == "fact":
+            yield f"  Fault and healthy twin: its rule tests in [{pack}.hctest.yaml](../../rules/{pack}.hctest.yaml)."
     yield ""
     yield "Recall: faults and incidents of its kind in which this cause fired in time; others may have named the same one. False alarms: healthy"
     yield "runs in which it fired. Runs: those in which it was judged. From `benchmarks/detection.py`: recorded runs of other people, and toys."

@@ -18,8 +18,10 @@ import pytest
 import yaml
 
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.alerts import Kind
 
 HERE = Path(__file__).resolve().parent
+OWN = HERE / "own" / "faults.yaml"
 SHARED = HERE.parents[2] / "shared" / "faults"
 """Not part of the repository; where it is missing, only our own set runs."""
 SEEDS = tuple(int(seed) for seed in os.environ.get("HEALTHCHECK_TEST_SEEDS", "0").split(","))
@@ -135,6 +137,18 @@ def test_every_detector_names_causes_that_exist() -> None:
     assert {name for listed in DETECTORS.values() for name in listed} <= names
 
 
+def test_a_fact_that_is_listed_with_a_twin_is_what_its_fault_is_expected_to_set_off() -> None:
+    facts = {c.id for c in load_rules_for(host=plugin_host(), rules="healthcheck:strict").causes if c.kind is Kind.FACT}
+    twins = yaml.safe_load((HERE.parents[1] / "benchmarks" / "twins.yaml").read_text())
+    listed = {entry["script"]: entry["detectors"] for entry in yaml.safe_load(OWN.read_text())["entries"]}
+    assert set(twins) <= facts
+    for cause, (fault, twin) in twins.items():
+        names = {name for word in listed[Path(fault).name] for name in DETECTORS[word]}
+        assert {cause, cause.partition(".")[0]} & names, f"{fault} is not expected to set off {cause}"
+        assert (HERE / fault).is_file()
+        assert (HERE / twin).is_file()
+
+
 def test_every_script_of_ours_is_run() -> None:
-    listed = [entry["script"] for entry in yaml.safe_load((HERE / "own" / "faults.yaml").read_text())["entries"]]
+    listed = [entry["script"] for entry in yaml.safe_load(OWN.read_text())["entries"]]
     assert sorted(path.name for path in (HERE / "own").glob("*.py")) == sorted(listed)

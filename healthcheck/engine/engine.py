@@ -130,7 +130,7 @@ class Engine:
         self._late: list[RuleState] = []
         """Rules that apply from now on, with what their causes have found before."""
         if self.undecided:
-            self._plans.met = self._met
+            self._plans.met = self._saw
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -277,7 +277,7 @@ class Engine:
         """Rules that have not met yet what they need to apply to this run."""
         return [rule for rule in self.rules.values() if not rule.applies]
 
-    def _met(self, metric: str, labels: Labels) -> None:
+    def _saw(self, metric: str, labels: Labels) -> None:
         """A series comes for the first time. What a run is like is said by samples too, so that a replay knows it."""
         for rule in self.undecided:
             if rule.met(metric, labels):

@@ -84,7 +84,7 @@ def test_fix_rewrites_what_is_sure_and_leaves_the_rest_as_it_was(command, tmp_pa
 def test_a_limit_without_its_unit_is_said_and_fixed_where_it_can_only_be_a_percentage(command, tmp_path) -> None:
     rules = """\
 version: 1
-extends: [healthcheck:numerics]
+extends: [healthcheck:core]
 rules:
   full: {metric: memory.fraction, when: {above: 92}}  # of the card
   often: {metric: memory.fraction, when: {mean: {above: 90, window: 10}}}

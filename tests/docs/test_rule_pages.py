@@ -139,4 +139,5 @@ def test_no_page_is_left_of_a_rule_that_does_not_exist() -> None:
 def test_the_table_of_former_names_leads_to_causes_that_exist() -> None:
     table = (ROOT / "docs" / "explanation" / "rules-as-causes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `[\w-]+` \| \[([\w.-]+)\]", table, re.MULTILINE)
-    assert sorted(rows) == sorted(CAUSES)
+    assert len(rows) == len(set(rows)) > 100
+    assert set(rows) <= set(CAUSES)

@@ -264,7 +264,7 @@ class Engine:
         self, touched: Iterable[CauseState], step: int, now: float, transitions: list[Transition]
     ) -> Evaluation:
         transitions.sort(key=lambda t: self._place[f"{t.rule}.{t.cause}" if t.cause else t.rule])
-        result = Evaluation(transitions=transitions)
+        result = Evaluation(step, transitions=transitions)
         in_order = sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id])
         self.episodes.conclude(result, in_order, step, now, self._unknown)
         return result

@@ -40,6 +40,8 @@ class PlannedAction:
 class Evaluation:
     """What one evaluation brought. Empty most of the time."""
 
+    step: int = 0
+    """The step of the evaluation."""
     alerts: list[Alert] = field(default_factory=list)
     """New episodes and repeats under ``cooldown``, in file order."""
     amended: list[Alert] = field(default_factory=list)

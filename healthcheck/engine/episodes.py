@@ -336,7 +336,7 @@ class Episodes:
         self.alerts: list[Alert] = []
         self.rank = rank
         self.late: list[RuleState] = []
-        """Rules that apply from now on; what their causes have found before is told next."""
+        """Rules that apply from now on; what their causes have found before comes next."""
 
     @property
     def undecided(self) -> list[RuleState]:

@@ -242,10 +242,8 @@ def new_rules(rules: RuleSet, folder: Path, *, but: Path | None = None) -> list[
         report = load_run(folder / name).report or {}
         if report.get("rules_source") != rules.source or report.get("profile", "") != (rules.profile or ""):
             continue
-        known = set(report.get("off", ()))
-        for rule, entry in report.get("rules", {}).items():
-            known.update(f"{rule}.{cause}" if cause else rule for cause in entry.get("causes", ("",)))
-        return [rule.id for rule in rules.causes if rule.id not in known and is_pack_name(rule.origin.path)]
+        known = {*report.get("rules", ()), *report.get("off", ())}
+        return [rule.id for rule in rules.rules if rule.id not in known and is_pack_name(rule.origin.path)]
     return []
 
 

@@ -430,13 +430,13 @@ class ConsoleReport:
         profile = f", profile {rules.profile}" if rules.profile else ""
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
-        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.causes), 'rule')}{source}{profile}"
+        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
         more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
         return [head, f"  {self._stoppers(session)}", *more]
 
     @staticmethod
     def _stoppers(session: Session) -> str:
-        stop = [rule.id for rule in session.rules.causes if rule.may_stop]
+        stop = [rule.id for rule in session.rules.rules if rule.may_stop]
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
             return f"observe mode: nothing is stopped or changed{held}"

@@ -214,10 +214,17 @@ def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 MOST_ALERTS = 100
 MOST_CHARTS = 12
-_SHOWN = {"failed": "FAILED", "warned": "WARNED", "ok": "OK", "not judged": "NOT JUDGED"}
+_SHOWN = {
+    "failed": "FAILED",
+    "warned": "WARNED",
+    "ok": "OK",
+    "partly judged": "PARTLY JUDGED",
+    "not judged": "NOT JUDGED",
+    "does not apply": "DOES NOT APPLY",
+}
 FEW = 8
 """Rules of one verdict that are shown without a click."""
-_ORDER = ("failed", "warned", "not judged", "ok")
+_ORDER = ("failed", "warned", "partly judged", "not judged", "ok", "does not apply")
 
 
 def page_html(reports: Sequence[Mapping[str, Any]], lines: Sequence[Line] = ()) -> str:
@@ -342,7 +349,7 @@ _EXCUSES = {"explained_by": "explained by", "muted": "muted", "accepted": "accep
 
 def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence[Mapping[str, Any]]) -> str:
     first = {str(alert["rule"]): int(alert["number"]) for alert in reversed(alerts)}
-    groups: dict[str, list[str]] = {"": [], "not judged": [], "ok": []}
+    groups: dict[str, list[str]] = {"": [], "not judged": [], "ok": [], "does not apply": []}
     for rule, entry in sorted(rules.items(), key=lambda item: _ORDER.index(str(item[1]["verdict"]))):
         closest = entry.get("closest") or {}
         near = f"{number(decode_number(closest['score']))} at step {step(closest['step'])}" if closest else ""

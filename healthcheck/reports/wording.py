@@ -85,6 +85,7 @@ def story(alert: Mapping[str, Any]) -> str:
     if "normal" in alert:
         lines[-1] += f", normal: {alert['normal']}"
     lines += [f"  {key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
+    lines += [f"  also {other['cause']}: {other['message']}" for other in alert.get("also", ())]
     lines += [f"  {_done(o)}" for o in alert.get("actions", ()) if o.get("text")]
     if alert.get("explained_by"):
         lines.append(f"  explained by {alert['explained_by']}")
@@ -210,6 +211,8 @@ def count_line(rules: Mapping[str, Mapping[str, Any]]) -> str:
     counts = Counter(str(entry["verdict"]) for entry in rules.values())
     parts = [f"{name} {counts[name]}" for name in ("failed", "warned") if counts[name]]
     parts.append(f"ok {counts['ok']}")
+    if counts["partly judged"]:
+        parts.append(f"partly judged {counts['partly judged']}")
     if counts["not judged"]:
         silent = [entry for entry in rules.values() if entry["verdict"] == "not judged"]
         parts.append(f"not judged {counts['not judged']} ({grouped_reasons(silent)})")

@@ -269,7 +269,7 @@ def rules_page() -> str:
             found = FINDS.search(page.read_text(encoding="utf-8")) if page.is_file() else None
             finds = found[1] if found else f"its page does not say: docs/rules/{name}.md"
             bodies = _bodies(body)
-            does = list(dict.fromkeys(_by_default(cause) for cause in bodies.values()))
+            does = list(dict.fromkeys(does for cause in bodies.values() for does in _by_default(cause).split(", ")))
             lines.append(f"| [{name}]({name}.md) | {finds} | {len(bodies)} | {', '.join(does)} |")
         return "\n".join(lines) + "\n"
 

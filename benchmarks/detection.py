@@ -1,15 +1,16 @@
 """How good a rule pack is on recorded runs of other people: recall, delay, false alarms.
 
     python benchmarks/detection.py                                   # healthcheck:recommended on the corpus
-    python benchmarks/detection.py --rules my.yaml --set loss-spike.when.robust_z.above=12
+    python benchmarks/detection.py --rules my.yaml --set spike.causes.loss.when.robust_z.above=12
     python benchmarks/detection.py --only-wrong                      # misses and false alarms only
     python benchmarks/detection.py --faults --seeds 0,1,2            # the toy faults too, run live (needs torch)
     python benchmarks/detection.py --leave-one-out                   # every tuned number, without each source in turn
+    python benchmarks/detection.py --faults --figures benchmarks/figures.yaml   # what the pages of rules show
     python benchmarks/detection.py --json
     python benchmarks/detection.py --markdown docs/explanation/detection-quality.md
 
 The corpus (``../shared/corpus``) is not part of this repository; without it there is nothing to score, exit 0.
-What counts as caught and as false: benchmarks/scoring.py. Which rule names which kind: benchmarks/kinds.yaml.
+What counts as caught and as false: benchmarks/scoring.py. Which cause names which kind: benchmarks/kinds.yaml.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from scoring import CORPUS, Found, Scored, kinds, labels, score
+from scoring import CORPUS, Found, Scored, judged_causes, kinds, labels, named_causes, score
 
 from healthcheck.assembly import RuleChoice
 from healthcheck.cli.replay import Given, judge_of
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0", help="seeds of the toy faults, such as 0,1,2")
     parser.add_argument("--leave-one-out", action="store_true", help="what the tuned numbers owe to single sources")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--figures", type=Path, metavar="FILE", help="write recall and false alarms of each cause")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="rewrite the generated part of this page")
     args = parser.parse_args()
     if not (args.corpus / "labels.yaml").exists():
@@ -67,6 +69,11 @@ def main() -> int:
     varied = _varied(given, args.corpus, scored) if args.leave_one_out else []
     if args.json:
         print(json.dumps(as_json(scored, faults), indent=1))
+    elif args.figures:
+        from figures import write_figures
+
+        write_figures(args.figures, scored, faults, [cause.id for cause in given.load().causes])
+        print(f"wrote {args.figures}: {headline(scored)}")
     elif args.markdown:
         write_markdown(args.markdown, scored, faults, given, varied)
         print(f"wrote {args.markdown}: {headline(scored)}")
@@ -95,11 +102,14 @@ def run_corpus(given: Given, corpus: Path, wanted: Sequence[str] = ()) -> list[S
             )
             continue
         found = [
-            Found(a["rule"], a["fired_step"], a["severity"], named.get(a["rule"], frozenset()), a["series"][0]["name"])
-            for a in outcome.report["alerts"]
+            Found(name, step, severity, named.get(name, frozenset()), alert["series"][0]["name"])
+            for alert in outcome.report["alerts"]
+            for name, step, severity in named_causes(alert)
         ]
         steps = {name: list(column.steps) for name, column in given.read(path).series().items()}
-        results.append(score(entry, sorted(found, key=lambda f: f.step or 0), steps))
+        scored = score(entry, sorted(found, key=lambda f: f.step or 0), steps)
+        scored.judged = judged_causes(outcome.report)
+        results.append(scored)
     return results
 
 
@@ -165,7 +175,7 @@ HEADER = ["", "caught", "late", "early", "missed", "delay", "healthy: warning", 
 
 
 def by_rule(scored: Sequence[Scored]) -> list[list[str]]:
-    """Rows: rule, runs in which it decided a catch, fired in (incident, healthy), false in (incident, healthy)."""
+    """Rows: cause, runs in which it decided a catch, fired in (incident, healthy), false in (incident, healthy)."""
     rules = sorted({f.name for s in scored for f in s.found})
     rows = []
     for rule in rules:
@@ -184,7 +194,7 @@ def by_rule(scored: Sequence[Scored]) -> list[list[str]]:
     return rows
 
 
-RULE_HEADER = ["rule", "catches", "early/late", "incidents", "before window", "healthy", "healthy runs"]
+RULE_HEADER = ["cause", "catches", "early/late", "incidents", "before window", "healthy", "healthy runs"]
 
 
 # --------------------------------------------------------------------------- text
@@ -224,10 +234,10 @@ def print_text(scored: Sequence[Scored], faults: Sequence[Any], given: Given, *,
     ):
         print(f"\n{title}")
         print("\n".join(table_lines(rows, "lrrrrrrrr", heads=HEADER)))
-    print("\nby rule (a rule not in kinds.yaml cannot catch)")
+    print("\nby cause (one that is not in kinds.yaml cannot catch)")
     print("\n".join(table_lines(by_rule(scored), "lrrrrrl", heads=RULE_HEADER)))
-    unnamed = sorted({r.id for r in given.load().rules} - set(kinds()))
-    print(f"\nrules of the pack without a kind: {', '.join(unnamed) or 'none'}")
+    unnamed = sorted({c.id for c in given.load().causes} - set(kinds()))
+    print(f"\ncauses of the pack without a kind: {', '.join(unnamed) or 'none'}")
     if faults:
         from toyfaults import text
 
@@ -274,7 +284,7 @@ def markdown(
     bad, _ = _split(scored)
     loaded = given.load()
     lines = [
-        f"Rules: `{' '.join(given.choice['rules'])}`, {len(loaded.rules)} rules; {len(scored)} recorded runs.",
+        f"Rules: `{' '.join(given.choice['rules'])}`, {len(loaded.rules)} rules with {len(loaded.causes)} causes; {len(scored)} recorded runs.",
         "",
         f"**{headline(scored)[0].upper()}{headline(scored)[1:]}.**",
         "",
@@ -293,7 +303,7 @@ def markdown(
         "",
         *_md(["source", *HEADER[1:]], groups(scored, lambda s: s.source)),
         "",
-        "### By rule",
+        "### By cause",
         "",
         *_md(RULE_HEADER, by_rule(scored)),
         "",

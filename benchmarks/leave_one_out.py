@@ -41,7 +41,7 @@ class Tuned:
 
 def tuned_numbers(given: Given) -> list[Tuned]:
     """The list of ``tuned.yaml``; the pack's own value is read from the pack, so that it cannot be out of date."""
-    rules = {rule.id: rule for rule in given.load().rules}
+    rules = {cause.id: cause for cause in given.load().causes}
     numbers = []
     for entry in yaml.safe_load(TUNED.read_text(encoding="utf-8")):
         own = _at(_options(rules[entry["rule"]]), entry["key"])
@@ -63,7 +63,7 @@ def _at(options: Any, key: str) -> Any:
 
 def _changed(given: Given, number: Tuned, value: Any) -> Given:
     """The same rules with one number changed, and no other rule than its own."""
-    rule = next(r for r in given.load().rules if r.id == number.rule)
+    rule = next(c for c in given.load().causes if c.id == number.rule)
     options = _options(rule)
     *path, last = number.key.split(".")
     inner = options
@@ -99,7 +99,7 @@ def vary(given: Given, corpus: Path, whole: Mapping[str, Scored]) -> list[Tuned]
 
 def _found(judged: Play, named: Mapping[str, frozenset[str]]) -> list[Found]:
     return [
-        Found(a.rule, a.fired_step, a.severity.name.lower(), named.get(a.rule, frozenset()), str(a.series[0].name))
+        Found(a.name, a.fired_step, a.severity.name.lower(), named.get(a.name, frozenset()), str(a.series[0].name))
         for a in judged.alerts
     ]
 

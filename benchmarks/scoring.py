@@ -9,7 +9,7 @@ are counted from 0 there and from 1 here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ KINDS = HERE / "kinds.yaml"
 
 @dataclass(slots=True)
 class Found:
-    """One alert, whoever raised it. ``step`` is None where a tool does not say."""
+    """One alert, or one cause of it, whoever raised it. ``step`` is None where a tool does not say."""
 
     name: str
     step: int | None
@@ -45,6 +45,8 @@ class Scored:
     delay: float | None = None
     """Where in the window it came: 0.0 at its start, 1.0 at its end; below 0 one sample before."""
     false: list[Found] = field(default_factory=list)
+    judged: set[str] = field(default_factory=set)
+    """Names of all causes that were judged."""
     problem: str = ""
 
     @property
@@ -66,7 +68,26 @@ def labels(corpus: Path = CORPUS) -> list[dict[str, Any]]:
 
 
 def kinds() -> dict[str, frozenset[str]]:
-    return {rule: frozenset(named) for rule, named in yaml.safe_load(KINDS.read_text(encoding="utf-8")).items()}
+    return {cause: frozenset(named) for cause, named in yaml.safe_load(KINDS.read_text(encoding="utf-8")).items()}
+
+
+def named_causes(alert: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Each cause that an alert of ``report.json`` names: its full name, the step at which it fired, its severity."""
+    cause = alert.get("cause")
+    name = f"{alert['rule']}.{cause}" if cause else alert["rule"]
+    yield name, alert.get("cause_step", alert["fired_step"]), alert["severity"]
+    for other in alert.get("also", ()):
+        yield f"{alert['rule']}.{other['cause']}", other["fired_step"], other["severity"]
+
+
+def judged_causes(report: Mapping[str, Any]) -> set[str]:
+    """Full names of all causes that a run was judged by."""
+    judged = set()
+    for rule, entry in report["rules"].items():
+        for cause, verdict in entry.get("causes", {"": entry}).items():
+            if verdict["verdict"] not in ("not judged", "does not apply", "off"):
+                judged.add(f"{rule}.{cause}" if cause else rule)
+    return judged
 
 
 def score(

@@ -3,7 +3,7 @@
     python docs/_generate.py            write them
     python docs/_generate.py --check    exit 1 and name those that are stale
 
-A page here has no text of its own (but that on rules, where only the tables are written): what it says stands in
+A page here has no text of its own (but those on rules, where only the tables are written): what it says stands in
 a docstring or a declaration, and tests/meta fails while the two differ.
 """
 
@@ -248,7 +248,11 @@ def actions_page() -> str:
 
 
 TABLE_OF_RULES = re.compile(r"^<!-- rules/(\w+)\.yaml, by docs/_generate\.py -->\n(?:\|.*\n)*", re.MULTILINE)
-FINDS = re.compile(r"^\*Finds (.+?)\. Category: ", re.MULTILINE)
+BEFORE_CAUSES = re.compile(r"\A(# [^\n]+\n\n\*Finds [^\n]+\*\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
+"""Title and first sentence of a rule's page; what follows up to the first heading is written here."""
+FINDS = re.compile(r"^\*Finds (.+?)\.(?: Needs: .+)?\*$", re.MULTILINE)
+SHIPPED = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks", "preview")
+"""The packs in which rules are written; the others take them in."""
 
 
 def rules_page() -> str:
@@ -256,36 +260,108 @@ def rules_page() -> str:
 
     What a rule finds stands at the beginning of its page, what it does by default in the packs.
     """
-    from healthcheck.assembly import load_rules_for, plugin_host
-    from healthcheck.rulelang.loader import load_file
-
-    host = plugin_host()
-    recommended = {rule.id: rule for rule in load_rules_for(host=host, rules="healthcheck:recommended").rules}
+    written = {pack: _pack(pack) for pack in SHIPPED}
 
     def table(mark: re.Match[str]) -> str:
-        pack = load_rules_for(host=host, rules=f"healthcheck:{mark[1]}").rules
-        known = recommended if any(rule.id in recommended for rule in pack) else {rule.id: rule for rule in pack}
-        lines = [mark[0].splitlines()[0], "| Rule | Finds | By default |", "|---|---|---|"]
-        for name in load_file(DOCS.parent / "rules" / f"{mark[1]}.yaml").data["rules"]:
+        lines = [mark[0].splitlines()[0], "| Rule | Finds | Causes | By default |", "|---|---|---|---|"]
+        for name, body in written[mark[1]].items():
             page = DOCS / "rules" / f"{name}.md"
             found = FINDS.search(page.read_text(encoding="utf-8")) if page.is_file() else None
             finds = found[1] if found else f"its page does not say: docs/rules/{name}.md"
-            lines.append(f"| [{name}]({name}.md) | {finds} | {_by_default(known.get(name))} |")
+            bodies = _bodies(body)
+            does = list(dict.fromkeys(does for cause in bodies.values() for does in _by_default(cause).split(", ")))
+            lines.append(f"| [{name}]({name}.md) | {finds} | {len(bodies)} | {', '.join(does)} |")
         return "\n".join(lines) + "\n"
 
     return TABLE_OF_RULES.sub(table, (DOCS / "rules" / "README.md").read_text(encoding="utf-8"))
 
 
-def _by_default(rule: Any) -> str:
+def rule_pages() -> dict[str, str]:
+    """docs/rules/RULE.md by path from docs/: their own text, and what the packs and the benchmarks say of each cause."""
+    import yaml
+
+    benchmarks = DOCS.parent / "benchmarks"
+    path = benchmarks / "figures.yaml"
+    figures = yaml.safe_load(path.read_text(encoding="utf-8"))["causes"] if path.is_file() else {}
+    twins = yaml.safe_load((benchmarks / "twins.yaml").read_text(encoding="utf-8"))
+    pages = {}
+    for pack in SHIPPED:
+        for name, body in _pack(pack).items():
+            page = DOCS / "rules" / f"{name}.md"
+            text = page.read_text(encoding="utf-8") if page.is_file() else f"# {name}\n"
+            block = "\n".join(_causes(pack, name, body, figures, twins)) + "\n"
+            pages[f"rules/{name}.md"] = BEFORE_CAUSES.sub(lambda head, block=block: head[1] + block, text)  # type: ignore[misc]
+    return pages
+
+
+def _pack(name: str) -> dict[str, dict[str, Any]]:
+    """The rules of a shipped pack as they are written, its defaults filled in."""
+    from healthcheck.rulelang.loader import load_file
+
+    data = load_file(DOCS.parent / "rules" / f"{name}.yaml").data
+    defaults = data.get("defaults", {})
+    return {rule: {**defaults, **body} for rule, body in data["rules"].items()}
+
+
+def _bodies(rule: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each cause with the rule's keys filled in; a rule without causes is its own only one, without a name."""
+    keys = {key: value for key, value in rule.items() if key != "causes"}
+    return {name: {**keys, **body} for name, body in rule["causes"].items()} if "causes" in rule else {"": rule}
+
+
+def _causes(
+    pack: str, rule: str, body: dict[str, Any], figures: dict[str, Any], twins: dict[str, list[str]]
+) -> Iterator[str]:
+    yield ""
+    yield f"Pack: `{pack}`{_applies(body.get('applies_if', {}))}."
+    yield ""
+    yield "| Cause | Kind | By default | Recall | False alarms | Runs |"
+    yield "|---|---|---|---|---|---|"
+    for name, cause in _bodies(body).items():
+        full = f"{rule}.{name}" if name else rule
+        shown = f"[{name}](#{name})" if name else f"`{rule}`"
+        yield f"| {shown} | {cause['kind']} | {_by_default(cause)} | {' | '.join(_measured(figures.get(full)))} |"
+    yield ""
+    for name, cause in _bodies(body).items():
+        full = f"{rule}.{name}" if name else rule
+        yield f"- {f'`{name}`: ' if name else ''}basis: {'; '.join(cause['basis'])}."
+        if full in twins:
+            fault, twin = (f"[{Path(script).name}](../../tests/faults/{script})" for script in twins[full])
+            yield f"  Fault: {fault}; healthy twin: {twin}."
+        elif cause["kind"] == "fact":
+            yield f"  Fault and healthy twin: its rule tests in [{pack}.hctest.yaml](../../rules/{pack}.hctest.yaml)."
+    yield ""
+    yield "Recall: faults and incidents of its kind in which this cause fired in time; others may have named the same one. False alarms: healthy"
+    yield "runs in which it fired. Runs: those in which it was judged. From `benchmarks/detection.py`: recorded runs of other people, and toys."
+    yield ""
+
+
+def _applies(needed: dict[str, Any]) -> str:
+    if not needed:
+        return ""
+    if "metrics" in needed:
+        return (
+            f", which comes on by itself where a run has {' or '.join(f'`{metric}`' for metric in needed['metrics'])}"
+        )
+    return f", which comes on by itself with {' and '.join(f'{value} {key}' for key, value in needed.items())} or more"
+
+
+def _measured(found: dict[str, Any] | None) -> tuple[str, str, str]:
+    """Recall, false alarms, runs: the cells of one cause."""
+    if not found or not found["runs"]:
+        return "not measured", "not measured", "0"
+    recall = f"{found['found']} of {found['faults']}" if found["faults"] else "not measured"
+    return recall, f"{found['false']} of {found['healthy']}", str(found["runs"])
+
+
+def _by_default(cause: dict[str, Any]) -> str:
     """What comes of an alert: in a run, and for CI."""
-    if rule is None:
+    if cause.get("enabled") is False:
         return "off"
-    actions = {action.name for cause in rule.causes for action in cause.actions}
-    says = (
-        "stops" if rule.may_stop else {"error": "fails CI", "warning": "warns", "info": "says so"}[str(rule.severity)]
-    )
+    actions = cause.get("then", [])
+    says = {"error": "fails CI", "warning": "warns", "info": "says so"}[cause["severity"]]
     before, behind = "cleans up, " * ("cleanup" in actions), ", dumps stacks" * ("dump_stacks" in actions)
-    return f"{before}{says}{behind}"
+    return f"{before}{'stops' if 'stop' in actions else says}{behind}"
 
 
 def source_map_page() -> str:
@@ -359,6 +435,7 @@ def files() -> dict[str, str]:
     from healthcheck.cli.newplugin import plugin_files
 
     written = {f"docs/{name}": page() for name, page in PAGES.items()}
+    written |= {f"docs/{name}": text for name, text in rule_pages().items()}
     return written | {f"plugins/{EXAMPLE}/{path}": text for path, text in plugin_files(EXAMPLE).items()}
 
 

@@ -28,7 +28,7 @@ settings:
 
 rules:
   # An inherited rule by its id: a severity, or off, or a map with the keys to replace.
-  loss-spike: warning
+  spike: warning
 
   # A rule of your own. In the script: healthcheck.log(kl=kl)
   # kl-too-high:

@@ -109,7 +109,7 @@ class RuleState:
         if needs is None:
             return False
         count = int(dict(labels).get("count", "0")) if metric in (OPTIMIZERS, RANKS) else 0
-        if any(fnmatch.fnmatchcase(metric, wanted) for wanted in needs.metrics):
+        if any(_is(wanted, metric, labels) for wanted in needs.metrics):
             self._seen["metrics"] = True
         if metric in (ADAPTERS, ROUTER):
             self._seen[metric] = True
@@ -559,3 +559,13 @@ def message(cause: Cause, finding: Finding, rank: int) -> str:
         "count": finding.count,
     }
     return cause.message(fields)
+
+
+def _is(wanted: str, metric: str, labels: Labels) -> bool:
+    """Whether a series is one of ``loss``, ``grads.*`` or ``loss[optimizer=critic*]``: globs of the name and of its labels."""
+    name, _, rest = wanted.partition("[")
+    if not fnmatch.fnmatchcase(metric, name):
+        return False
+    asked = dict(pair.split("=", 1) for pair in rest[:-1].split(",")) if rest else {}
+    has = dict(labels)
+    return all(key in has and fnmatch.fnmatchcase(has[key], glob) for key, glob in asked.items())

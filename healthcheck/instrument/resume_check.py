@@ -70,7 +70,7 @@ def _same_memory(value: Any, parameter: Any) -> bool:
 BEFORE, AFTER = 50, 20
 """Losses compared: the median of so many before the checkpoint with that of the first ones after it."""
 WORSE = 1.2
-"""Loss after / before from which it is worth a look; the bound of the rule ``loss-after-resume``."""
+"""Loss after / before from which it is worth a look; the bound of the rule ``checkpoint-not-restored.loss-jump``."""
 SETTLED = 2
 """Steps after a fault's step at which its values have certainly been judged."""
 

@@ -228,7 +228,8 @@ class Merger:
             draft.entries.update({k: e for k, e in defaults.items() if e.value is not None})
         elif document is not draft.document or where[0] == "profiles":
             draft.touched.append(Entry(body, document, where, rank))
-        draft.named |= document.own or document.named
+        # A pack that a person names brings its own rules; those that it only changes are as automatic as before.
+        draft.named |= document.own or (document.named and draft.document is document)
         if cause:
             self._cause(draft, cause, body, document, where, rank)
             return

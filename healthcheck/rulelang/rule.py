@@ -158,7 +158,7 @@ class AppliesIf:
     """When a rule of an automatic pack applies to a run: once all that is asked for has been seen."""
 
     metrics: tuple[str, ...] = ()
-    """One of these metrics (names or globs) has had a sample."""
+    """One of these series has had a sample: names or globs, with those of labels (``loss[optimizer=critic*]``) or for any."""
     optimizers: int = 0
     """At least so many optimizers."""
     ranks: int = 0

@@ -43,7 +43,7 @@ def test_a_metric_is_told_with_its_family_and_the_rules_that_judge_it(says: Says
 
 
 def test_a_rule_asks_in_the_same_words_as_in_plan(says: Says, capsys: pytest.CaptureFixture[str]) -> None:
-    (asks,) = [line.removeprefix("asks").strip() for line in says("grad-norm-spike").splitlines() if "asks  " in line]
+    (asks,) = [line.removeprefix("asks").strip() for line in says("hang").splitlines() if "asks  " in line]
     capsys.readouterr()
     assert main(["plan"]) == 0
     assert asks in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Every toy fault and control, ours and the shared ones, run as a user would run it, scored from its report.json.
 
-A fault is found if a rule that answers for one of its detectors fires in the stated range, and
+A fault is found if a cause that answers for one of its detectors fires in the stated range, and
 nothing above info fires before the fault begins; a control is passed if nothing above info fires.
-Index i of faults.yaml is step i + 1. Which rule answers for which word: ``detectors.yaml``.
+Index i of faults.yaml is step i + 1. Which causes answer for which word: ``detectors.yaml``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.alerts import Kind
+
 HERE = Path(__file__).resolve().parent
+OWN = HERE / "own" / "faults.yaml"
 SHARED = HERE.parents[2] / "shared" / "faults"
 """Not part of the repository; where it is missing, only our own set runs."""
 SEEDS = tuple(int(seed) for seed in os.environ.get("HEALTHCHECK_TEST_SEEDS", "0").split(","))
@@ -54,14 +58,21 @@ DETECTORS: dict[str, list[str]] = yaml.safe_load((HERE / "detectors.yaml").read_
 
 @dataclass(frozen=True)
 class Fired:
-    """One alert above info."""
+    """One cause above info, of an alert or beside its first one."""
 
     rule: str
+    cause: str
     index: int
-    tags: frozenset[str]
 
     def answers_for(self, words: list[str]) -> bool:
-        return any(DETECTORS[word] and self.tags.issuperset(DETECTORS[word]) for word in words)
+        return any({self.rule, f"{self.rule}.{self.cause}"} & set(DETECTORS[word]) for word in words)
+
+
+def causes(alert: dict[str, Any]) -> list[Fired]:
+    """All causes of one alert above info, each with the step at which it fired."""
+    first = {"cause": alert.get("cause", ""), "fired_step": alert.get("cause_step", alert["fired_step"])}
+    found = [{**first, "severity": alert["severity"]}, *alert.get("also", ())]
+    return [Fired(alert["rule"], f["cause"], f["fired_step"] - 1) for f in found if f["severity"] != "info"]
 
 
 def watch(
@@ -73,12 +84,7 @@ def watch(
     assert report_file.exists(), f"no report; exit {done.returncode}\n{done.stderr[-3000:]}"
     report = json.loads(report_file.read_text())
     assert report["exit_code"] == done.returncode, done.stderr[-3000:]
-    fired = [
-        Fired(alert["rule"], alert["fired_step"] - 1, frozenset(alert["tags"]))
-        for alert in report["alerts"]
-        if alert["severity"] != "info"
-    ]
-    return fired, report
+    return [fired for alert in report["alerts"] for fired in causes(alert)], report
 
 
 def cases(kind: str) -> list[Any]:
@@ -125,6 +131,24 @@ def test_every_detector_word_is_mapped() -> None:
     assert words <= set(DETECTORS)
 
 
+def test_every_detector_names_causes_that_exist() -> None:
+    known = load_rules_for(host=plugin_host(), rules="healthcheck:strict")
+    names = {rule.id for rule in known.rules} | {cause.id for cause in known.causes}
+    assert {name for listed in DETECTORS.values() for name in listed} <= names
+
+
+def test_a_fact_that_is_listed_with_a_twin_is_what_its_fault_is_expected_to_set_off() -> None:
+    facts = {c.id for c in load_rules_for(host=plugin_host(), rules="healthcheck:strict").causes if c.kind is Kind.FACT}
+    twins = yaml.safe_load((HERE.parents[1] / "benchmarks" / "twins.yaml").read_text())
+    listed = {entry["script"]: entry["detectors"] for entry in yaml.safe_load(OWN.read_text())["entries"]}
+    assert set(twins) <= facts
+    for cause, (fault, twin) in twins.items():
+        names = {name for word in listed[Path(fault).name] for name in DETECTORS[word]}
+        assert {cause, cause.partition(".")[0]} & names, f"{fault} is not expected to set off {cause}"
+        assert (HERE / fault).is_file()
+        assert (HERE / twin).is_file()
+
+
 def test_every_script_of_ours_is_run() -> None:
-    listed = [entry["script"] for entry in yaml.safe_load((HERE / "own" / "faults.yaml").read_text())["entries"]]
+    listed = [entry["script"] for entry in yaml.safe_load(OWN.read_text())["entries"]]
     assert sorted(path.name for path in (HERE / "own").glob("*.py")) == sorted(listed)

@@ -79,10 +79,13 @@ def test_the_first_unexplained_alert_is_the_promised_one(name: str, tmp_path: Pa
     [injected] = report["injected"]
     assert injected["happened"], "the fault never came about"
     told = [(a["rule"], a["fired_step"], a.get("explained_by", "")) for a in alerts(report)]
+    named = {(a["rule"], a.get("cause", "")) for a in alerts(report)}
+    wanted, _, cause = entry["rule"].partition(".")
     unexplained = [(rule, step) for rule, step, by in told if not by]
-    assert unexplained, f"no alert at all; {report['rules'][entry['rule']]}"
+    assert unexplained, f"no alert at all; {report['rules'][wanted]}"
     rule, step = unexplained[0]
-    assert rule == entry["rule"], told
+    assert rule == wanted, told
+    assert (wanted, cause) in named, named
     assert -entry.get("before", 0) <= step - injected["step"] <= entry["within"], told
     assert {other for other, _ in unexplained} == {rule}, told
 

@@ -58,4 +58,4 @@ def test_a_training_is_watched_by_all_rules_without_numpy(tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["plugin_errors"] == []
-    assert report["rules"]["repeated-batch"]["verdict"] != "not judged"
+    assert report["rules"]["repeated-data"]["causes"]["same-batch"]["verdict"] != "not judged"

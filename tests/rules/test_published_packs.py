@@ -16,7 +16,7 @@ import yaml
 
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import pack_version
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
@@ -31,11 +31,13 @@ def newest(name: str) -> int:
 def form(pinned: str) -> dict[str, dict[str, Any]]:
     """What decides when a rule fires and what then; words may be improved under one version."""
     loaded = load_rules_for(host=plugin_host(), rules=f"healthcheck:{pinned}")
-    return {rule.id: judged(rule) for rule in loaded.causes}
+    cooldown = {rule.id: rule.cooldown for rule in loaded.rules}
+    return {cause.id: judged(cause, cooldown[cause.rule]) for cause in loaded.causes}
 
 
-def judged(rule: Rule) -> dict[str, Any]:
+def judged(rule: Cause, cooldown: int) -> dict[str, Any]:
     return {
+        "kind": str(rule.kind),
         "metric": str(rule.selector),
         "except": list(rule.selector.excluded),
         "when": rule.when,
@@ -44,7 +46,7 @@ def judged(rule: Rule) -> dict[str, Any]:
         "warmup": str(rule.warmup),
         "min_samples": rule.min_samples,
         "every": rule.every,
-        "cooldown": rule.cooldown,
+        "cooldown": cooldown,
         "only_if": [guard.metric for guard in rule.only_if],
         "phase": rule.phase,
         "severity": rule.severity.name.lower(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -367,6 +368,28 @@ def test_a_rule_of_an_automatic_pack_applies_once_all_that_it_needs_was_seen(
         engine.evaluate(step, [Sample("a", step, 1.0)], float(step))
     assert [(x.rule, x.fired_step) for x in engine.alerts] == [("r", 1), ("late", 7)], "its warm-up began at step 4"
     assert not engine.episodes.undecided
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "applies"),
+    [
+        ("loss", (), False),
+        ("loss", (("optimizer", "1"),), False),
+        ("grad_norm", (("optimizer", "critic"),), False),
+        ("loss", (("optimizer", "critic"),), True),
+        ("loss.of_actions", (), True),
+    ],
+)
+def test_a_pack_comes_on_by_a_series_and_its_labels(
+    metric: str, labels: Any, applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from healthcheck.assembly import load_rules_for, plugin_host
+    from healthcheck.core.samples import Sample
+
+    monkeypatch.chdir(tmp_path)  # no rule file: what is recommended, named by nobody
+    engine = Engine(load_rules_for(host=plugin_host()))
+    engine.evaluate(1, [Sample(metric, 1, 1.0, labels)], 1.0)
+    assert engine.rules["value-divergence"].applies == applies
 
 
 def test_a_rule_that_a_person_names_always_applies(bench: Callable[..., Any]) -> None:

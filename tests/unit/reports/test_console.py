@@ -41,16 +41,16 @@ def test_a_run_that_is_asked_to_be_short_says_before_it_starts_what_it_cannot_ju
 def test_rules_that_an_upgrade_brought_are_said_once(
     watched: Watched, runs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    packs = {"rules": "healthcheck:numerics", "series": {"loss": [1.0]}}
+    packs = {"rules": "healthcheck:core", "series": {"loss": [1.0]}}
     first = watched(**packs)
     assert "new since" not in first.stderr
     path = runs / "latest" / "report.json"
     report = json.loads(path.read_text())
-    del report["rules"]["params-not-finite"]  # as an older version of the pack had left it
+    del report["rules"]["eval-not-finite"]  # as an older version of the pack had left it
     path.write_text(json.dumps(report))
     capfd.readouterr()
-    assert main(["plan", "--rules", "healthcheck:numerics", "--new"]) == 0
-    assert capfd.readouterr().out.startswith("1 rule of healthcheck:numerics\n")
+    assert main(["plan", "--rules", "healthcheck:core", "--new"]) == 0
+    assert capfd.readouterr().out.startswith("1 rule of healthcheck:core\n")
     assert "  1 rule is new since your last run here (healthcheck plan --new)" in watched(**packs).stderr
     assert "new since" not in watched(**packs).stderr
 
@@ -194,7 +194,7 @@ def test_a_rule_that_fires_again_after_it_was_over_points_at_its_known_false_ala
     rules = {
         "version": 1,
         "external": ["loss"],
-        "rules": {"high": {"metric": "loss", "when": {"above": 10}, "hint": "look", "docs": "rules/loss-spike"}},
+        "rules": {"high": {"metric": "loss", "when": {"above": 10}, "hint": "look", "docs": "rules/spike"}},
     }
     result = watched(series={"loss": flapping(3)}, rules=rules)
     blocks = re.findall(r"^WARN high.*?(?=^WARN|^healthcheck)", result.stderr, re.DOTALL | re.MULTILINE)

@@ -55,7 +55,7 @@ def test_what_is_muted_is_suppressed_and_not_lost(report: dict[str, Any]) -> Non
 
 
 def test_a_rule_of_a_pack_lies_at_the_script_and_keeps_its_fingerprint(report: dict[str, Any]) -> None:
-    report["rules"]["loss-not-finite"]["origin"] = "healthcheck:numerics:7"
+    report["rules"]["loss-not-finite"]["origin"] = "healthcheck:core:7"
     Path("train.py").write_text("")
     report["target"] = "train.py"
     first = json.loads(sarif([report]))["runs"][0]["results"]

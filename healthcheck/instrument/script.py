@@ -359,7 +359,7 @@ class ScriptTrainer:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         code = int(report.get("exit_code", ending.script_exit_code or 0))
-        self._failing = code != 0 and report.get("exit_reason") != "script_error"
+        self._failing = code != 0 and report.get("verdict") != "script failed"
         return code
 
     def _part(self) -> None:

@@ -55,7 +55,7 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
     """What a finished session makes of its test; None if the test may pass."""
     from healthcheck.reports.wording import closing_line
 
-    ending = " ".join(closing_line(report).split())
+    ending = closing_line(report)
     broken = report["plugin_errors"]
     if broken:
         first = broken[0]

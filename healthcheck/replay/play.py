@@ -6,13 +6,13 @@ import copy
 import json
 import math
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
+from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Missing, Outcome, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
@@ -22,7 +22,8 @@ from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Rule, RuleSet
 from healthcheck.run.actor import StopRequest
-from healthcheck.run.ending import JudgedRun, judged_exit_code, run_report
+from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
+from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:
     from healthcheck.extend.registry import Registry
@@ -36,6 +37,10 @@ class Facts:
     known: Collection[str] = ()
     resumed_from: int | None = None
     notes: tuple[str, ...] = ()
+    ended: tuple[str, str] | None = None
+    """Verdict and words of a run whose script did not come to a good end: that is so whatever its rules say."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    """Why rules were not judged while the run was live, by their ids."""
 
 
 def record_facts(run: RecordedRun, registry: Registry) -> Facts:
@@ -43,20 +48,38 @@ def record_facts(run: RecordedRun, registry: Registry) -> Facts:
     if run.reader.name != "record":
         return Facts()
     folder = run.path if run.path.is_dir() else run.path.parent
-    resumed = _run_json(folder).get("resumed_from")
+    resumed = _json_file(folder / "run.json").get("resumed_from")
     start = resumed if isinstance(resumed, int) else 0
     known = _collected(folder / "rules.yaml", registry)
+    report = _json_file(folder / "report.json")
+    ended = (
+        (str(report["verdict"]), str(report.get("exit_words", "")))
+        if report.get("verdict") in VERDICTS_OF_THE_SCRIPT
+        else None
+    )
     notes = []
     if start:
         notes.append(
             f"this attempt was resumed after step {start:,}: what its rules had seen before is not in this record"
         )
-    return Facts(start, known, start or None, tuple(notes))
+    return Facts(start, known, start or None, tuple(notes), ended, _live_reasons(report))
 
 
-def _run_json(folder: Path) -> dict[str, Any]:
+def _live_reasons(report: Mapping[str, Any]) -> dict[str, Missing]:
+    rules: Any = report.get("rules")
+    found = {}
+    for rule, entry in rules.items() if isinstance(rules, dict) else ():
+        if isinstance(entry, dict) and entry.get("verdict") in (Outcome.NOT_JUDGED.value, Outcome.DOES_NOT_APPLY.value):
+            applies = entry["verdict"] == Outcome.NOT_JUDGED.value
+            found[rule] = Missing(
+                str(entry.get("reason", "")), str(entry.get("remedy", "")), applies, int(entry.get("needs_steps", 0))
+            )
+    return found
+
+
+def _json_file(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -192,21 +215,26 @@ class Play:
             trace = "".join(traceback.format_exception(error))
             self.internal_errors.append({"error": text, "step": self.engine.step, "traceback": trace})
 
-    def reason_without_data(self, rule: Rule, seen: Seen) -> str:
-        """``the record has no grad_norm``."""
+    def reason_without_data(self, rule: Rule, seen: Seen, registry: Registry) -> Missing:
+        """``the record has no grad_norm``; whether the rule applies goes by what the record does have."""
         wanted = [rule.selector.metric]
         for derived in self.rules.derived:
             if derived.name == wanted[0]:
                 missing = [name for name in derived.inputs if name.partition("[")[0] not in seen.metrics]
                 if not missing:
-                    return "undefined for all samples"
+                    return Missing("undefined for all samples", applies=always_applies(rule))
                 wanted = missing
         near = [name for name in seen.metrics if name.startswith(f"{rule.selector.metric}[")]
         other = f" (it has {', '.join(near[:3])})" if near else ""
         text = str(rule.selector) if wanted == [rule.selector.metric] else ", ".join(wanted)
-        return f"the record has no {text}{other}"
+        return Missing(
+            f"the record has no {text}{other}", applies=applies_without(rule, wanted, seen.metrics, registry)
+        )
 
-    def judged(self, seen: Seen, *, target: str, resumed_from: int | None = None) -> tuple[JudgedRun, list[Verdict]]:
+    def judged(self, seen: Seen, facts: Facts, registry: Registry, *, target: str) -> tuple[JudgedRun, list[Verdict]]:
+        def why(rule: Rule) -> Missing:
+            return facts.missing.get(rule.id) or self.reason_without_data(rule, seen, registry)
+
         run = JudgedRun(
             engine=self.engine,
             rules=self.rules,
@@ -214,12 +242,12 @@ class Play:
             target=target,
             steps=seen.last_step,
             seconds=round(seen.seconds, 3),
-            resumed_from=resumed_from,
+            resumed_from=facts.resumed_from,
             stop=self.stop,
             stop_held=True,
             internal_errors=self.internal_errors,
         )
-        return run, verdicts(self.engine, lambda rule: self.reason_without_data(rule, seen))
+        return run, verdicts(self.engine, why, steps=seen.last_step)
 
 
 def play(
@@ -334,11 +362,17 @@ def _play_start(head: Sequence[Batch]) -> int:
 
 
 def replay_report(
-    play: Play, run: RecordedRun, seen: Seen, *, path: str, resumed_from: int | None = None
+    play: Play, run: RecordedRun, seen: Seen, registry: Registry, *, path: str, facts: Facts = Facts()
 ) -> dict[str, Any]:
-    """The report contract for one record, with ``path`` and what was read."""
-    judged, found = play.judged(seen, target=path, resumed_from=resumed_from)
-    report = run_report(judged, found, judged_exit_code(judged, found))
+    """The report contract for one record, with ``path`` and what was read.
+
+    The exit code is that of what was judged; how the script itself ended stays the verdict.
+    """
+    judged, found = play.judged(seen, facts, registry, target=path)
+    end = judged_end(judged, found)
+    if facts.ended is not None and not judged.internal_errors:
+        end = End(end.code, *facts.ended)
+    report = run_report(judged, found, end)
     report["path"] = path
     report["trainer"] = "replay"
     record: dict[str, Any] = {

@@ -22,7 +22,17 @@ from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
 from healthcheck.reports.planned import cannot_fill
-from healthcheck.reports.wording import PAST, closing_block, closing_line
+from healthcheck.reports.wording import (
+    PAST,
+    UNKNOWN_WIDTH,
+    closing_block,
+    fitting,
+    how_it_ended,
+    score_name,
+    width_of,
+    with_exit,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -56,6 +66,11 @@ class Stderr:
             except (OSError, ValueError):  # broken pipe, full disk, closed file
                 continue
         self.given_up = True
+
+    @property
+    def width(self) -> int:
+        """Columns that a line may have."""
+        return width_of(sys.stderr)
 
     def colour(self, text: str, name: str) -> str:
         """``text`` in a colour where that is wanted: FORCE_COLOR, NO_COLOR, else a terminal."""
@@ -115,7 +130,7 @@ def _above_tqdm(stream: TextIO, text: str) -> bool:
 
 _EDGE_COLOURS = (
     (re.compile(r"^(ERROR|healthcheck: (STOPPED|FAILED|SCRIPT FAILED|INTERNAL ERROR|NOT JUDGED))"), "#c0392b"),
-    (re.compile(r"^WARN"), "#b7791f"),
+    (re.compile(r"^(WARN|healthcheck: WARNED)"), "#b7791f"),
     (re.compile(r"^healthcheck: OK"), "#2e8b57"),
 )
 """How a block begins -> the colour of its edge. The words say it too."""
@@ -154,9 +169,10 @@ def show(lines: Sequence[str]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The block of one alert: at most five lines, always in the same order.
+# The block of one alert: at most five lines, wrapped to the terminal, always in the same order.
 #
-# What, where and what is normal; what else was seen; what we did; where the evidence lies; what to try.
+# What happened, with the number and what is normal; where; what we did; what to try. Nothing stands in it that would
+# be the same in every block: how to ask why is said once, at the end.
 
 
 LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
@@ -174,28 +190,30 @@ def alert_block(
     explained: Sequence[Alert],
     history: History,
     *,
+    score: str = "",
+    width: int = UNKNOWN_WIDTH,
     world_size: int = 1,
-    place: Callable[[str], str] = str,
-    named: str = "",
-    again: bool = False,
 ) -> list[str]:
     """The lines of one alert; the first is not indented.
 
     :param explained: alerts that this one explains; their facts are shown here.
     :param history: ``history(series, n)``, for the value before a non-finite one.
-    :param place: how a path is shown.
-    :param named: how the commands name this run; empty where ``latest`` is it.
-    :param again: the rule fired before and that was over by itself: then its known false alarms are pointed at.
+    :param score: what the condition's score is called: ``z``, ``ratio``; empty where it is the value itself, or says nothing.
+    :param width: columns of the terminal.
     """
-    evidence = evidence_path(alert)
-    rest = (
-        _seen(alert, explained),
-        _done(alert),
-        f"evidence: {place(evidence)}" if evidence else "",
-        _advice(alert, named, again),
-    )
-    lines = [_headline(alert, history, world_size), *(INDENT + text for text in rest if text)]
-    return lines[:MOST_LINES]
+    rest = (_where(alert, explained, world_size), _done(alert), f"try: {alert.hint}" if alert.hint else "")
+    parts = [wrapped(_headline(alert, history, score), width, INDENT, "")]
+    return _five_lines([*parts, *(wrapped(text, width, INDENT) for text in rest if text)], width)
+
+
+def _five_lines(parts: list[list[str]], width: int) -> list[str]:
+    """The lines of all parts; where they are more than five, the longest part ends early and says so."""
+    while sum(map(len, parts)) > MOST_LINES:
+        longest = max((part for part in parts if len(part) > 1), key=len)
+        longest.pop()
+        kept = longest[-1].removesuffix(" ...")
+        longest[-1] = (kept if len(kept) + 4 <= width else kept[: width - 4].rsplit(" ", 1)[0]) + " ..."
+    return [line for part in parts for line in part]
 
 
 def only_noted(alert: Alert) -> bool:
@@ -203,23 +221,24 @@ def only_noted(alert: Alert) -> bool:
     return bool(alert.actions) and all(outcome.action == "note" for outcome in alert.actions)
 
 
-def _headline(alert: Alert, history: History, world_size: int) -> str:
+def _headline(alert: Alert, history: History, score: str) -> str:
     message = alert.message or f"{alert.series[0].name if alert.series else alert.rule} is {number(alert.value)}"
+    # What was judged, never the last sample in its place: a score over a window is shown alone, and a value beside its
+    # score only where it is compared with something that is normal.
+    compared = alert.normal is not None and math.isfinite(alert.normal)
+    scored = alert.score is not None and alert.score != alert.value and math.isfinite(alert.value)
     extra = []
-    if not _mentioned(message, alert.value):
-        extra.append(f"value {number(alert.value)}")
+    if (compared or not scored) and not _mentioned(message, alert.value) and not isinstance(alert.value, bool):
+        extra.append(number(alert.value))
     before = _before(alert, history)
     if before:
         extra.append(before)
-    elif alert.normal is not None and math.isfinite(alert.normal) and not _mentioned(message, alert.normal):
+    elif alert.normal is not None and compared and not _mentioned(message, alert.normal):
         extra.append(f"normal {number(alert.normal)}")
-    if math.isfinite(alert.value) and alert.threshold and not mentions(message, alert.threshold):
-        scored = alert.score is not None and alert.score != alert.value and not _mentioned(message, alert.score)
-        extra.append((f"score {number(alert.score)}, " if scored else "") + f"limit {alert.threshold}")
-    if world_size > 1:
-        extra.append(f"on rank {alert.rank}")
+    if scored and score and not _mentioned(message, alert.score):
+        extra.append(f"{score} {number(alert.score)}")
     tail = f" ({', '.join(extra)})" if extra else ""
-    return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}   {message}{tail}"
+    return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}: {message}{tail}"
 
 
 def mentions(text: str, what: str) -> bool:
@@ -248,14 +267,16 @@ def _before(alert: Alert, history: History) -> str:
     return ""
 
 
-def _seen(alert: Alert, explained: Sequence[Alert]) -> str:
-    """Facts of this alert and of those it explains; seen, never guessed."""
-    parts: list[str] = []
+def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
+    """Which rank, series and part; facts of this alert and of those it explains. Seen, never guessed."""
+    parts = [f"on rank {alert.rank}"] if world_size > 1 else []
     for source in (alert, *explained):
         parts += [text for text in facts_text(source) if text not in parts]
     if alert.count > 1:
         names = shorten([fact.name for fact in alert.series], 3)
         parts.append(f"{alert.count:,} series: {names}" if alert.count > 3 else f"in {names}")
+    elif alert.series and alert.series[0].labels and alert.series[0].name not in alert.message:
+        parts.append(f"in {alert.series[0].name}")
     if alert.detected_step > alert.fired_step:
         parts.append(f"seen at step {step(alert.detected_step)}")
     return "; ".join(parts)
@@ -294,7 +315,7 @@ def _done(alert: Alert) -> str:
         said.append(f"muted: {alert.muted}")
     if alert.accepted:
         said.append(f"accepted: {alert.accepted}")
-    return "; ".join(dict.fromkeys(said)) or "only reported; training goes on"
+    return "; ".join(dict.fromkeys(said))
 
 
 def action_text(outcome: ActionOutcome) -> str:
@@ -320,14 +341,6 @@ def evidence_path(alert: Alert) -> str:
     return ""
 
 
-def _advice(alert: Alert, named: str, again: bool) -> str:
-    number_of = str(alert.number) if alert.number > 1 else ""
-    more = " ".join(word for word in ("more: healthcheck why", named, number_of) if word)
-    if again and alert.docs:
-        more += f"        known false alarms: healthcheck explain {alert.rule}"
-    return f"try: {alert.hint}        {more}" if alert.hint else more
-
-
 def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
     """``grads-not-finite at step 131``, repeated rules counted."""
     first: dict[str, Alert] = {}
@@ -349,7 +362,7 @@ def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
 
 BLOCKS_PER_RULE = 3
 """After so many blocks of one rule its further episodes are only counted."""
-_HARMLESS = {"note", "warn", "evidence", "stop"}
+_HARMLESS = {"note", "warn", "evidence", "dump_stacks", "stop"}
 """Actions that change nothing in the run, and the one that has its own words."""
 _COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -399,47 +412,68 @@ class ConsoleReport:
         if self.verbosity >= 0:
             self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
 
+    def detail(self, text: str) -> None:
+        if self.verbosity >= 1:
+            self.note(text)
+
     def finish(self, report: dict[str, Any]) -> None:
         for alert in list(self._waiting.values()):  # a stop left before their actions were shown
             self._show(alert)
         self._waiting.clear()
         if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):
             return
+        width = self.out.width
         if self.verbosity == -1:
-            self.out.write([closing_line(report)])
+            self.out.write(with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]), width))
             return
-        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1)
-        lines[0] = self._coloured_verdict(lines[0], report)
+        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1, width=width)
+        more = []
+        session = self._session
+        kept = [self._place(path) for path in map(evidence_path, session.alerts if session is not None else ()) if path]
+        if kept:
+            more.append(f"evidence: {shorten(kept, 3)}")
         if self._noted:
-            lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
+            more.append(f"noted: {shorten(names_with_steps(self._noted))}")
         if self._counted:
             counted = [f"{rule} {plural(n, 'time')}" for rule, n in self._counted.items()]
-            lines.insert(2, f"  further alerts, without a block: {shorten(counted)}")
+            more.append(f"further alerts, without a block: {shorten(counted)}")
+        at = next((n for n, line in enumerate(lines) if n and not line.startswith("    ")), len(lines)) + 1
+        lines[at:at] = [line for text in more for line in wrapped(text, width, "    ", "  ")]
+        lines[0] = self._coloured_verdict(lines[0], report)
         self.out.write(lines)
 
     # -- inside -----------------------------------------------------------------------
 
     def _start_lines(self, session: Session) -> list[str]:
         info, rules = session.info, session.rules
-        source = f" of {rules.source}" if rules.source else ""
+        width = self.out.width
+        name = rules.source.partition(" (")[0]
+        source = f" of {name}" if name else ""
         profile = f", profile {rules.profile}" if rules.profile else ""
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
-        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
-        more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
-        return [head, f"  {self._stoppers(session)}", *more]
+        begin, rest = f"healthcheck {VERSION}: watching ", f"{again}{ranks}, {plural(len(rules.rules), 'rule')}"
+        heads = [f"{begin}{info.target}{rest}{source}{profile}"]
+        heads += [f"{begin}{Path(info.target).name}{rest}{where}{profile}" for where in (source, "")]
+        more = [*_cannot_be_judged(session), *_new_here(session), *info.notes]
+        lines = wrapped(fitting(width, *heads), width, "  ", "")
+        lines += wrapped(fitting(width - 2, *self._stoppers(session)), width, "    ", "  ")
+        return [*lines, *(f"  {text}" for text in more)]
 
     @staticmethod
-    def _stoppers(session: Session) -> str:
+    def _stoppers(session: Session) -> list[str]:
+        """What may be done to the run; from the longest wording to the shortest."""
         stop = [rule.id for rule in session.rules.rules if rule.may_stop]
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
-            return f"observe mode: nothing is stopped or changed{held}"
+            return [f"observe mode: nothing is stopped or changed{held}", "observe mode: nothing is stopped or changed"]
         other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
         rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
-            return f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"
-        return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"
+            return [f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"]
+        never = "   (--observe: never)"
+        found = [f"may stop the run: {shorten(stop, most)}; {rest}" for most in (6, 2, 1)]
+        return [found[0] + never, *found, f"may stop the run: {plural(len(stop), 'rule')}; {rest}"]
 
     def _show(self, alert: Alert) -> None:
         if alert.explained_by or self.verbosity <= -2:
@@ -459,18 +493,20 @@ class ConsoleReport:
         explained = [
             a for a in session.alerts if a.explained_by == alert.rule and a.detected_step == alert.detected_step
         ]
-        world_size, place = session.info.world_size, self._place
-        named = self._named()
-        again = shown == 1 and any(a.rule == alert.rule and a.cleared_step is not None for a in session.alerts)
         lines = alert_block(
-            alert, explained, session.history, world_size=world_size, place=place, named=named, again=again
+            alert,
+            explained,
+            session.history,
+            score=score_name(session.rules[alert.rule]),
+            width=self.out.width,
+            world_size=session.info.world_size,
         )
         if alert.severity is Severity.INFO:
-            lines = lines[:1]
+            lines = [line for n, line in enumerate(lines) if n == 0]
         label = LABEL[alert.severity]
         lines[0] = self.out.colour(label, _COLOUR[alert.severity]) + lines[0][len(label) :]
         if shown + 1 == BLOCKS_PER_RULE:
-            lines[-1] += "   (third time: further ones are only counted)"
+            lines = [*lines[: MOST_LINES - 1], f"{INDENT}third time: further ones are only counted"]
         self.out.write(lines)
 
     def _transition(self, change: Transition) -> None:
@@ -506,13 +542,7 @@ class ConsoleReport:
     def _coloured_verdict(self, line: str, report: dict[str, Any]) -> str:
         head, _, tail = line.partition(": ")
         end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
-        colour = (
-            "green"
-            if report["exit_code"] == 0 and report["verdict"] == "ok"
-            else "yellow"
-            if report["exit_code"] == 0
-            else "red"
-        )
+        colour = "green" if report["verdict"] == "ok" else "yellow" if report["exit_code"] == 0 else "red"
         return f"{head}: {self.out.colour(tail[:end], colour)}{tail[end:]}"
 
 
@@ -524,9 +554,9 @@ def _cannot_be_judged(session: Session) -> list[str]:
     rules = [rule for rule in session.rules.rules if cannot_fill(rule, steps)]
     required = [rule.id for rule in rules if rule.required]
     lines = [
-        f"  {plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
+        f"{plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
     ]
-    return (lines if rules else []) + ([f"  required, so the run will fail: {shorten(required)}"] if required else [])
+    return (lines if rules else []) + ([f"required, so the run will fail: {shorten(required)}"] if required else [])
 
 
 def _new_here(session: Session) -> list[str]:
@@ -534,4 +564,4 @@ def _new_here(session: Session) -> list[str]:
     run_dir = session.info.run_dir
     found = new_rules(session.rules, run_dir.parent, but=run_dir) if run_dir is not None else []
     are = "rule is" if len(found) == 1 else "rules are"
-    return [f"  {len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []
+    return [f"{len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []

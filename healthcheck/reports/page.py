@@ -12,7 +12,7 @@ from typing import Any
 from healthcheck.core.samples import decode_number, series_name
 from healthcheck.core.text import duration, number, plural, step
 from healthcheck.record.lines import Batch, read_samples
-from healthcheck.reports.wording import actions_done, count_line, how_it_ended
+from healthcheck.reports.wording import actions_done, how_it_ended, judged_line, verdict_word
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --panel: #f5f6f8; --rule: #d5d9de;
@@ -30,10 +30,10 @@ small, dt, .numbers, .axis, figcaption span { color: var(--soft); font-size: .87
 .said { font-family: ui-monospace, monospace; }
 .badge { display: inline-block; padding: 0 .5em; border: 1px solid currentColor; border-radius: 3px; font-size: .75rem;
   font-weight: 600; white-space: nowrap; vertical-align: middle; }
-.badge.failed, .error .sev { color: var(--bad); }
+.badge.failed, .badge.stopped, .badge.script-failed, .badge.internal-error, .error .sev { color: var(--bad); }
 .badge.warned, .warning .sev { color: var(--warn); }
 .badge.ok { color: var(--good); }
-.badge.not-judged, .info .sev { color: var(--soft); }
+.badge.not-judged, .badge.interrupted, .badge.does-not-apply, .info .sev { color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dd { margin: 0; overflow-wrap: anywhere; }
 article { background: var(--panel); border-left: 4px solid var(--soft); padding: .7rem .9rem; margin: .6rem 0; }
@@ -214,10 +214,9 @@ def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 MOST_ALERTS = 100
 MOST_CHARTS = 12
-_SHOWN = {"failed": "FAILED", "warned": "WARNED", "ok": "OK", "not judged": "NOT JUDGED"}
 FEW = 8
 """Rules of one verdict that are shown without a click."""
-_ORDER = ("failed", "warned", "not judged", "ok")
+_ORDER = ("failed", "warned", "partly judged", "not judged", "ok", "does not apply")
 
 
 def page_html(reports: Sequence[Mapping[str, Any]], lines: Sequence[Line] = ()) -> str:
@@ -247,7 +246,7 @@ def page_html(reports: Sequence[Mapping[str, Any]], lines: Sequence[Line] = ()) 
 
 def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     rows = [
-        f'<tr><td><a href="#r{index}-top">{escape(name)}</a></td><td>{_badge(str(report["verdict"]))}</td>'
+        f'<tr><td><a href="#r{index}-top">{escape(name)}</a></td><td>{_badge(verdict_word(report), str(report["verdict"]))}</td>'
         f"<td class=n>{step(int(report['steps']))}</td><td class=n>{len(report['alerts']):,}</td></tr>"
         for index, (name, report) in enumerate(zip(names, reports, strict=True))
     ]
@@ -258,9 +257,9 @@ def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
 def _run(name: str, report: Mapping[str, Any], prefix: str, lines: Sequence[Line]) -> list[str]:
     said = f"{how_it_ended(report)}; exit {report['exit_code']}"
     parts = [
-        f'<header id="{prefix}top"><h1>{escape(name)} {_badge(str(report["verdict"]))}</h1>',
+        f'<header id="{prefix}top"><h1>{escape(name)} {_badge(verdict_word(report), str(report["verdict"]))}</h1>',
         f"<p class=said>{escape(said)}</p>",
-        f"<p>{escape(count_line(report['rules']))}</p>",
+        f"<p>{escape(judged_line(report['rules']))}</p>",
         _facts(report),
         "</header>",
     ]
@@ -342,7 +341,7 @@ _EXCUSES = {"explained_by": "explained by", "muted": "muted", "accepted": "accep
 
 def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence[Mapping[str, Any]]) -> str:
     first = {str(alert["rule"]): int(alert["number"]) for alert in reversed(alerts)}
-    groups: dict[str, list[str]] = {"": [], "not judged": [], "ok": []}
+    groups: dict[str, list[str]] = {"": [], "not judged": [], "ok": [], "does not apply": []}
     for rule, entry in sorted(rules.items(), key=lambda item: _ORDER.index(str(item[1]["verdict"]))):
         closest = entry.get("closest") or {}
         near = f"{number(decode_number(closest['score']))} at step {step(closest['step'])}" if closest else ""
@@ -350,9 +349,10 @@ def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence
         if rule in first:
             name = f'<a href="#{prefix}{name}-{first[rule]}">{name}</a>'
         verdict = str(entry["verdict"])
+        why = "; ".join(str(entry[key]) for key in ("reason", "remedy") if entry.get(key)) or entry.get("threshold", "")
         groups[verdict if verdict in groups and rule not in first else ""].append(
-            f"<tr><td>{name}</td><td>{_badge(verdict)}</td><td>{escape(near)}</td>"
-            f"<td>{escape(str(entry.get('reason') or entry.get('threshold') or ''))}</td>"
+            f"<tr><td>{name}</td><td>{_badge(verdict, verdict)}</td><td>{escape(near)}</td>"
+            f"<td>{escape(str(why))}</td>"
             f"<td>{escape(str(entry.get('origin', '')))}</td></tr>"
         )
     return "".join(_rule_table(group, rows) for group, rows in groups.items() if rows)
@@ -368,8 +368,8 @@ def _rule_table(group: str, rows: Sequence[str]) -> str:
     return f"<details{state}><summary>{len(rows)} {group}</summary>{table}</details>"
 
 
-def _badge(verdict: str) -> str:
-    return f'<span class="badge {escape(verdict.replace(" ", "-"))}">{_SHOWN.get(verdict, escape(verdict))}</span>'
+def _badge(shown: str, verdict: str) -> str:
+    return f'<span class="badge {escape(verdict.replace(" ", "-"))}">{escape(shown)}</span>'
 
 
 def _items(texts: Sequence[str]) -> str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.samples import Cost, Metric
+from healthcheck.core.text import plural
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.registry import Registry
 from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Rule, RuleSet
-from healthcheck.run.ending import NEEDS
+from healthcheck.run.unjudged import NEEDS, always_applies
 
 _DEPENDS = {
     "amp": "only with a GradScaler",
@@ -26,7 +27,9 @@ _DEPENDS = {
     "compile": "only with torch.compile",
     "optimizer": "only with an optimizer",
 }
-"""Needs that only the script can meet: said, not decided."""
+"""Needs that only the script can meet, where ``only with ...`` would not say it."""
+_HERE = ("cuda", "linux", "ranks")
+"""Needs that the machine decides."""
 
 
 @dataclass(slots=True)
@@ -37,10 +40,14 @@ class PlannedRule:
     asks: str
     actions: list[str]
     may_stop: bool
+    outside: str = ""
+    """Why it does not apply here; empty if it does."""
     blocked: str = ""
-    """Why it cannot be judged here; empty if it can."""
+    """It applies: why it will not be judged all the same; empty if it can be."""
+    remedy: str = ""
+    """What can be done about :attr:`blocked`."""
     depends: str = ""
-    """What the script must do for it to be judged."""
+    """What the script must do or have for it to apply."""
     cost: Cost = Cost.FREE
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +60,9 @@ class PlannedRule:
             "mode": self.rule.mode,
             "required": self.rule.required,
             "cost": self.cost.value,
-            "cannot_be_judged": self.blocked or None,
+            "here": "does not apply" if self.outside else "not judged" if self.blocked else "judged",
+            "reason": self.outside or self.blocked or None,
+            "remedy": self.remedy or None,
             "depends_on": self.depends or None,
             "origin": str(self.rule.origin),
         }
@@ -93,15 +102,28 @@ def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = Non
 
 def _plan_rule(rule: Rule, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
     metrics = _metrics_of(rule, rules, registry)
-    blocked = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
-    depends = [_DEPENDS[need] for metric in metrics for need in metric.needs if need in _DEPENDS]
-    if not blocked and max_steps is not None:
-        blocked = cannot_fill(rule, max_steps)
+    outside = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
+    depends = [_DEPENDS.get(need, f"only with {need}") for m in metrics for need in m.needs if need not in _HERE]
+    blocked = remedy = ""
+    if outside and always_applies(rule):
+        blocked, outside = outside, ""
+    if not outside and not blocked and max_steps is not None:
+        blocked, remedy = cannot_fill(rule, max_steps), f"more than {plural(max_steps, 'step')}"
     costs = list(Cost)
     cost = max((metric.cost for metric in metrics), key=costs.index, default=Cost.FREE)
     actions = [action.name for action in rule.actions]
     stops = rule.may_stop and rules.settings.get("mode", "act") == "act"
-    return PlannedRule(rule, asks(rule), actions, stops, blocked, "; ".join(dict.fromkeys(depends)), cost)
+    return PlannedRule(
+        rule,
+        asks(rule),
+        actions,
+        stops,
+        outside,
+        blocked,
+        remedy if blocked else "",
+        "; ".join(dict.fromkeys(depends)),
+        cost,
+    )
 
 
 def _metrics_of(rule: Rule, rules: RuleSet, registry: Registry) -> list[Metric]:
@@ -117,11 +139,11 @@ def missing_here(need: str) -> str:
     Asks the machine without importing torch: ``plan`` runs on login nodes.
     """
     if need == "cuda" and not _has_gpu():
-        return NEEDS["cuda"]
+        return NEEDS["cuda"].lacking
     if need == "linux" and not sys.platform.startswith("linux"):
-        return NEEDS["linux"]
+        return NEEDS["linux"].lacking
     if need == "ranks" and int(os.environ.get("WORLD_SIZE", "1") or 1) < 2:
-        return NEEDS["ranks"]
+        return NEEDS["ranks"].lacking
     return ""
 
 
@@ -152,7 +174,7 @@ def cannot_fill(rule: Rule, max_steps: int) -> str:
 
 
 def unjudged_reasons(rules: Sequence[PlannedRule]) -> dict[str, list[str]]:
-    """Reason -> ids of the rules that cannot be judged for it."""
+    """Reason -> ids of the rules that apply here and cannot be judged for it."""
     found: dict[str, list[str]] = {}
     for planned in rules:
         if planned.blocked:

@@ -1,0 +1,37 @@
+"""A value that is not finite because it grew without bound before: then the growth is the story, not the batch of that step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from healthcheck.core.alerts import Alert
+from healthcheck.core.text import number, plural
+
+LOOK_BACK = 50
+"""Samples before the alert that are looked at."""
+FEWEST = 3
+GROWTH = 1e3
+"""By how much the last finite value exceeds the first one of these samples."""
+RECENT = 10
+"""Steps within which the last finite value must lie."""
+
+
+def name_explosion(alert: Alert, history: Callable[[str, int], list[tuple[int, float]]]) -> None:
+    """Change message and hint of an alert about a value that grew by a factor of a thousand and then broke.
+
+    :param history: ``history(series, n)``: the last values of a series as (step, value).
+    """
+    if math.isfinite(alert.value) or not alert.series:
+        return
+    before = [(at, abs(value)) for at, value in history(alert.series[0].name, LOOK_BACK) if at < alert.fired_step]
+    finite = [(at, value) for at, value in before if math.isfinite(value)]
+    if len(finite) < FEWEST or alert.fired_step - finite[-1][0] > RECENT:
+        return
+    (began, first), (ended, last) = finite[0], finite[-1]
+    if last < GROWTH * first or last < max(value for _, value in finite):
+        return
+    # The smallest one from which it grew: a long quiet stretch before it is no part of the story.
+    began, first = min(finite, key=lambda sample: (sample[1], -sample[0]))
+    alert.message += f": it exploded, from {number(first)} to {number(last)} in {plural(ended - began, 'step')}"
+    alert.hint = "lower the learning rate, warm it up or clip gradients: values grew long before they were not finite"

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,12 @@ _DEPENDS = {
     "max_steps": "only if the length of the run is known",
     "compile": "only with torch.compile",
     "optimizer": "only with an optimizer",
+    "gate": "only if a rule may hold back updates",
+    "batches": "only with a DataLoader",
 }
 """Needs that only the script can meet, where ``only with ...`` would not say it."""
-_HERE = ("cuda", "linux", "ranks")
-"""Needs that the machine decides."""
+_UNSAID = ("cuda", "linux", "ranks", "the graph of the loss")
+"""Needs that the machine decides, and the one that every ordinary loop meets."""
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = Non
 def _plan_rule(rule: Rule, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
     metrics = _metrics_of(rule, rules, registry)
     outside = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
-    depends = [_DEPENDS.get(need, f"only with {need}") for m in metrics for need in m.needs if need not in _HERE]
+    depends = [_DEPENDS.get(need, f"only with {need}") for m in metrics for need in m.needs if need not in _UNSAID]
     blocked = remedy = ""
     if outside and always_applies(rule):
         blocked, outside = outside, ""
@@ -173,10 +175,10 @@ def cannot_fill(rule: Rule, max_steps: int) -> str:
     return f"cannot fire before step {earliest:,}" if earliest > max_steps else ""
 
 
-def unjudged_reasons(rules: Sequence[PlannedRule]) -> dict[str, list[str]]:
-    """Reason -> ids of the rules that apply here and cannot be judged for it."""
+def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Reason -> ids, of pairs of id and reason; those without a reason are left out."""
     found: dict[str, list[str]] = {}
-    for planned in rules:
-        if planned.blocked:
-            found.setdefault(planned.blocked, []).append(planned.rule.id)
+    for rule, reason in reasons:
+        if reason:
+            found.setdefault(reason, []).append(rule)
     return found

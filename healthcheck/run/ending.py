@@ -58,6 +58,8 @@ class Ending:
     exception: BaseException | None = None
     interrupted: bool = False
     signal: int | None = None
+    advice: str = ""
+    """Why nothing of it may have been seen, and what helps; for a run in which nothing was judged."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,8 @@ def live_report(
             "controls": sorted(capabilities.controls),
             "gaps": dict(capabilities.gaps),
         }
+    if report["verdict"] == "not judged" and ending.advice:
+        report["advice"] = ending.advice
     if ending.exception is not None:
         report["exception"] = f"{type(ending.exception).__name__}: {ending.exception}"
     return {key: value for key, value in report.items() if value is not None}

@@ -186,7 +186,7 @@ class Locate:
 
     def listen(self, session: Session) -> None:
         """Keep the calls of the model from now on, if a rule of this session asks for it."""
-        asked = [a.options for rule in session.rules.rules for a in rule.actions if a.name == self.name]
+        asked = [a.options for rule in session.rules.causes for a in rule.actions if a.name == self.name]
         if not asked:
             return
         keep = max(int(options.get("keep_mib", DEFAULT_KEEP)) for options in asked)

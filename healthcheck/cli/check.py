@@ -16,7 +16,7 @@ from healthcheck.core.errors import Problem, UsageError
 from healthcheck.core.text import plural, step
 from healthcheck.record.lines import read_samples
 from healthcheck.record.runs import Run, latest_run
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 
 if TYPE_CHECKING:
     from healthcheck.extend.registry import Registry
@@ -193,7 +193,7 @@ def _say(
 
     errors = sum(p.severity == "error" for p in problems)
     warnings = len(problems) - errors
-    rules = sum(len(loaded.ruleset.rules) for loaded, _ in results)
+    rules = sum(len(loaded.ruleset.causes) for loaded, _ in results)
     if args.format == "json":
         shaped: dict[str, Any] = {
             "errors": errors,
@@ -223,7 +223,7 @@ def _say(
     if args.format == "text" and not errors:
         own = {d.path for loaded, _ in results for d in loaded.documents if d.own}
         for line in rate_lines(
-            rule for loaded, _ in results for rule in loaded.ruleset.rules if rule.origin.path in own
+            rule for loaded, _ in results for rule in loaded.ruleset.causes if rule.origin.path in own
         ):
             print(line)
     print(_closing(errors, warnings, rules))
@@ -246,7 +246,7 @@ SPARSE = 2.0
 """Steps between two samples from which a count of samples is worth a line."""
 
 
-def rate_lines(rules: Iterable[Rule]) -> list[str]:
+def rate_lines(rules: Iterable[Cause]) -> list[str]:
     """One line for each rule whose counts of samples are many steps in the latest run; empty without a run.
 
     ``eval-loss-up: 3 samples are about 1,500 steps at your logging rate``, and the run that says so.

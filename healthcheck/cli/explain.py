@@ -82,14 +82,14 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
 
 def _list(loaded: Loaded, label: str) -> list[str]:
     """All rules in force: what ``explain`` prints without a name."""
-    rules = loaded.ruleset.rules
+    rules = loaded.ruleset.causes
     lines = [f"{label}: {len(rules)} rules", *table_lines([rule.id, str(rule.severity), asks(rule)] for rule in rules)]
     return lines + ([f"  off: {', '.join(loaded.ruleset.off)}"] if loaded.ruleset.off else [])
 
 
 def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
     draft = loaded.merged.rules[rule_id]
-    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
+    rule = next((r for r in loaded.ruleset.causes if r.id == rule_id), None)
     lines = [
         _page(rule_id).rstrip() or f"# {rule_id}\n\n(this rule has no page of its own)",
         "",
@@ -112,7 +112,7 @@ def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
 
 def _rule_json(loaded: Loaded, rule_id: str) -> dict[str, Any]:
     draft = loaded.merged.rules[rule_id]
-    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
+    rule = next((r for r in loaded.ruleset.causes if r.id == rule_id), None)
     return {
         "rule": rule_id,
         "off": rule_id in loaded.ruleset.off,
@@ -188,7 +188,7 @@ def _metric_text(found: list[dict[str, Any]], loaded: Loaded) -> str:
         ]
         lines += [f"  {name:<7} {value}" for name, value in rows if value]
     used = [
-        rule.id for rule in loaded.ruleset.rules if str(rule.selector.metric) == found[0]["metric"].removesuffix("[*]")
+        rule.id for rule in loaded.ruleset.causes if str(rule.selector.metric) == found[0]["metric"].removesuffix("[*]")
     ]
     lines.append(f"  rules here: {', '.join(used)}" if used else "  no rule here judges it by name")
     return "\n".join(lines)

@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.new:
         wanted = set(new_rules(rules, reading_folder()))
-        rules.rules = [rule for rule in rules.rules if rule.id in wanted]
+        rules.rules = rules.keeping(lambda cause: cause.id in wanted or cause.rule in wanted).rules
     plan = make_plan(rules, host.registry, max_steps=args.max_steps)
     if args.format == "json":
         print_json(plan_json(plan, rules, args.max_steps))

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from healthcheck.assembly import RuleChoice
     from healthcheck.extend.host import PluginHost
     from healthcheck.readers.series import RecordedRun
-    from healthcheck.rulelang.rule import Rule, RuleSet
+    from healthcheck.rulelang.rule import Cause, RuleSet
 
 R = TypeVar("R")
 
@@ -307,12 +307,12 @@ def judge_of(given: Given, old: Given | None = None) -> Callable[[str], Outcome]
         except (HealthCheckError, OSError) as error:
             return Outcome(path, problem=str(error))
         facts = record_facts(run, given.host.registry)
-        plays, seen = play(run, [copies.fresh() for copies in versions], start_step=facts.start_step, known=facts.known)
+        plays, seen = play(run, [copies.fresh() for copies in versions], facts=facts)
         if seen.problem and not seen.batches:
             return Outcome(path, problem=seen.problem)
         run.notes.extend(facts.notes)
         registry = given.host.registry
-        reports = [replay_report(p, run, seen, registry, path=path, facts=facts) for p in plays]
+        reports = [replay_report(p, run, seen, registry, path=path) for p in plays]
         return Outcome(path, reports[0], extra=None if old is None else reports[1])
 
     return judge
@@ -517,11 +517,11 @@ def _parse_sweep(text: str) -> tuple[str, str, list[str]]:
     return rule_id, key, values
 
 
-def _rule(rules: RuleSet, rule_id: str) -> Rule:
-    for rule in rules.rules:
+def _rule(rules: RuleSet, rule_id: str) -> Cause:
+    for rule in rules.causes:
         if rule.id == rule_id:
             return rule
-    hint = suggest(rule_id, [r.id for r in rules.rules]) or "`healthcheck explain` lists them"
+    hint = suggest(rule_id, [r.id for r in rules.causes]) or "`healthcheck explain` lists them"
     why = "it is switched off" if rule_id in rules.off else hint
     raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {why}')
 
@@ -552,9 +552,7 @@ def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: fro
             followed.append(CriticalValue(plays[0], plays[0].rules[rule_id]))
             return followed[0].look
 
-        plays, seen = play(
-            run, [c.fresh() for c in copies], start_step=facts.start_step, known=facts.known, follow=follow
-        )
+        plays, seen = play(run, [c.fresh() for c in copies], facts=facts, follow=follow)
         swept.rows = seen.batches
         if seen.problem and not seen.batches:
             swept.problem = seen.problem

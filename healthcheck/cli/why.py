@@ -82,7 +82,7 @@ def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, An
             return alert
     known = rule_ids(run)
     if not known and rules is not None:  # no report yet: the run goes on or was killed
-        known = [rule.id for rule in rules.rules]
+        known = [rule.id for rule in rules.causes]
     if wanted in known:
         return None
     raise UsageError(f'{run.name} had no rule "{wanted}"; {suggest(wanted, known) or "its rules: " + ", ".join(known)}')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
@@ -24,8 +26,26 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
+class Kind(IntEnum):
+    """How certain a cause is when it fires; the greater one is the more certain."""
+
+    TREND = 0
+    """A curve was judged."""
+    MEASURE = 1
+    """A number is over its limit."""
+    FACT = 2
+    """There is no threshold to argue about: something is None, wired wrongly, not finite."""
+
+    @classmethod
+    def parse(cls, word: str) -> Kind:
+        return cls[word.upper()]
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
 class State(str, Enum):
-    """Where one (rule, series, rank) stands."""
+    """Where one (rule, cause, series, rank) stands."""
 
     NO_DATA = "no_data"
     WARMING = "warming"
@@ -60,9 +80,12 @@ class Outcome(str, Enum):
     """An episode of severity warning."""
     OK = "ok"
     """Judged, and nothing above info: a note does not take a pass away."""
+    PARTLY_JUDGED = "partly judged"
+    """Nothing was found, but not every cause that applies was judged; the verdict names those that were not."""
     NOT_JUDGED = "not judged"
     DOES_NOT_APPLY = "does not apply"
-    """The run has nothing that it could judge: a rule about GPUs on a machine without one. Not counted."""
+    """The run has nothing that it could judge: a rule about GPUs on a machine without one, or one that comes on by itself
+    (``applies_if``) for runs of another kind. Not counted."""
 
     def __str__(self) -> str:
         return self.value
@@ -105,17 +128,72 @@ class ActionOutcome:
 
 
 @dataclass(slots=True)
+class Finding:
+    """What one cause found within an episode of its rule."""
+
+    cause: str
+    """Name of the cause; empty for a rule that is its own only cause."""
+    kind: Kind
+    severity: Severity
+    phase: str
+    fired_step: int
+    """Step of the sample that made the cause fire."""
+    detected_step: int
+    """Step during which the engine saw that sample (values may arrive late)."""
+    value: float
+    score: float | None
+    normal: float | None
+    threshold: str
+    series: list[SeriesFact]
+    """The worst five."""
+    count: int
+    """How many series breached."""
+    fired_sample: int = 0
+    order: int = 0
+    """Place in the list of the rule's causes: the less, the more certain."""
+    message: str = ""
+    hint: str = ""
+    docs: str = ""
+    tags: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+    cleared_step: int | None = None
+    muted: str = ""
+    accepted: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts for the exit code."""
+        return not self.muted and not self.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class CauseChange:
+    """Another cause of the rule speaks for the alert from now on."""
+
+    step: int
+    """At which the cause that speaks now fired."""
+    before: str
+    after: str
+
+
+@dataclass(slots=True)
 class Alert:
-    """One episode of one rule, however many series breached in that evaluation."""
+    """One episode of one rule: from the first of its causes that fires until all have recovered.
+
+    The most certain cause that fired speaks: ``message``, ``value``, ``series`` and the like are its own. What the
+    others found stands in :attr:`also`.
+    """
 
     rule: str
     number: int
     """Counts the alerts of a run from 1: ``healthcheck why 2``."""
     severity: Severity
+    """The highest among the causes that count."""
     phase: str
     episode: int
     fired_step: int
-    """Step of the sample that made the rule fire."""
+    """Step of the sample that made the first cause fire."""
     detected_step: int
     """Step during which the engine saw that sample (values may arrive late)."""
     value: float
@@ -138,8 +216,9 @@ class Alert:
     acted_step: int | None = None
     cleared_step: int | None = None
     explained_by: str = ""
+    """Rule whose alert holds this one back: no block of its own, and no action that only observes."""
     muted: str = ""
-    """Reason of the mute, if one covers this step."""
+    """Reason of the mute, if one covers all that was found."""
     accepted: str = ""
     """Reason under which ``healthcheck accept`` took this alert as known."""
     repeat: bool = False
@@ -147,11 +226,104 @@ class Alert:
     facts: dict[str, Any] = field(default_factory=dict)
     """From :attr:`Sample.detail`: seen, never guessed."""
     actions: list[ActionOutcome] = field(default_factory=list)
+    cause: str = ""
+    """Name of the cause that speaks; empty for a rule that is its own only cause."""
+    kind: Kind = Kind.MEASURE
+    cause_step: int = 0
+    """Step of the sample that made the cause fire that speaks; ``fired_step`` stays that of the first one."""
+    where: str = ""
+    """``train.py:31``: the place in the user's code, where one is known."""
+    findings: list[Finding] = field(default_factory=list)
+    """What the causes found, most certain first."""
+    changes: list[CauseChange] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, rule: str, number: int, episode: int, findings: list[Finding], *, rank: int = 0, time: float = 0.0
+    ) -> Alert:
+        """The alert of what some causes found at once; at least one."""
+        first = min(findings, key=lambda finding: finding.fired_step)
+        alert = cls(
+            rule=rule,
+            number=number,
+            severity=first.severity,
+            phase=first.phase,
+            episode=episode,
+            fired_step=first.fired_step,
+            detected_step=min(finding.detected_step for finding in findings),
+            value=first.value,
+            score=first.score,
+            normal=first.normal,
+            threshold=first.threshold,
+            series=first.series,
+            count=first.count,
+            rank=rank,
+            time=time,
+            findings=list(findings),
+        )
+        alert.settle()
+        return alert
+
+    @property
+    def name(self) -> str:
+        """``rule.cause`` of the cause that speaks, or the rule where it is its own only cause."""
+        return f"{self.rule}.{self.cause}" if self.cause else self.rule
 
     @property
     def counts(self) -> bool:
         """Whether this alert counts for the exit code."""
         return not self.muted and not self.accepted
+
+    @property
+    def also(self) -> list[Finding]:
+        """What the other causes found, most certain first."""
+        return [finding for finding in self.findings if finding.cause != self.cause]
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same trouble of another run: rule, cause, family of series, place in the code; no steps."""
+        family = self.series[0].name.partition("[")[0] if self.series else ""
+        return hashlib.sha256("|".join((self.rule, self.cause, family, self.where)).encode()).hexdigest()[:12]
+
+    def finding(self, cause: str) -> Finding | None:
+        """What a cause found in this episode so far."""
+        return next((finding for finding in self.findings if finding.cause == cause), None)
+
+    def settle(self) -> None:
+        """Have the right cause speak for all that was found, at the highest severity of what counts."""
+        self.findings.sort(key=lambda finding: finding.order)
+        counting = [finding for finding in self.findings if finding.counts]
+        shown = counting or [finding for finding in self.findings if not finding.muted] or self.findings
+        self.severity = max(finding.severity for finding in shown)
+        self.muted = "" if any(not f.muted for f in self.findings) else _together(f.muted for f in shown)
+        self.accepted = "" if counting or self.muted else _together(f.accepted for f in shown)
+        speaker = shown[0]
+        self.cause, self.kind, self.cause_step = speaker.cause, speaker.kind, speaker.fired_step
+        for name in _SPOKEN:
+            setattr(self, name, getattr(speaker, name))
+
+
+_SPOKEN = (
+    "phase",
+    "value",
+    "score",
+    "normal",
+    "threshold",
+    "series",
+    "count",
+    "fired_sample",
+    "message",
+    "hint",
+    "docs",
+    "tags",
+    "facts",
+    "where",
+)
+"""What an alert takes over from the cause that speaks."""
+
+
+def _together(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +337,13 @@ class Transition:
     after: State
     value: float
     score: float | None
+    cause: str = ""
+    """Name of the cause; empty for a rule that is its own only cause."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """How one rule ended."""
+    """How one rule ended, or one cause of it."""
 
     rule: str
     outcome: Outcome
@@ -189,3 +363,13 @@ class Verdict:
     """The score that came nearest to firing (closest approach)."""
     closest_step: int | None = None
     threshold: str = ""
+    cause: str = ""
+    """Name of the cause, in the verdict of one."""
+    kind: Kind = Kind.MEASURE
+    causes: list[Verdict] = field(default_factory=list)
+    """How each cause ended, most certain first; one for a rule that is its own only cause."""
+
+    @property
+    def missing(self) -> list[Verdict]:
+        """The causes that apply and were not judged."""
+        return [verdict for verdict in self.causes if verdict.outcome is Outcome.NOT_JUDGED]

@@ -6,22 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.core.alerts import Alert, Severity, Transition
+from healthcheck.core.alerts import Alert, Finding, Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import Sample
+from healthcheck.core.samples import Labels, Sample
+from healthcheck.engine.episodes import PlannedAction, RuleState, cap, hold_back, message, mute
 from healthcheck.engine.routes import SERIES, Lookups, Plans
-from healthcheck.engine.rulestate import RuleState
-from healthcheck.rulelang.rule import ActionSpec, Mute, Rule, RuleSet, owners
-
-
-@dataclass(slots=True)
-class PlannedAction:
-    """One action for one alert. ``held`` says why it must not run, or is empty."""
-
-    rule: Rule
-    alert: Alert
-    spec: ActionSpec
-    held: str = ""
+from healthcheck.engine.rulestate import CauseState
+from healthcheck.rulelang.rule import Cause, Mute, RuleSet, owners
 
 
 @dataclass(slots=True)
@@ -30,105 +21,33 @@ class Evaluation:
 
     alerts: list[Alert] = field(default_factory=list)
     """New episodes and repeats under ``cooldown``, in file order."""
+    amended: list[Alert] = field(default_factory=list)
+    """Alerts of open episodes in which another cause has fired now."""
+    recovered: list[str] = field(default_factory=list)
+    """Causes (``rule.cause``) that fire no longer."""
     cleared: list[Alert] = field(default_factory=list)
+    """Alerts whose episodes are over: no cause of their rules fires any longer."""
     transitions: list[Transition] = field(default_factory=list)
     plan: list[PlannedAction] = field(default_factory=list)
     """Actions in the order in which they must run."""
 
     def __bool__(self) -> bool:
-        return bool(self.alerts or self.cleared or self.transitions)
+        return bool(self.alerts or self.amended or self.recovered or self.cleared or self.transitions)
 
 
 NOTHING = Evaluation()
 
 
-def explain(acting: Iterable[tuple[RuleState, Alert]], states: Iterable[RuleState]) -> None:
-    """Mark alerts whose cause is an alert of another rule that fires now (``explains``)."""
-    # Rules that have been firing for long explain as well as those that fire now.
-    firing = [state.rule for state in states if state.firing]
-    for _, alert in acting:
-        alert.explained_by = next((rule.id for rule in firing if alert.rule in rule.explains), "")
-
-
-def mute(alert: Alert, mutes: Iterable[Mute], hits: dict[int, int]) -> None:
-    """Mark an alert that a mute covers; ``hits`` counts what each mute was good for."""
-    for index, entry in enumerate(mutes):
-        if entry.covers(alert.rule, alert.fired_step):
-            alert.muted = entry.reason
-            hits[index] = hits.get(index, 0) + 1
-
-
-def cap(rule: Rule, alert: Alert, seen: Mapping[str, Any], known: Collection[str]) -> None:
-    """In a record that cannot know a rule's guard, no alert of that rule is more than a warning."""
-    unsaid = [
-        guard.metric
-        for guard in rule.only_if
-        if guard.metric not in seen and guard.metric not in known and guard.test.text != "absent"
-    ]
-    if unsaid and alert.severity > Severity.WARNING:
-        alert.severity = min(alert.severity, Severity.WARNING)
-        alert.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
-
-
-def message(rule: Rule, alert: Alert) -> str:
-    """The rule's message, its placeholders filled in."""
-    assert rule.message is not None, "the rule compiler gives every rule a message"
-    fields: dict[str, Any] = {
-        "value": alert.value,
-        "score": alert.score,
-        "normal": alert.normal,
-        "threshold": alert.threshold,
-        "window": rule.condition.window,
-        "step": alert.fired_step,
-        "epoch": None,
-        "rule": alert.rule,
-        "series": alert.series[0].name if alert.series else rule.selector.metric,
-        "rank": alert.rank,
-        "count": alert.count,
-    }
-    return rule.message(fields)
-
-
-def plan_actions(acting: list[tuple[RuleState, Alert]], step: int) -> list[PlannedAction]:
-    """All actions of one evaluation, in file order; the caller sorts them by stage.
-
-    An alert that another explains, that is muted, or that returns within its ``cooldown`` keeps
-    its actions in the plan, held: the report says what would have been done.
-    """
-    plan = []
-    for state, alert in acting:
-        held = _why_held(state, alert, step)
-        # What is held back is no run: `after: 2` counts what was done, and `cooldown` begins with it.
-        if not held:
-            state.action_runs += 1
-            state.last_action_step = step
-        for spec in state.rule.actions:
-            if not held and state.action_runs < spec.after:
-                continue
-            plan.append(PlannedAction(state.rule, alert, spec, held))
-    return plan
-
-
-def _why_held(state: RuleState, alert: Alert, step: int) -> str:
-    if alert.muted:
-        return f"muted: {alert.muted}"
-    if alert.explained_by:
-        return f"explained by {alert.explained_by}"
-    cooldown = state.rule.cooldown
-    if cooldown is not None and state.last_action_step is not None and step - state.last_action_step < cooldown:
-        return f"within the cooldown of {cooldown} steps"
-    return ""
-
-
 # --------------------------------------------------------------------------------------------------
 # The engine: one evaluation at a time, in a fixed order.
 #
-# 1. take the samples of this event, 2. compute derived metrics, 3. judge **all** rules in file order,
-# 4. apply ``explains`` and mutes, 5. hand out alerts and the action plan. Nothing here knows torch, a
+# 1. take the samples of this event, 2. compute derived metrics, 3. judge **all** causes in file order,
+# 4. put what they found into the episodes of their rules, 5. apply mutes and what holds alerts back, 6. hand out alerts
+# and the action plan. Nothing here knows torch, a
 # file or the time of day: the step and the clock come in as arguments.
 
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of :meth:`Engine.state_dict`."""
 
 
@@ -183,15 +102,21 @@ class Engine:
         self.step = start_step
         self.now = 0.0
         """The clock at the last evaluation, in seconds of active training."""
-        self._owner = owners(rules.rules, rules.derived)
+        self._owner = owners(rules.causes, rules.derived)
         states = [
-            RuleState(rule, start_step, excused=rule.id in self._owner, every_score=every_score)
-            for rule in rules.rules
-            if self._mine(rule)
+            CauseState(cause, start_step, excused=cause.id in self._owner, every_score=every_score)
+            for cause in rules.causes
+            if self._mine(cause)
         ]
         self.states = states
-        """All rules, in file order."""
+        """All causes of all rules, in file order."""
         self.by_id = {state.rule.id: state for state in states}
+        self.rules: dict[str, RuleState] = {}
+        """The rules that are judged here, with their episodes, in file order."""
+        for rule in rules.rules:
+            mine = [self.by_id[cause.id] for cause in rule.causes if cause.id in self.by_id]
+            if mine:
+                self.rules[rule.id] = RuleState(rule, mine)
         self._place = {state.rule.id: i for i, state in enumerate(states)}
         # Absence is judged by the clock and siblings by what came together: both stand outside the routes of samples.
         self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
@@ -199,11 +124,15 @@ class Engine:
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
         self._plans = Plans(states, self.lookups)
+        self._late: list[RuleState] = []
+        """Rules that apply from now on, with what their causes have found before."""
+        if self.undecided:
+            self._plans.met = self._met
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
-    def _mine(self, rule: Rule) -> bool:
-        return rule.ranks != "zero" or self.rank == 0
+    def _mine(self, cause: Cause) -> bool:
+        return cause.ranks != "zero" or self.rank == 0
 
     # -- evaluating -------------------------------------------------------------------
 
@@ -217,7 +146,7 @@ class Engine:
         self.step = step
         self.now = now
         transitions: list[Transition] | None = [] if self.watch_transitions else None
-        touched: list[RuleState] = []
+        touched: list[CauseState] = []
         plans = self._plans
         # Mostly the same series come together as the last time: to compare is cheaper than to build and hash a key.
         plan = plans.latest.get(len(samples))
@@ -295,11 +224,11 @@ class Engine:
             state.judge_absence(None, step, now, transitions)
             if state.touched:
                 touched.append(state)
-        if not touched and not transitions:
+        if not touched and not transitions and not self._late:
             return NOTHING  # one object for nearly all evaluations: callers compare with it
         return self._conclude(touched, step, now, transitions or [])
 
-    def _look(self, state: RuleState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
+    def _look(self, state: CauseState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
         """A rule that watches absence hears of the sample; one whose guards hold for the first time gets its series."""
         if state.rule.condition.absence:
             state.present(sample, now, transitions)
@@ -324,7 +253,7 @@ class Engine:
     def needs_watchdog(self) -> bool:
         return bool(self._absent_seconds)
 
-    def _never_had(self, state: RuleState) -> bool:
+    def _never_had(self, state: CauseState) -> bool:
         """Whether a record cannot tell if this metric was absent: it never had it, and was not asked to."""
         return not state.samples and state.rule.selector.key not in self.known
 
@@ -335,15 +264,30 @@ class Engine:
         """
         for state in self.states:
             state.rewind(step)
+        for rule in self.rules.values():
+            rule.rewind(step)
         self._forget()
         self.step = step
+
+    @property
+    def undecided(self) -> list[RuleState]:
+        """Rules that have not met yet what they need to apply to this run."""
+        return [rule for rule in self.rules.values() if not rule.applies]
+
+    def _met(self, metric: str, labels: Labels) -> None:
+        """A series comes for the first time. What a run is like is said by samples too, so that a replay knows it."""
+        for rule in self.undecided:
+            if rule.met(metric, labels):
+                rule.apply(max(0, self.step - 1))
+                self._late.append(rule)
+                self.restarts += 1
 
     def _forget(self) -> None:
         self._plans.forget()
         self.restarts += 1
 
     def _judge_groups(
-        self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None, touched: list[RuleState]
+        self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None, touched: list[CauseState]
     ) -> None:
         for state in self._grouped:
             group = [s for s in samples if s.metric == state.rule.selector.metric]
@@ -355,49 +299,102 @@ class Engine:
     # -- alerts -----------------------------------------------------------------------
 
     def _conclude(
-        self, touched: Iterable[RuleState], step: int, now: float, transitions: list[Transition]
+        self, touched: Iterable[CauseState], step: int, now: float, transitions: list[Transition]
     ) -> Evaluation:
-        transitions.sort(key=lambda t: self._place[t.rule])
+        transitions.sort(key=lambda t: self._place[f"{t.rule}.{t.cause}" if t.cause else t.rule])
         result = Evaluation(transitions=transitions)
-        acting: list[tuple[RuleState, Alert]] = []
-        for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
-            # Cleared before fired: a rule of which one series clears while another fires goes on.
-            for series in state.cleared:
-                state.firing.discard(series.labels)
-            if state.fresh:
-                alert = state.raise_alert(len(self.alerts) + 1, step, now, self.rank)
-                self._cap(state.rule, alert)
+        acting: list[tuple[RuleState, Alert, list[CauseState], bool]] = []
+        for rule in self._late:
+            if rule.withheld:
+                alert, _ = rule.take(rule.withheld, len(self.alerts) + 1, now, self.rank)
                 self.alerts.append(alert)
-                state.episodes.append(alert)
-                state.open = alert
-                state.firing.update(s.labels for s in state.fresh)
                 result.alerts.append(alert)
-                acting.append((state, alert))
-            elif state.again and self._due_again(state, step):
-                alert = state.raise_alert(state.open.number if state.open else 0, step, now, self.rank, repeat=True)
-                self._cap(state.rule, alert)
-                acting.append((state, alert))
+                acting.append((rule, alert, [cause for cause, _ in rule.withheld], True))
+                rule.withheld = []
+                over = rule.recovered()
+                if over is not None:
+                    result.cleared.append(over)
+        self._late = []
+        for rule, causes in self._by_rule(touched):
+            # Cleared before fired: a rule of which one series clears while another fires goes on.
+            for cause in causes:
+                for series in cause.cleared:
+                    cause.firing.discard(series.labels)
+            fresh = [cause for cause in causes if cause.fresh]
+            again = [cause for cause in causes if cause.again and not cause.fresh]
+            if fresh:
+                found = [(cause, self._find(rule, cause, step)) for cause in fresh]
+                for cause in fresh:
+                    cause.firing.update(series.labels for series in cause.fresh)
+                if not rule.applies:
+                    rule.withhold(found)
+                    found = []
+                begins = rule.open is None
+                alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank) if found else (None, False)
+                if alert is None:
+                    pass
+                elif begins:
+                    self.alerts.append(alert)
+                    result.alerts.append(alert)
+                    acting.append((rule, alert, fresh, True))
+                elif new:
+                    self._list(rule, alert)
+                    result.amended.append(alert)
+                    acting.append((rule, alert, fresh, False))
+            elif again and rule.due_again(step):
+                number = rule.open.number if rule.open else 0
+                repeated = [self._find(rule, cause, step, repeat=True) for cause in again]
+                alert = rule.repeat(repeated, number, now, self.rank)
                 result.alerts.append(alert)
-            if state.cleared and not state.firing and state.open is not None:
-                state.open.cleared_step = max(s.last_step for s in state.cleared)
-                result.cleared.append(state.open)
-                state.open = None
-            state.reset_marks()
+                acting.append((rule, alert, again, True))
+            result.recovered += [cause.rule.id for cause in causes if cause.cleared and not cause.firing]
+            over = rule.recovered()
+            if over is not None:
+                result.cleared.append(over)
+            for cause in causes:
+                cause.reset_marks()
         # All alerts of the evaluation are known now: one may explain another that stands before it in the file.
-        explain(acting, self.states)
-        for state, alert in acting:
-            mute(alert, self.mutes, self.mute_hits)
-            alert.message = message(state.rule, alert)
-        result.plan = plan_actions(acting, step)
+        for rule, alert, causes, begins in acting:
+            self._explain(rule, alert, causes, begins=begins)
+        for rule, alert, causes, begins in acting:
+            result.plan += rule.plan(alert, causes, step, begins=begins)
         return result
 
-    def _cap(self, rule: Rule, alert: Alert) -> None:
-        if self.recorded and rule.only_if:
-            cap(rule, alert, self.lookups.last, self.known)
+    def _by_rule(self, touched: Iterable[CauseState]) -> list[tuple[RuleState, list[CauseState]]]:
+        """What changed, by rule, all in file order."""
+        groups: dict[str, list[CauseState]] = {}
+        for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
+            groups.setdefault(state.rule.rule, []).append(state)
+        return [(self.rules[rule_id], causes) for rule_id, causes in groups.items()]
 
-    def _due_again(self, state: RuleState, step: int) -> bool:
-        cooldown = state.rule.cooldown
-        return cooldown is not None and state.last_action_step is not None and step - state.last_action_step >= cooldown
+    def _find(self, rule: RuleState, state: CauseState, step: int, *, repeat: bool = False) -> Finding:
+        """What one cause found, as it will be read."""
+        cause = state.rule
+        finding = state.find(rule.causes.index(state), step, repeat=repeat)
+        if self.recorded and cause.only_if:
+            cap(cause, finding, self.lookups.last, self.known)
+        mute(finding, cause.id, self.mutes, self.mute_hits)
+        finding.message = message(cause, finding, self.rank)
+        return finding
+
+    def _list(self, rule: RuleState, alert: Alert) -> None:
+        """An episode that was open before a resume says something new: it becomes an alert of this run."""
+        if not any(known is alert for known in self.alerts):
+            alert.number = len(self.alerts) + 1
+            rule.past_episodes -= 1
+            rule.episodes.append(alert)
+            self.alerts.append(alert)
+
+    def _explain(self, rule: RuleState, alert: Alert, causes: list[CauseState], *, begins: bool) -> None:
+        """Whether another alert holds this one back. What was shown once is not taken back later."""
+        if begins:
+            alert.explained_by = hold_back(alert, self.rules)
+        elif alert.explained_by:
+            alert.explained_by = hold_back(alert, self.rules)
+            if alert.explained_by:
+                return
+            # No longer held back: what its causes would have done so far is due now.
+            causes[:] = [cause for cause in rule.causes if alert.finding(cause.rule.name) is not None and cause.firing]
 
     # -- resume -----------------------------------------------------------------------
 
@@ -406,14 +403,15 @@ class Engine:
         return {
             "version": STATE_VERSION,
             "step": self.step,
-            "rules": {state.rule.id: state.save(self.now) for state in self.states},
+            "causes": {state.rule.id: state.save(self.now) for state in self.states},
+            "rules": {rule_id: rule.save() for rule_id, rule in self.rules.items()},
             **self.lookups.state_dict(),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], *, now: float = 0.0) -> list[str]:
-        """Restore before the first evaluation; returns one sentence for every rule that starts fresh.
+        """Restore before the first evaluation; returns one sentence for every cause that starts fresh.
 
-        A rule that is new, whose metric or condition changed, or whose saved state cannot be read starts
+        A cause that is new, whose metric or condition changed, or whose saved state cannot be read starts
         fresh, its warm-up with it; the others go on.
 
         :param now: the clock of this run at this moment: ``for: 30s`` and the like go on from there.
@@ -422,20 +420,28 @@ class Engine:
         """
         if saved.get("version") != STATE_VERSION:
             raise StateError(f"saved detector state has version {saved.get('version')!r}, this is {STATE_VERSION}")
-        step, entries, reasons = int(saved["step"]), saved["rules"], []
+        step, entries, reasons = int(saved["step"]), saved["causes"], []
         for state in self.states:
             entry = entries.get(state.rule.id)
             why = f"{state.rule.id} is new" if entry is None else _restore_or_why(state, entry, now)
             if why:
                 state.start_fresh(step)
                 reasons.append(why)
+        for rule_id, rule in self.rules.items():
+            entry = saved["rules"].get(rule_id)
+            try:
+                if entry is not None:
+                    rule.restore(entry)
+            except Exception as error:  # as for causes: one that cannot be read must not take the others with it
+                rule.start_fresh()
+                reasons.append(f"{rule_id} forgets its episodes: they cannot be read ({type(error).__name__}: {error})")
         reasons += self.lookups.load_state_dict(saved)
         self.step, self.now = step, now
         self._forget()
         return reasons
 
 
-def _restore_or_why(state: RuleState, entry: Any, now: float) -> str:
+def _restore_or_why(state: CauseState, entry: Any, now: float) -> str:
     """Restore one rule; why it must start fresh instead, or empty."""
     try:
         if entry["fingerprint"] != state.rule.fingerprint:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, decode_number, encode_number
-from healthcheck.engine.rulestate import RuleState, Side
+from healthcheck.engine.rulestate import CauseState, Side
 from healthcheck.engine.series import SeriesState
-from healthcheck.rulelang.rule import Derived, Guard, Rule
+from healthcheck.rulelang.rule import Cause, Derived, Guard
 
 NEVER = 2**62
 """A step that no run reaches."""
@@ -28,7 +28,7 @@ class RuleDemand:
         """Keys that are due at the step at hand, once there is one."""
 
     @classmethod
-    def of(cls, rules: Iterable[Rule], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
+    def of(cls, rules: Iterable[Cause], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
         """Demand of rules, of the derived metrics that they use, and of ``extra`` keys."""
         demand = cls()
         formulas = {d.name: d for d in derived}
@@ -78,7 +78,7 @@ class Question:
 
     __slots__ = ("answer", "states", "test", "words")
 
-    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
+    def __init__(self, test: Comparator, states: list[CauseState]) -> None:
         self.words = test.text
         low, high = test.healthy.low, test.healthy.high
         self.test = low, high, None if test.exact else test
@@ -138,7 +138,7 @@ class Watched(NamedTuple):
 class Lookups:
     """Remembers what some rule looks up; computes a derived metric where all its bare inputs are."""
 
-    def __init__(self, states: Iterable[RuleState], derived: Sequence[Derived]) -> None:
+    def __init__(self, states: Iterable[CauseState], derived: Sequence[Derived]) -> None:
         self.derived = list(derived)
         self.last: dict[str, float] = {}
         """Metric -> its last value, where a guard or a formula asks for it."""
@@ -151,7 +151,7 @@ class Lookups:
             for guard in state.rule.only_if:
                 self._add_question(guard, state)
 
-    def _add_question(self, guard: Guard, state: RuleState) -> None:
+    def _add_question(self, guard: Guard, state: CauseState) -> None:
         questions = self._questions.setdefault(guard.metric, [])
         if not _held_by_guards(state):
             return
@@ -230,12 +230,12 @@ class Lookups:
                     made.append(derived)
         return made
 
-    def _open_or_shut(self, states: Iterable[RuleState]) -> None:
+    def _open_or_shut(self, states: Iterable[CauseState]) -> None:
         """Whether the guards of these rules hold, all of them."""
         for state in states:
             state.shut = not self._holds(state)
 
-    def _holds(self, state: RuleState) -> bool:
+    def _holds(self, state: CauseState) -> bool:
         """A guard without samples counts as satisfied."""
         last = self.last
         return all(guard.metric not in last or guard.test(last[guard.metric]) for guard in state.rule.only_if)
@@ -271,7 +271,7 @@ class Lookups:
         return reasons
 
 
-def _held_by_guards(state: RuleState) -> bool:
+def _held_by_guards(state: CauseState) -> bool:
     """Not so rules on absence and on siblings: these are judged as they come."""
     return not (state.across or state.rule.condition.absence)
 
@@ -283,7 +283,7 @@ def _held_by_guards(state: RuleState) -> bool:
 Series = tuple[str, Labels, str]
 """Metric, labels, phase."""
 
-Judge = tuple[RuleState, "SeriesState | None"]
+Judge = tuple[CauseState, "SeriesState | None"]
 """A rule and its state of one series. None: it watches absence, or its guards have not held yet."""
 
 Look = tuple[int, Sequence[Judge]]
@@ -295,7 +295,7 @@ _MOST_PLANNED = 100_000
 """Samples in all plans together: runs whose samples come in ever new shapes must not fill the memory."""
 
 
-def judges_of(states: Iterable[RuleState], labels: Labels, phase: str) -> list[Judge]:
+def judges_of(states: Iterable[CauseState], labels: Labels, phase: str) -> list[Judge]:
     """Who judges samples with these labels and this phase, among the rules on their metric; in file order."""
     judges: list[Judge] = []
     for state in states:
@@ -380,15 +380,17 @@ class Plans(dict[tuple[Series, ...], Plan]):
     and to compare is cheaper.
     """
 
-    def __init__(self, states: Iterable[RuleState], lookups: Lookups) -> None:
+    def __init__(self, states: Iterable[CauseState], lookups: Lookups) -> None:
         super().__init__()
-        self._by_metric: dict[str, list[RuleState]] = {}
+        self._by_metric: dict[str, list[CauseState]] = {}
         for state in states:
             self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
         self._lookups = lookups
         self._routes: dict[Series, Route] = {}
         self._planned = 0
         self.latest: dict[int, Plan] = {}
+        self.met: Callable[[str, Labels], None] | None = None
+        """Hears of each series when it is seen for the first time, before it is judged."""
 
     def __missing__(self, shape: tuple[Series, ...]) -> Plan:
         """Work out what to do with samples of a new shape."""
@@ -411,6 +413,8 @@ class Plans(dict[tuple[Series, ...], Plan]):
 
     def _route(self, series: Series) -> Route:
         metric, labels, phase = series
+        if self.met is not None:
+            self.met(metric, labels)
         judges = judges_of(self._by_metric.get(metric, ()), labels, phase)
         always: list[Judge] = []
         paused: list[Judge] = []

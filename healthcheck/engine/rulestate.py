@@ -1,4 +1,4 @@
-"""One rule at work: its series, its open alert, its closest approach."""
+"""One cause of a rule at work: its series, what fires, its closest approach."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, cast
 
-from healthcheck.core.alerts import Alert, SeriesFact, State, Transition
+from healthcheck.core.alerts import Finding, SeriesFact, State, Transition
 from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
 from healthcheck.rulelang.comparators import closeness
-from healthcheck.rulelang.rule import Rule, Selector
+from healthcheck.rulelang.rule import Cause, Selector
 
 WORST = 5
 """How many series an alert names."""
@@ -63,24 +63,20 @@ class Side:
         self._settle()
 
 
-class RuleState:
-    """Everything the engine knows about one rule in one run."""
+class CauseState:
+    """Everything the engine knows about one cause in one run. Episodes are of the rule: engine/episodes.py."""
 
     __slots__ = (
         "across",
-        "action_runs",
         "again",
         "cleared",
-        "episodes",
         "every_score",
         "excused",
+        "findings",
         "fired_samples",
         "firing",
         "fresh",
         "held",
-        "last_action_step",
-        "open",
-        "past_episodes",
         "phase",
         "rule",
         "series",
@@ -90,7 +86,7 @@ class RuleState:
         "touched",
     )
 
-    def __init__(self, rule: Rule, start_step: int, *, excused: bool, every_score: bool = False) -> None:
+    def __init__(self, rule: Cause, start_step: int, *, excused: bool, every_score: bool = False) -> None:
         self.rule = rule
         self.every_score = every_score
         self.excused = excused
@@ -106,15 +102,12 @@ class RuleState:
         self.start_step = start_step
         self.series: dict[Labels, SeriesState | None] = {}
         self.sides = [Side(selector, part) for selector, part in self.rule.condition.parts if selector]
-        self.open: Alert | None = None
         self.firing: set[Labels] = set()
-        self.episodes: list[Alert] = []
-        self.past_episodes = 0
-        """Episodes of the run that was resumed."""
+        """Series that fire."""
+        self.findings: list[Finding] = []
+        """What it found in the episodes of its rule."""
         self.held = 0
         """Samples that ``only_if`` held back."""
-        self.action_runs = 0
-        self.last_action_step: int | None = None
         self.reset_marks()
 
     @property
@@ -171,7 +164,14 @@ class RuleState:
         if transitions is not None and result != AGAIN:
             transitions.append(
                 Transition(
-                    self.rule.id, series.name, series.last_step, series.before, series.state, series.value, series.score
+                    self.rule.rule,
+                    series.name,
+                    series.last_step,
+                    series.before,
+                    series.state,
+                    series.value,
+                    series.score,
+                    self.rule.name,
                 )
             )
         if result == CHANGED:
@@ -229,10 +229,16 @@ class RuleState:
             if result:
                 self.mark(result, series, None, transitions)
 
+    def warm_up_again(self, step: int) -> None:
+        """Its rule applies from now on: what was learnt stays, the warm-up begins here."""
+        self.start_step = step
+        for series in self.series.values():
+            if series is not None:
+                series.rest(step)
+        self.firing.clear()
+
     def rewind(self, step: int) -> None:
-        """The run goes on at an earlier step: ``every``, ``cooldown`` and absence count from there."""
-        if self.last_action_step is not None:
-            self.last_action_step = min(self.last_action_step, step)
+        """The run goes on at an earlier step: ``every`` and absence count from there."""
         for series in self.series.values():
             if series is not None:
                 series.bucket = min(series.bucket, step // series.every - 1)
@@ -253,10 +259,13 @@ class RuleState:
         if result:
             self.mark(result, series, sample, transitions)
 
-    # -- alerts -----------------------------------------------------------------------
+    # -- what it found ----------------------------------------------------------------
 
-    def raise_alert(self, number: int, step: int, now: float, rank: int, *, repeat: bool = False) -> Alert:
-        """One alert for all series that fired in this evaluation (or that go on, for a repeat)."""
+    def find(self, order: int, step: int, *, repeat: bool = False) -> Finding:
+        """What all series that fired in this evaluation found (or those that go on, for a repeat).
+
+        :param order: its place among the causes of the rule.
+        """
         rule = self.rule
         members = self.again if repeat else self.fresh
         facts = sorted(map(_fact, members), key=self._badness, reverse=True)
@@ -264,13 +273,13 @@ class RuleState:
         sample = self.fired_samples.get(worst.labels)
         state = self.series[worst.labels]
         assert state is not None
-        alert = Alert(
-            rule=rule.id,
-            number=number,
+        steps = [s.step for s in self.fired_samples.values() if any(m.labels == s.labels for m in members)]
+        finding = Finding(
+            cause=rule.name,
+            kind=rule.kind,
             severity=rule.severity,
             phase=sample.phase if sample is not None else rule.phase,
-            episode=self.past_episodes + len(self.episodes) + (0 if repeat else 1),
-            fired_step=sample.step if sample is not None else step,
+            fired_step=min(steps, default=step),
             detected_step=step,
             value=worst.value,
             score=worst.score,
@@ -279,19 +288,17 @@ class RuleState:
             series=facts[:WORST],
             count=len(facts),
             fired_sample=state.n,
-            rank=rank,
+            order=order,
             hint=rule.hint,
             docs=rule.docs,
             tags=rule.tags,
-            time=now,
-            repeat=repeat,
         )
         if sample is not None and sample.detail is not None:
             try:
-                alert.facts = dict(sample.detail())
+                finding.facts = dict(sample.detail())
             except Exception as error:  # facts are a courtesy: never lose the alert over them
-                alert.facts = {"detail_error": f"{type(error).__name__}: {error}"}
-        return alert
+                finding.facts = {"detail_error": f"{type(error).__name__}: {error}"}
+        return finding
 
     def _badness(self, fact: SeriesFact) -> tuple[bool, Any]:
         """Sorts the worst last. What is no number is worse than any."""
@@ -317,9 +324,6 @@ class RuleState:
             "series": [series.save(now) for series in self.series.values() if series is not None],
             "sides": [side.state() for side in self.sides],
             "firing": [[list(pair) for pair in labels] for labels in sorted(self.firing)],
-            "episodes": self.past_episodes + len(self.episodes),
-            "action_runs": self.action_runs,
-            "last_action_step": self.last_action_step,
             "held": self.held,
         }
 
@@ -333,10 +337,7 @@ class RuleState:
         for side, memory in zip(self.sides, saved["sides"], strict=True):
             side.restore(memory)
         self.firing = {tuple((name, value) for name, value in labels) for labels in saved["firing"]}
-        self.past_episodes = saved["episodes"]
         self.held = saved["held"]
-        self.action_runs = saved["action_runs"]
-        self.last_action_step = saved["last_action_step"]
 
 
 def _fact(series: SeriesState) -> SeriesFact:

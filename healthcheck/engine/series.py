@@ -13,7 +13,7 @@ from typing import Any
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
 from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
 """What one sample did: nothing to report, an episode began, it ended, it goes on and may act again
@@ -91,7 +91,7 @@ class SeriesState:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Cause,
         labels: Labels,
         scorer: Scorer,
         start_step: int,
@@ -347,6 +347,20 @@ class SeriesState:
             self.hits -= recent[0]
         recent.append(breach)
         self.hits += breach
+
+    def rest(self, step: int) -> None:
+        """Warm up anew from a step on. What the scorer has learnt stays; breaches so far are forgotten."""
+        warmup = self.rule.warmup
+        self.warming = True
+        self.warm_until = step + int(warmup.amount) if warmup.unit == "steps" else self.warm_until
+        self.first_time = None
+        self.state = State.NO_DATA if self.state is State.NO_DATA else State.WARMING
+        self.streak = self.clear_streak = 0
+        self.since = self.clear_since = None
+        if self.recent is not None:
+            self.recent.clear()
+            self.hits = 0
+        self.find_quiet()
 
     # -- resume -----------------------------------------------------------------------
 

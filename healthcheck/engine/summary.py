@@ -1,55 +1,103 @@
-"""How every rule ended: failed, warned, ok, or not judged with its reason."""
+"""How every rule ended: failed, warned, ok, partly judged, or not judged with its reason; and each of its causes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from healthcheck.core.alerts import Missing, Outcome, Severity, State, Verdict
+from healthcheck.core.alerts import Finding, Missing, Outcome, Severity, State, Verdict
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.rulestate import RuleState
-from healthcheck.rulelang.rule import Rule
+from healthcheck.engine.episodes import RuleState
+from healthcheck.engine.rulestate import CauseState
+from healthcheck.rulelang.rule import Cause
+
+WhyNoData = Callable[[Cause], Missing]
+"""Why a cause's metric gave no sample (no GPU, ...), and what can be done about it."""
 
 
-def verdicts(engine: Engine, why_no_data: Callable[[Rule], Missing], *, steps: int = 0) -> list[Verdict]:
-    """One verdict per rule, in file order.
+def verdicts(engine: Engine, why_no_data: WhyNoData, *, steps: int = 0) -> list[Verdict]:
+    """One verdict per rule, in file order, with one for each of its causes.
 
-    :param why_no_data: why a rule's metric gave no sample (no GPU, ...), and what can be done about it.
-    :param steps: length of the run, to say from which length on a rule would have been judged; 0: unknown.
+    :param steps: length of the run, to say from which length on a cause would have been judged; 0: unknown.
     """
-    return [_verdict(state, why_no_data, steps) for state in engine.states]
+    return [_of_rule(rule, why_no_data, steps) for rule in engine.rules.values()]
 
 
-def _verdict(state: RuleState, why_no_data: Callable[[Rule], Missing], steps: int) -> Verdict:
+def _of_rule(state: RuleState, why_no_data: WhyNoData, steps: int) -> Verdict:
+    causes = [_of_cause(cause, why_no_data, steps) for cause in state.causes]
     rule = state.rule
-    closest = state.closest
     verdict = Verdict(
         rule=rule.id,
         outcome=Outcome.OK,
         severity=rule.severity,
         origin=str(rule.origin),
         episodes=len(state.episodes),
+        samples=sum(cause.samples for cause in causes),
+        required=any(cause.required for cause in causes),
+        causes=causes,
+    )
+    if len(causes) == 1:
+        only = causes[0]
+        verdict.closest, verdict.closest_step, verdict.threshold = only.closest, only.closest_step, only.threshold
+    outcomes = {cause.outcome for cause in causes}
+    for outcome in (Outcome.FAILED, Outcome.WARNED):
+        if outcome in outcomes:
+            verdict.outcome = outcome
+            return verdict
+    if not state.applies:
+        for cause in causes:
+            cause.outcome, cause.reason, cause.remedy, cause.needs_steps = Outcome.DOES_NOT_APPLY, "", "", 0
+        outcomes = {Outcome.DOES_NOT_APPLY}
+    if outcomes == {Outcome.DOES_NOT_APPLY}:
+        verdict.outcome = Outcome.DOES_NOT_APPLY
+        verdict.reason = "; ".join(dict.fromkeys(cause.reason for cause in causes if cause.reason))
+    elif outcomes <= {Outcome.NOT_JUDGED, Outcome.DOES_NOT_APPLY}:
+        verdict.outcome = Outcome.NOT_JUDGED
+        verdict.reason = "; ".join(dict.fromkeys(cause.reason for cause in verdict.missing))
+        verdict.remedy = "; ".join(dict.fromkeys(cause.remedy for cause in verdict.missing if cause.remedy))
+        verdict.needs_steps = max(cause.needs_steps for cause in verdict.missing)
+    elif Outcome.NOT_JUDGED in outcomes:
+        verdict.outcome = Outcome.PARTLY_JUDGED
+        verdict.reason = "; ".join(f"{cause.cause}: {cause.reason}" for cause in verdict.missing)
+    return verdict
+
+
+def _of_cause(state: CauseState, why_no_data: WhyNoData, steps: int) -> Verdict:
+    cause = state.rule
+    closest = state.closest
+    verdict = Verdict(
+        rule=cause.rule,
+        cause=cause.name,
+        kind=cause.kind,
+        outcome=Outcome.OK,
+        severity=cause.severity,
+        origin=str(cause.origin),
+        episodes=len(state.findings),
         samples=state.samples,
-        required=rule.required,
+        required=cause.required,
         closest=closest[0] if closest else None,
         closest_step=closest[1] if closest else None,
-        threshold=rule.condition.breaches.text,
+        threshold=cause.condition.breaches.text,
     )
-    counted = [alert for alert in state.episodes if alert.counts and alert.severity > Severity.INFO]
+    counted = [finding for finding in state.findings if _counts(finding)]
     if counted:
-        worst = max(alert.severity for alert in counted)
+        worst = max(finding.severity for finding in counted)
         verdict.outcome = Outcome.FAILED if worst is Severity.ERROR else Outcome.WARNED
         return verdict
-    if state.episodes:
-        return verdict  # muted, explained, or a mere note: it was judged all the same
+    if state.findings:
+        return verdict  # muted, accepted, or a mere note: it was judged all the same
     if not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
         missing = _why_not(state, why_no_data, steps)
-        verdict.outcome = Outcome.NOT_JUDGED if missing.applies or rule.required else Outcome.DOES_NOT_APPLY
+        verdict.outcome = Outcome.NOT_JUDGED if missing.applies or cause.required else Outcome.DOES_NOT_APPLY
         verdict.reason, verdict.remedy, verdict.needs_steps = missing.reason, missing.remedy, missing.steps
     return verdict
 
 
-def _why_not(state: RuleState, why_no_data: Callable[[Rule], Missing], steps: int) -> Missing:
+def _counts(finding: Finding) -> bool:
+    return finding.counts and finding.severity > Severity.INFO
+
+
+def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
     rule = state.rule
     if not state.samples:
         if state.held:

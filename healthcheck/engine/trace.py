@@ -16,7 +16,7 @@ from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.engine import Engine, step_by_step
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.rulestate import CauseState
 from healthcheck.engine.series import SeriesState
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import RuleSet, owners
@@ -83,13 +83,13 @@ def judgements(
 
     Raises ``KeyError`` if the rule is not in ``rules``.
     """
-    if not any(rule.id == rule_id for rule in rules.rules):
+    if not any(rule.id == rule_id for rule in rules.causes):
         raise KeyError(rule_id)
     engine = Engine(_needed(rules, rule_id), rank=rank, recorded=recorded, start_step=start_step, every_score=True)
     state = engine.by_id.get(rule_id)
     if state is None:
         return  # a rule of rank zero, seen from another rank
-    owner = owners(rules.rules, rules.derived).get(rule_id, "")
+    owner = owners(rules.causes, rules.derived).get(rule_id, "")
     stood: dict[str, State] = {}
     for given in batches:
         batch = Batch(*given)
@@ -149,21 +149,20 @@ def trace(
             rows.append(row)
     if series:
         return seen.get(series, [])
-    rule = rules[rule_id]
+    rule = rules.cause(rule_id)
     return _worst(list(seen.values()), around, rule.condition.breaches)
 
 
 def _needed(rules: RuleSet, rule_id: str) -> RuleSet:
-    """The rule, and those that own its non-finite samples: nothing else changes its states."""
-    keep = [r for r in rules.rules if r.id == rule_id or r.condition.judges_nonfinite]
-    return replace(rules, rules=keep)
+    """The cause, and those that own its non-finite samples: nothing else changes its states."""
+    return rules.keeping(lambda cause: cause.id == rule_id or cause.condition.judges_nonfinite)
 
 
-def _guards(state: RuleState) -> str:
+def _guards(state: CauseState) -> str:
     return "held by only_if " + ", ".join(guard.metric for guard in state.rule.only_if)
 
 
-def _look(state: RuleState, batch: Batch, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
+def _look(state: CauseState, batch: Batch, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
     rule = state.rule
     values = {
         s.labels: s.value for s in batch.samples if s.metric == rule.selector.metric and rule.phase in ("any", s.phase)

@@ -26,12 +26,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "samples": ("session", "step", "samples"),
     "transition": ("session", "transition"),
     "alert": ("session", "alert"),
+    "alert_amended": ("session", "alert"),
     "report_section": ("session", "report"),
 }
 """Loop or judgement hook, without its prefix -> its arguments in order."""
 
 
-REPORT_METHODS = ("start", "samples", "transition", "alert", "cleared", "acted", "note", "detail", "finish")
+REPORT_METHODS = ("start", "samples", "transition", "alert", "amended", "cleared", "acted", "note", "detail", "finish")
 """Methods of a report that a session calls; see :class:`healthcheck.core.protocols.Report`."""
 
 

@@ -334,6 +334,15 @@ def healthcheck_alert(session: Session, alert: Alert) -> None:
 
 
 @hookspec
+def healthcheck_alert_amended(session: Session, alert: Alert) -> None:
+    """Another cause of a rule whose alert is open has fired, and its actions have run. Every rank, once per cause.
+
+    Where it is a more certain one, the alert speaks with it from now on: ``alert.cause``, ``alert.message``,
+    ``alert.changes``. The severity of the alert may be higher than before.
+    """
+
+
+@hookspec
 def healthcheck_report_section(session: Session, report: dict[str, Any]) -> None:
     """The content of ``report.json`` is complete and about to be written. Once, every rank.
 

@@ -72,7 +72,7 @@ class StoreAgreement:
         self._start: int | None = None
         self._polls = 0
         self._proposals: dict[str, Mapping[str, Any]] = {}
-        """By rule: what this rank asks for, until all have decided or the rule takes it back."""
+        """By rule and cause: what this rank asks for, until all have decided or the cause has recovered."""
         self._asked: int | None = None
         """Sync point whose answers are read at the next one."""
 
@@ -82,15 +82,15 @@ class StoreAgreement:
         return not self.broken
 
     def propose(self, request: Mapping[str, Any]) -> None:
-        """Ask all ranks for something at the next sync point; a rule's first proposal stands.
+        """Ask all ranks for something at the next sync point; the first proposal of a cause stands.
 
-        With ``unanimous`` in the request it is decided only once every rank has asked for the same rule.
+        With ``unanimous`` in the request it is decided only once every rank has asked for the same cause.
         """
-        self._proposals.setdefault(request["rule"], dict(request))
+        self._proposals.setdefault(_name(request), dict(request))
 
-    def withdraw(self, rule: str) -> None:
-        """Ask no longer for what this rule wanted."""
-        self._proposals.pop(rule, None)
+    def withdraw(self, name: str) -> None:
+        """Ask no longer for what this cause (``rule.cause``) wanted."""
+        self._proposals.pop(name, None)
 
     def exchange(self, step: int) -> list[Mapping[str, Any]]:
         """Call at the end of every step on every rank. Returns what all ranks do now: save, then stop."""
@@ -224,8 +224,8 @@ class StoreAgreement:
             return []
         most = max(64, 2 * self.world_size)
         asked_for = [json.loads(self.store.get(f"{key}/why/{n}")) for n in range(1, min(count, most) + 1)]
-        ranks_of = Counter(p["rule"] for p in asked_for)
-        asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[p["rule"]] == self.world_size]
+        ranks_of = Counter(map(_name, asked_for))
+        asked_for = [p for p in asked_for if not p.get("unanimous") or ranks_of[_name(p)] == self.world_size]
         saves = sorted((p for p in asked_for if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
         if saves:
             saves = [{**saves[0], "folder": self.store.get(f"{self._meeting}/folder").decode()}]
@@ -234,7 +234,11 @@ class StoreAgreement:
             return saves
         self._decided = True
         first = min(stops, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
-        return [*saves, {**first, "ranks": sorted(int(p["rank"]) for p in stops if p["rule"] == first["rule"])}]
+        same = [p for p in stops if p["rule"] == first["rule"]]
+        # The most severe rule decides; of its causes the most certain one over all ranks speaks.
+        speaks = min(same, key=lambda p: (int(p.get("order", 0)), int(p["rank"])))
+        said = {key: speaks[key] for key in ("cause", "reason", "step") if key in speaks}
+        return [*saves, {**first, **said, "ranks": sorted({int(p["rank"]) for p in same})}]
 
     def _forget(self, asked: int) -> None:
         if asked > 0 and hasattr(self.store, "delete_key"):
@@ -246,6 +250,11 @@ class StoreAgreement:
         self.broken = why
         if self.rank == 0 or self._proposals:
             self.note(f"ranks do not agree on stops: {why}; each rank only reports")
+
+
+def _name(request: Mapping[str, Any]) -> str:
+    """``rule.cause`` of a proposal, or its rule."""
+    return f"{request['rule']}.{request['cause']}" if request.get("cause") else str(request["rule"])
 
 
 def store_of_ranks() -> Any:

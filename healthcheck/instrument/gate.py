@@ -19,9 +19,9 @@ from healthcheck.core.samples import Labels, Sample
 from healthcheck.device.deferred import Deferred
 from healthcheck.device.mailbox import READ_EVERY
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.engine.rulestate import CauseState
 from healthcheck.engine.series import SeriesState
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -48,7 +48,7 @@ class Limit:
         return not self.bound.low <= value <= self.bound.high and not (self.excused and value - value != 0.0)
 
 
-def why_not_gateable(rule: Rule) -> str:
+def why_not_gateable(rule: Cause) -> str:
     """Empty if a breach of ``rule`` can hold back its own update, else the reason."""
     if not any(spec.name in _GATING_ACTIONS for spec in rule.actions):
         return "it neither skips an update nor stops"
@@ -85,7 +85,7 @@ class GatingRules:
         ]
         self.rules = [state.rule for state in self._states]
         self.metrics = frozenset(rule.selector.metric for rule in self.rules)
-        self._known: dict[tuple[str, Labels], list[tuple[RuleState, Limit | None]]] = {}
+        self._known: dict[tuple[str, Labels], list[tuple[CauseState, Limit | None]]] = {}
         self._restarts = engine.restarts
         """Restarts of the engine up to which ``_known`` holds."""
 
@@ -112,9 +112,9 @@ class GatingRules:
                 found.append((sample, limit))
         return found
 
-    def _gates(self, sample: Sample) -> list[tuple[RuleState, Limit | None]]:
+    def _gates(self, sample: Sample) -> list[tuple[CauseState, Limit | None]]:
         """The rules that gate on one series, with their limits where these never change."""
-        found: list[tuple[RuleState, Limit | None]] = []
+        found: list[tuple[CauseState, Limit | None]] = []
         for state in self._states:
             if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels):
                 # Thresholds and finiteness: what they ask now they ask at every step.
@@ -124,12 +124,12 @@ class GatingRules:
         return found
 
 
-def _series(state: RuleState, sample: Sample) -> SeriesState:
+def _series(state: CauseState, sample: Sample) -> SeriesState:
     """The series that will judge the sample. Looking at one before its first sample must not make it."""
     return state.series.get(sample.labels) or state.fresh_series(sample.labels)
 
 
-def _limit(state: RuleState, sample: Sample) -> Limit | None:
+def _limit(state: CauseState, sample: Sample) -> Limit | None:
     series = _series(state, sample)
     bound = series.bound(sample.step)
     return None if bound is None else Limit(state.rule.id, bound, series.excused)

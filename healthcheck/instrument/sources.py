@@ -34,7 +34,7 @@ class LoopSource:
         """Whether somebody needs the backward passes: rules that skip an update for its loss, or optimizers that may
         step inside of a pass (one for each parameter).
         """
-        rules = self.machine.session.rules.rules
+        rules = self.machine.session.rules.causes
         return optimizers > 1 or any(r.selector.metric == "loss" and not why_not_gateable(r) for r in rules)
 
     def pass_begins(self, tensors: Any) -> None:

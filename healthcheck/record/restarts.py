@@ -19,7 +19,7 @@ from healthcheck.record.folder import RUN_FILE, list_runs, write_atomically
 from healthcheck.record.runs import Run, load_run
 
 if TYPE_CHECKING:
-    from healthcheck.rulelang.rule import Rule
+    from healthcheck.rulelang.rule import Cause
     from healthcheck.run.session import Session
 
 FILE = "DO-NOT-RESTART"
@@ -286,7 +286,7 @@ class LastGoodReport:
 
     def start(self, session: Session) -> None:
         self._session = session
-        if any(judges_finiteness(rule) for rule in session.rules.rules):
+        if any(judges_finiteness(rule) for rule in session.rules.causes):
             session.on("checkpoint_saved", self._checkpoint)
 
     def _checkpoint(self, event: Any) -> None:
@@ -304,7 +304,7 @@ class LastGoodReport:
     def finish(self, report: dict[str, Any]) -> None:
         if self._session is None or os.getpid() != self._session.pid:
             return
-        watched = {rule.id for rule in self._session.rules.rules if judges_finiteness(rule)}
+        watched = {rule.id for rule in self._session.rules.causes if judges_finiteness(rule)}
         bad = [alert for alert in self._session.alerts if alert.rule in watched]
         for written in reversed(self._saved.values()):
             path = None if covered(written.step, bad) else written.path_now()
@@ -339,7 +339,7 @@ class Written:
         return same and (stat.S_ISDIR(mine.st_mode) or mine.st_mtime_ns == other.st_mtime_ns)
 
 
-def judges_finiteness(rule: Rule) -> bool:
+def judges_finiteness(rule: Cause) -> bool:
     """Whether an alert of this rule says that something was NaN or infinite."""
     return rule.condition.judges_nonfinite or rule.selector.metric.endswith(".nonfinite")
 

@@ -180,15 +180,18 @@ class RecordReport:
         if self._ring is None and not self._write_start():
             session.info.notes.append(self._writer.trouble)  # the start block says it; the console is not ready yet
             self._said = True
-        if session.info.world_size == 1 and session.rules.rules:  # ranks that mute alone would drift apart
+        if session.info.world_size == 1 and session.rules.causes:  # ranks that mute alone would drift apart
             self._requests = LiveRequests(session, folder)
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
-        if any(rule.condition.absence == "steps" for rule in session.rules.rules):
+        if any(rule.condition.absence == "steps" for rule in session.rules.causes):
             session.on("step_end", self._step_ends)
 
     def alert(self, alert: Alert) -> None:
         self._write_alert(alert)
+
+    def amended(self, alert: Alert) -> None:
+        self._write_alert(alert, transition="cause")
 
     def acted(self, alert: Alert) -> None:
         self._write_alert(alert)
@@ -249,7 +252,7 @@ class RecordReport:
 
     # -- alerts and the start -------------------------------------------------------------
 
-    def _write_alert(self, alert: Alert) -> None:
+    def _write_alert(self, alert: Alert, *, transition: str = "") -> None:
         if self._writer is None or self._folder is None or os.getpid() != self._pid:
             return
         if self._ring is not None:
@@ -262,6 +265,8 @@ class RecordReport:
         entry = alert_json(alert)
         if alert.repeat:
             entry["repeat"] = True
+        if transition:
+            entry["transition"] = transition
         self._writer.alert(alert.fired_step, dump_line(entry))
 
     def _write_start(self) -> bool:

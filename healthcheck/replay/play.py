@@ -7,7 +7,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,13 @@ from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.readers.series import RecordedRun
+from healthcheck.rulelang.accepted import Accepted, find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
-from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
+from healthcheck.run.board import History
 from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
+from healthcheck.run.explosion import name_explosion
 from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:
@@ -31,24 +34,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a record for :func:`healthcheck.replay.play.play`."""
+    """What is known of a recorded run beside its samples."""
 
     start_step: int | None = None
+    """The step after which the run began; None: one logging interval before the first row."""
     known: Collection[str] = ()
+    """Metrics that the record would hold if they had existed."""
     resumed_from: int | None = None
     notes: tuple[str, ...] = ()
     ended: tuple[str, str] | None = None
     """Verdict and words of a run whose script did not come to a good end: that is so whatever its rules say."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
-    """Why rules were not judged while the run was live, by their ids."""
+    """Why causes were not judged while the run was live, by their ids."""
+    target: str = ""
+    """What was run."""
+    accepted: Accepted = field(default_factory=Accepted)
+    """Alerts of earlier runs that are known and do not count; they name what was run."""
 
 
 def record_facts(run: RecordedRun, registry: Registry) -> Facts:
     """Of a foreign file nothing is known; of our own record, what its folder says."""
     if run.reader.name != "record":
-        return Facts()
+        return Facts(accepted=_accepted())
     folder = run.path if run.path.is_dir() else run.path.parent
-    resumed = _json_file(folder / "run.json").get("resumed_from")
+    run_facts = _json_file(folder / "run.json")
+    resumed = run_facts.get("resumed_from")
     start = resumed if isinstance(resumed, int) else 0
     known = _collected(folder / "rules.yaml", registry)
     report = _json_file(folder / "report.json")
@@ -62,19 +72,35 @@ def record_facts(run: RecordedRun, registry: Registry) -> Facts:
         notes.append(
             f"this attempt was resumed after step {start:,}: what its rules had seen before is not in this record"
         )
-    return Facts(start, known, start or None, tuple(notes), ended, _live_reasons(report))
+    return Facts(
+        start,
+        known,
+        start or None,
+        tuple(notes),
+        ended,
+        dict(_live_reasons(report.get("rules"))),
+        str(run_facts.get("target", "")),
+        _accepted(),
+    )
 
 
-def _live_reasons(report: Mapping[str, Any]) -> dict[str, Missing]:
-    rules: Any = report.get("rules")
-    found = {}
-    for rule, entry in rules.items() if isinstance(rules, dict) else ():
-        if isinstance(entry, dict) and entry.get("verdict") in (Outcome.NOT_JUDGED.value, Outcome.DOES_NOT_APPLY.value):
-            applies = entry["verdict"] == Outcome.NOT_JUDGED.value
-            found[rule] = Missing(
-                str(entry.get("reason", "")), str(entry.get("remedy", "")), applies, int(entry.get("needs_steps", 0))
-            )
-    return found
+def _accepted() -> Accepted:
+    """As a live run in this folder finds them."""
+    known = find_accepted(Path.cwd())
+    return load_accepted(known) if known is not None else Accepted()
+
+
+def _live_reasons(rules: Any, rule: str = "") -> Iterator[tuple[str, Missing]]:
+    """Why causes were not judged, by their ids, as a report has it."""
+    for name, entry in rules.items() if isinstance(rules, dict) else ():
+        if not isinstance(entry, dict):
+            continue
+        if entry.get("causes"):
+            yield from _live_reasons(entry["causes"], f"{name}.")
+        elif entry.get("verdict") in (Outcome.NOT_JUDGED.value, Outcome.DOES_NOT_APPLY.value):
+            applies, steps = entry["verdict"] == Outcome.NOT_JUDGED.value, entry.get("needs_steps")
+            reason, remedy = str(entry.get("reason", "")), str(entry.get("remedy", ""))
+            yield rule + name, Missing(reason, remedy, applies, steps if isinstance(steps, int) else 0)
 
 
 def _json_file(path: Path) -> dict[str, Any]:
@@ -93,7 +119,7 @@ def _collected(rules_file: Path, registry: Registry) -> frozenset[str]:
         rules = load_rules([str(rules_file)], registry=registry)
     except (HealthCheckError, OSError):  # a plugin of that run is not here: then less is known
         return frozenset()
-    return frozenset(RuleDemand.of(rules.rules, rules.derived).every)
+    return frozenset(RuleDemand.of(rules.causes, rules.derived).every)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,30 +209,42 @@ class Seen:
 class Play:
     """One rule set judging one record; parameters as in :func:`play`."""
 
-    def __init__(self, rules: RuleSet, *, start_step: int = 0, known: Collection[str] = ()) -> None:
+    def __init__(self, rules: RuleSet, facts: Facts, *, start_step: int = 0) -> None:
+        known = facts.known
         self.rules = rules
+        self.facts = facts
         self.engine = Engine(rules, start_step=start_step, recorded=True, known=known)
         self.alerts: list[Alert] = []
         self.stop: StopRequest | None = None
         self.internal_errors: list[dict[str, Any]] = []
+        self.history = History()
+        """Of the metrics that a rule may find not finite: what they were before."""
+        self.breakable = frozenset(c.selector.metric for c in rules.causes if c.condition.judges_nonfinite)
         self._observing = rules.settings.get("mode") == "observe"
 
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
+        for alert in (*result.alerts, *result.amended):
+            for finding in alert.findings:
+                name_explosion(finding, self.history)
+                name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
+                series = [fact.name for fact in finding.series]
+                finding.accepted = self.facts.accepted.reason(name, series, self.facts.target)
+            alert.settle()
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
-            why = planned.held or (OBSERVE_MODE if self._observing or planned.rule.mode == "observe" else "")
+            why = planned.held or (OBSERVE_MODE if self._observing or planned.cause.mode == "observe" else "")
             why = why or str(planned.alert.facts.get("capped", ""))
             name, step = planned.spec.name, planned.alert.detected_step
             planned.alert.actions.append(ActionOutcome(name, False, why or "replay", step, held=True))
             if name == "stop" and not why:
-                self._stop(planned.rule, step)
+                self._stop(planned.cause, step)
 
-    def _stop(self, rule: Rule, step: int) -> None:
+    def _stop(self, cause: Cause, step: int) -> None:
         if self.stop is None:
-            self.stop = StopRequest(rule.id, step, "replay", also=[])
-        elif rule.id != self.stop.rule and self.stop.also is not None and rule.id not in self.stop.also:
-            self.stop.also.append(rule.id)
+            self.stop = StopRequest(cause.rule, step, "replay", also=[], cause=cause.name)
+        elif cause.rule != self.stop.rule and self.stop.also is not None and cause.rule not in self.stop.also:
+            self.stop.also.append(cause.rule)
 
     def failed(self, error: Exception) -> None:
         """A condition raised: our fault or a plugin's. Keep it once, go on."""
@@ -215,8 +253,8 @@ class Play:
             trace = "".join(traceback.format_exception(error))
             self.internal_errors.append({"error": text, "step": self.engine.step, "traceback": trace})
 
-    def reason_without_data(self, rule: Rule, seen: Seen, registry: Registry) -> Missing:
-        """``the record has no grad_norm``; whether the rule applies goes by what the record does have."""
+    def reason_without_data(self, rule: Cause, seen: Seen, registry: Registry) -> Missing:
+        """``the record has no grad_norm``; whether it applies goes by what the record does have."""
         wanted = [rule.selector.metric]
         for derived in self.rules.derived:
             if derived.name == wanted[0]:
@@ -231,8 +269,10 @@ class Play:
             f"the record has no {text}{other}", applies=applies_without(rule, wanted, seen.metrics, registry)
         )
 
-    def judged(self, seen: Seen, facts: Facts, registry: Registry, *, target: str) -> tuple[JudgedRun, list[Verdict]]:
-        def why(rule: Rule) -> Missing:
+    def judged(self, seen: Seen, registry: Registry, *, target: str) -> tuple[JudgedRun, list[Verdict]]:
+        facts = self.facts
+
+        def why(rule: Cause) -> Missing:
             return facts.missing.get(rule.id) or self.reason_without_data(rule, seen, registry)
 
         run = JudgedRun(
@@ -254,15 +294,12 @@ def play(
     run: RecordedRun,
     rulesets: Sequence[RuleSet],
     *,
-    start_step: int | None = None,
-    known: Collection[str] = (),
+    facts: Facts = Facts(),
     follow: Callable[[Sequence[Play]], Callable[[], None] | None] | None = None,
 ) -> tuple[list[Play], Seen]:
     """Judge a record by several rule sets in one reading.
 
-    :param start_step: the step after which the run began; None: one logging interval before the
-        first row.
-    :param known: metrics that the record would hold if they had existed.
+    :param facts: what is known of the run beside its samples (:func:`record_facts`).
     :param follow: given the plays, makes what is called after each evaluation (see ``sweep``).
 
     Never raises because of the file: ``Seen.problem`` says why reading ended early.
@@ -272,9 +309,8 @@ def play(
     if run.reader.name == "record":
         batches = _as_judged(batches)
     head = list(islice(batches, 2))
-    if start_step is None:
-        start_step = _play_start(head)
-    plays = [Play(rules, start_step=start_step, known=known) for rules in rulesets]
+    start_step = facts.start_step if facts.start_step is not None else _play_start(head)
+    plays = [Play(rules, facts, start_step=start_step) for rules in rulesets]
     if head:
         seen.first_step = head[0][0]
         look = follow(plays) if follow is not None else None
@@ -301,6 +337,9 @@ def _feed(
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
+        for p in plays:
+            if p.breakable:
+                p.history.remember(sample for sample in samples if sample.metric in p.breakable)
         if ticking and now - ticked >= 1.0:
             _silence(ticking, before, now)
             ticked = now
@@ -361,17 +400,15 @@ def _play_start(head: Sequence[Batch]) -> int:
     return max(0, first - max(1, gap))
 
 
-def replay_report(
-    play: Play, run: RecordedRun, seen: Seen, registry: Registry, *, path: str, facts: Facts = Facts()
-) -> dict[str, Any]:
+def replay_report(play: Play, run: RecordedRun, seen: Seen, registry: Registry, *, path: str) -> dict[str, Any]:
     """The report contract for one record, with ``path`` and what was read.
 
     The exit code is that of what was judged; how the script itself ended stays the verdict.
     """
-    judged, found = play.judged(seen, facts, registry, target=path)
+    judged, found = play.judged(seen, registry, target=path)
     end = judged_end(judged, found)
-    if facts.ended is not None and not judged.internal_errors:
-        end = End(end.code, *facts.ended)
+    if play.facts.ended is not None and not judged.internal_errors:
+        end = End(end.code, *play.facts.ended)
     report = run_report(judged, found, end)
     report["path"] = path
     report["trainer"] = "replay"
@@ -391,11 +428,9 @@ def replay_report(
 
 
 def only_rules(rules: RuleSet, keep: Collection[str]) -> RuleSet:
-    """The same rule set with these rules and those that own non-finite samples for them."""
-    metrics = {rule.selector.metric for rule in rules.rules if rule.id in keep}
-    kept = [
-        rule
-        for rule in rules.rules
-        if rule.id in keep or (rule.condition.judges_nonfinite and rule.selector.metric in metrics)
-    ]
-    return replace(rules, rules=kept)
+    """The same rule set with these rules or causes, and those that own non-finite samples for them."""
+    kept = {cause.id for cause in rules.causes if cause.id in keep or cause.rule in keep}
+    metrics = {cause.selector.metric for cause in rules.causes if cause.id in kept}
+    return rules.keeping(
+        lambda cause: cause.id in kept or (cause.condition.judges_nonfinite and cause.selector.metric in metrics)
+    )

@@ -18,7 +18,7 @@ from healthcheck.replay.play import Play
 from healthcheck.reports.tables import table_lines
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.origins import flow
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class CriticalValue:
     A rule with ``for: 2 of 5`` fires at a threshold below the second largest of five scores.
     """
 
-    def __init__(self, play: Play, rule: Rule) -> None:
+    def __init__(self, play: Play, rule: Cause) -> None:
         self.state = play.engine.by_id[rule.id]
         self.state.every_score = True  # before its first series is made
         self.hold = rule.hold
@@ -194,7 +194,7 @@ def first_fired(play: Play, rule: str) -> int | None:
 
 
 def sweep_lines(
-    rule: Rule, key: str, values: Sequence[str], runs: Sequence[Swept], *, now: int | None, keep: Sequence[str]
+    rule: Cause, key: str, values: Sequence[str], runs: Sequence[Swept], *, now: int | None, keep: Sequence[str]
 ) -> list[str]:
     """The table and what follows from it.
 
@@ -240,7 +240,7 @@ def _delay(bad: Sequence[Swept], index: int) -> str:
     return f"{plural(int(median(late)), 'step')}" if late else "-"
 
 
-def closest(rule: Rule, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]) -> list[str]:
+def closest(rule: Cause, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]) -> list[str]:
     """How near good runs came, how clear bad ones are, and which values lie between them."""
     if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when."):
         return []
@@ -278,7 +278,7 @@ def recommended(good: Sequence[Swept], bad: Sequence[Swept], count: int) -> int 
 # --------------------------------------------------------------------------- the rule file
 
 
-def keep_line(rule: Rule, key: str, value: str) -> str:
+def keep_line(rule: Cause, key: str, value: str) -> str:
     """The line for a rule file that sets a key to one of the values: ``spike: {when: {robust_z: {above: 8}}}``.
 
     Keys below a top-level one cannot be overridden alone there, so the whole top-level key is written out.
@@ -286,7 +286,7 @@ def keep_line(rule: Rule, key: str, value: str) -> str:
     return f"{rule.id}: {{{key.partition('.')[0]}: {flow(_with_value(rule, key, value))}}}"
 
 
-def _with_value(rule: Rule, key: str, value: str) -> Any:
+def _with_value(rule: Cause, key: str, value: str) -> Any:
     """The top-level key of a rule with one leaf of it changed."""
     parsed = load_text(f"value: {value}").data["value"]
     first, *inner = key.split(".")
@@ -300,7 +300,7 @@ def _with_value(rule: Rule, key: str, value: str) -> Any:
     return whole
 
 
-def value_now(rule: Rule, key: str, values: Sequence[str]) -> int | None:
+def value_now(rule: Cause, key: str, values: Sequence[str]) -> int | None:
     """Index of the value that the rule has now; None if it is not among them."""
     first, *inner = key.split(".")
     at: Any = rule.when if first == "when" else None

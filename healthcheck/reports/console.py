@@ -238,7 +238,7 @@ def _headline(alert: Alert, history: History, score: str) -> str:
     if scored and score and not _mentioned(message, alert.score):
         extra.append(f"{score} {number(alert.score)}")
     tail = f" ({', '.join(extra)})" if extra else ""
-    return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}: {message}{tail}"
+    return f"{LABEL[alert.severity]} {alert.name}  step {step(alert.fired_step)}: {message}{tail}"
 
 
 def mentions(text: str, what: str) -> bool:
@@ -269,7 +269,9 @@ def _before(alert: Alert, history: History) -> str:
 
 def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
     """Which rank, series and part; facts of this alert and of those it explains. Seen, never guessed."""
-    parts = [f"on rank {alert.rank}"] if world_size > 1 else []
+    parts = [f"at {alert.where}"] if alert.where else []
+    if world_size > 1:
+        parts.append(f"on rank {alert.rank}")
     for source in (alert, *explained):
         parts += [text for text in facts_text(source) if text not in parts]
     if alert.count > 1:
@@ -277,6 +279,8 @@ def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
         parts.append(f"{alert.count:,} series: {names}" if alert.count > 3 else f"in {names}")
     elif alert.series and alert.series[0].labels and alert.series[0].name not in alert.message:
         parts.append(f"in {alert.series[0].name}")
+    if alert.also:
+        parts.append(f"also {', '.join(finding.cause for finding in alert.also)}")
     if alert.detected_step > alert.fired_step:
         parts.append(f"seen at step {step(alert.detected_step)}")
     return "; ".join(parts)
@@ -382,6 +386,8 @@ class ConsoleReport:
         self._session: Session | None = None
         self._usual = Path()
         self._blocks: dict[str, int] = {}
+        self._shown: set[int] = set()
+        """Alerts that have a block."""
         self._counted: dict[str, int] = {}
         self._noted: list[Alert] = []
         self._waiting: dict[int, Alert] = {}
@@ -397,7 +403,7 @@ class ConsoleReport:
             # Only -v pays for changes of state: without this attribute nobody collects them.
             self.transition = self._transition
             session.engine.watch_transitions = True
-        if self.verbosity < 0 or not session.rules.rules:
+        if self.verbosity < 0 or not session.rules.causes:
             return
         self.out.write(self._start_lines(session))
 
@@ -406,7 +412,10 @@ class ConsoleReport:
 
     def acted(self, alert: Alert) -> None:
         self._waiting.pop(id(alert), None)
-        self._show(alert)
+        if id(alert) in self._shown:
+            self._amend(alert)
+        else:
+            self._show(alert)
 
     def note(self, text: str) -> None:
         if self.verbosity >= 0:
@@ -467,7 +476,7 @@ class ConsoleReport:
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
             return [f"observe mode: nothing is stopped or changed{held}", "observe mode: nothing is stopped or changed"]
-        other = dict.fromkeys(a.name for rule in session.rules.rules for a in rule.actions if a.name not in _HARMLESS)
+        other = dict.fromkeys(a.name for rule in session.rules.causes for a in rule.actions if a.name not in _HARMLESS)
         rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
             return [f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"]
@@ -488,6 +497,7 @@ class ConsoleReport:
             self._counted[alert.rule] = self._counted.get(alert.rule, 0) + 1
             return
         self._blocks[alert.rule] = shown + 1
+        self._shown.add(id(alert))
         session = self._session
         assert session is not None
         explained = [
@@ -497,7 +507,7 @@ class ConsoleReport:
             alert,
             explained,
             session.history,
-            score=score_name(session.rules[alert.rule]),
+            score=score_name(session.rules.cause(alert.name)),
             width=self.out.width,
             world_size=session.info.world_size,
         )
@@ -509,11 +519,28 @@ class ConsoleReport:
             lines = [*lines[: MOST_LINES - 1], f"{INDENT}third time: further ones are only counted"]
         self.out.write(lines)
 
+    def _amend(self, alert: Alert) -> None:
+        """Another cause of a rule that has its block: one sentence, once for each."""
+        last = max(alert.findings, key=lambda finding: finding.detected_step)
+        speaks = last.cause == alert.cause
+        label = LABEL[last.severity]
+        text = (
+            f"{label} {alert.rule}  step {step(last.fired_step)}: {'the cause is' if speaks else 'also'} {last.cause}"
+        )
+        place = f" at {last.where}" if last.where else ""
+        lines = wrapped(f"{text}: {last.message}{place}", self.out.width, INDENT, "")
+        if speaks and last.hint:
+            lines += wrapped(f"try: {last.hint}", self.out.width, INDENT)
+        lines = lines[:MOST_LINES]
+        lines[0] = self.out.colour(label, _COLOUR[last.severity]) + lines[0][len(label) :]
+        self.out.write(lines)
+
     def _transition(self, change: Transition) -> None:
+        name = f"{change.rule}.{change.cause}" if change.cause else change.rule
         score = "" if change.score is None or change.score == change.value else f", score {number(change.score)}"
         self.out.write(
             [
-                f"healthcheck: step {step(change.step)}  {change.rule}  {change.before} -> {change.after}"
+                f"healthcheck: step {step(change.step)}  {name}  {change.before} -> {change.after}"
                 f"  {change.series} {number(change.value)}{score}"
             ]
         )
@@ -551,7 +578,7 @@ def _cannot_be_judged(session: Session) -> list[str]:
     steps = session.settings.get("max_steps")
     if steps is None:
         return []
-    rules = [rule for rule in session.rules.rules if cannot_fill(rule, steps)]
+    rules = [rule for rule in session.rules.causes if cannot_fill(rule, steps)]
     required = [rule.id for rule in rules if rule.required]
     lines = [
         f"{plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"

@@ -15,7 +15,7 @@ from healthcheck.core.text import plural
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.registry import Registry
 from healthcheck.reports.wording import asks
-from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.unjudged import NEEDS, always_applies
 
 _DEPENDS = {
@@ -38,7 +38,7 @@ _UNSAID = ("cuda", "linux", "ranks", "the graph of the loss")
 class PlannedRule:
     """One rule as it would run here."""
 
-    rule: Rule
+    rule: Cause
     asks: str
     actions: list[str]
     may_stop: bool
@@ -87,10 +87,10 @@ class Plan:
 
 def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = None) -> Plan:
     """Plan by demand, as a session does it: rules -> metrics -> probes."""
-    demand = RuleDemand.of(rules.rules, rules.derived)
+    demand = RuleDemand.of(rules.causes, rules.derived)
     formulas = {derived.name: derived for derived in rules.derived}
     known = set(registry.metrics)
-    planned = [_plan_rule(rule, rules, registry, max_steps) for rule in rules.rules]
+    planned = [_plan_rule(rule, rules, registry, max_steps) for rule in rules.causes]
     probes = {registry.metric_probe[key].name for key in demand.every if key in registry.metric_probe}
     return Plan(
         planned,
@@ -102,7 +102,7 @@ def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = Non
     )
 
 
-def _plan_rule(rule: Rule, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
+def _plan_rule(rule: Cause, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
     metrics = _metrics_of(rule, rules, registry)
     outside = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
     depends = [_DEPENDS.get(need, f"only with {need}") for m in metrics for need in m.needs if need not in _UNSAID]
@@ -128,7 +128,7 @@ def _plan_rule(rule: Rule, rules: RuleSet, registry: Registry, max_steps: int | 
     )
 
 
-def _metrics_of(rule: Rule, rules: RuleSet, registry: Registry) -> list[Metric]:
+def _metrics_of(rule: Cause, rules: RuleSet, registry: Registry) -> list[Metric]:
     """The registered metrics that a rule rests on, through derived ones."""
     wanted = list(RuleDemand.of([rule], rules.derived).every)
     guards = {guard.metric for guard in rule.only_if}  # a guard without samples counts as satisfied
@@ -155,7 +155,7 @@ def _has_gpu() -> bool:
     return os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd") or shutil.which("nvidia-smi") is not None
 
 
-def cannot_fill(rule: Rule, max_steps: int) -> str:
+def cannot_fill(rule: Cause, max_steps: int) -> str:
     """Why a rule cannot be judged within so many steps: its warm-up, its window, its streak."""
     if rule.condition.absence == "seconds":
         return ""

@@ -17,7 +17,7 @@ from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
 from healthcheck.reports.wording import asks, headings
 from healthcheck.rulelang.comparators import closeness
-from healthcheck.rulelang.rule import Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, RuleSet
 
 BEFORE = 20
 """Samples of the recent past."""
@@ -115,7 +115,7 @@ class Explanation:
     run: Run
     alert: dict[str, Any]
     """As in ``report.json``."""
-    rule: Rule | None
+    rule: Cause | None
     asks: str
     origin: str
     before: list[TraceRow] = field(default_factory=list)
@@ -175,7 +175,7 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
     :param rules: the rules that judged the run; None if they cannot be compiled here.
     :param problem: why not.
     """
-    rule = next((r for r in rules.rules if r.id == alert["rule"]), None) if rules is not None else None
+    rule = next((r for r in rules.causes if r.id == alert["rule"]), None) if rules is not None else None
     entry = (run.report or {}).get("rules", {}).get(alert["rule"], {})
     found = Explanation(
         run,
@@ -236,7 +236,7 @@ def own_numbers(alert: dict[str, Any]) -> tuple[float, float | None, float | Non
     return decode_number(alert["value"]), decoded("normal"), decoded("score")
 
 
-def _looked_at(batches: Iterable[RecordedBatch], rule: Rule) -> Iterator[Batch]:
+def _looked_at(batches: Iterable[RecordedBatch], rule: Cause) -> Iterator[Batch]:
     """The evaluations of a record, with the watchdog's looks where a rule needs them."""
     previous: float | None = None
     for batch in batches:

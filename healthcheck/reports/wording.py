@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.run.ending import warnings_of
 
@@ -358,7 +358,7 @@ _BY_VALUE = frozenset(
 """Conditions whose bound is a sentence about the metric itself."""
 
 
-def asks(rule: Rule) -> str:
+def asks(rule: Cause) -> str:
     """What must be true for this rule to fire, with the units of counting."""
     condition = rule.condition
     bound = condition.breaches.text
@@ -391,15 +391,15 @@ def asks(rule: Rule) -> str:
     return ", ".join(parts)
 
 
-def headings(rule: Rule | None) -> tuple[str, str]:
+def headings(rule: Cause | None) -> tuple[str, str]:
     """What the columns of a trace are called: (normal, score)."""
     name = rule.condition.name if rule is not None else ""
     return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")
 
 
-def score_name(rule: Rule) -> str:
-    """What a person would call the score of a rule's condition; empty where it says nothing or is the value itself."""
-    name = rule.condition.name
-    if name in _BY_VALUE or name in ("all", "any") or rule.condition.judges_nonfinite or rule.condition.absence:
+def score_name(cause: Cause) -> str:
+    """What a person would call the score of its condition; empty where it says nothing or is the value itself."""
+    name = cause.condition.name
+    if name in _BY_VALUE or name in ("all", "any") or cause.condition.judges_nonfinite or cause.condition.absence:
         return ""
     return _SCORE.get(name, name.replace("_", " "))

@@ -6,7 +6,7 @@ steps, names series, and its actions run. One entry::
 
     version: 1
     accepted:
-      - rule: no-gradient
+      - rule: no-gradient             # or one cause of it: rule.cause
         series: "grad_norm[head.*]"     # glob; left out: every series of the rule
         script: train_rl.py             # glob; left out: every script
         reason: frozen on purpose since March
@@ -27,7 +27,7 @@ from typing import Any
 
 from healthcheck.core.errors import RuleFileError
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.rule import Origin
+from healthcheck.rulelang.rule import Origin, named
 from healthcheck.rulelang.validation import Format, Validator
 
 FILE_NAME = "healthcheck-accepted.yaml"
@@ -84,9 +84,9 @@ class Acceptance:
     origin: Origin = NOWHERE
 
     def covers(self, rule: str, series: str, script: str = "") -> bool:
-        """Whether an alert of this rule on this series is accepted in this script, given by path."""
+        """Whether what a rule or cause (``rule.cause``) finds in this series is accepted in this script, given by path."""
         return (
-            _matches(self.rule, rule)
+            named(self.rule, rule)
             and _matches(self.series, series)
             and (self.script == "*" or _matches(self.script, script) or _matches(self.script, Path(script).name))
         )

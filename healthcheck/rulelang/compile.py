@@ -6,6 +6,7 @@ formulas, messages, cycles). All mistakes of all files come at once, as one ``Ru
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from healthcheck.rulelang.problems import ENOUGH, ordered
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
-from healthcheck.rulelang.schema import RuleFormat
+from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
 from healthcheck.rulelang.settings import SettingError, parse_setting
 from healthcheck.rulelang.sources import collect
 from healthcheck.rulelang.validation import Validator
@@ -82,7 +83,7 @@ def load_all(
     :param sources: one source or a list of them.
     :param registry: conditions, actions, probes and packs that exist (``plugin_host().registry``).
     :param profile: profile to apply; None for the one that ``settings: {profile: ...}`` names.
-    :param off: ids (or globs) of rules not to judge; ``only``: to judge no others.
+    :param off: ids (or globs) of rules, or of causes as ``rule.cause``, not to judge; ``only``: to judge no others.
     :param set: ``ID.key=value`` changes of one leaf.
     :param mute: ``ID@12000..12500`` or ``ID@...:reason``; rules for NaN need ``force``.
     :param known_metrics: further metric names that rules may use.
@@ -91,6 +92,7 @@ def load_all(
     """
     if isinstance(sources, (str, Path, Mapping)):
         sources = [sources]
+    only = list(only)
     collected = collect(sources, registry)
     documents, problems = collected.documents, collected.problems
     shape = Validator(RuleFormat(registry))
@@ -108,6 +110,9 @@ def load_all(
     derived, external = compile_formulas(merged, problems, registry)
     known = KnownMetrics(registry, known_metrics, merged.metrics, external)
     check_formulas(derived, merged, known, problems)
+    for pattern in only:
+        for rule_id in fnmatch.filter(merged.rules, pattern.partition(".")[0]):
+            merged.rules[rule_id].named = True
     gone = switched_off(merged.rules, off, only, problems)
     compiler = RuleCompiler(registry, known, problems)
     rules = _rules(merged, gone, compiler, lambda draft: collected.incomplete or _refused(draft, shape), problems)
@@ -121,7 +126,7 @@ def load_all(
         setting_origins=origins,
         source=documents[-1].path if documents else "",
         profile=profile or "",
-        off=gone,
+        off=_shown_off(gone),
         write=functools.partial(effective_text, merged, gone),
     )
     if collected.incomplete:  # the missing file is the mistake; what follows from it would only bury it
@@ -193,18 +198,24 @@ def _rules(
     for draft in merged.rules.values():
         if len(problems) > 2 * ENOUGH:
             break
-        if ("metric" not in draft.entries or "when" not in draft.entries) and excused(draft):
+        if any("metric" not in p.entries or "when" not in p.entries for p in draft.parts()) and excused(draft):
             continue
-        rule = compiler.compile(draft)  # rules that are off too: they may be switched on for one run
+        rule = compiler.compile(draft, gone)  # rules that are off too: they may be switched on for one run
         if rule is not None and rule.id not in gone:
             rules.append(rule)
     check_explains(merged, problems)
     return rules
 
 
+def _shown_off(gone: Sequence[str]) -> list[str]:
+    """Rules that are off, and single causes that are: not all causes of a rule that is."""
+    return [name for name in gone if "." not in name or name.partition(".")[0] not in gone]
+
+
 def _refused(draft: Draft, shape: Validator) -> bool:
     """Whether something of this rule was refused for its shape."""
-    places = [(draft.document, draft.where), *((e.document, e.where) for e in draft.touched)]
+    drafts = [draft, *draft.causes.values()]
+    places = [place for d in drafts for place in [(d.document, d.where), *((e.document, e.where) for e in d.touched)]]
     return any(shape.is_bad(document, where) for document, where in places)
 
 
@@ -213,8 +224,14 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
     off = {*gone}
     rules: dict[str, Any] = {}
     for rule_id, draft in merged.rules.items():
-        body = {key: entry.value for key, entry in draft.entries.items() if key != "enabled"}
-        rules[rule_id] = {**body, "enabled": False} if rule_id in off else body
+        body = _written(draft, rule_id in off)
+        if draft.causes:
+            # Each with all its keys: which of them the rule gave, and which won, is settled here.
+            body["causes"] = {
+                name: _written(draft.part(cause), f"{rule_id}.{name}" in off and rule_id not in off, RULE_ONLY)
+                for name, cause in draft.causes.items()
+            }
+        rules[rule_id] = body
     whole: dict[str, Any] = {"version": 1}
     if merged.metrics:
         whole["metrics"] = {name: entry.value for name, entry in merged.metrics.items()}
@@ -226,11 +243,16 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
     return json.dumps(whole, indent=1, ensure_ascii=False, default=str)
 
 
+def _written(draft: Draft, off: bool, without: Iterable[str] = ()) -> dict[str, Any]:
+    body = {key: entry.value for key, entry in draft.entries.items() if key != "enabled" and key not in without}
+    return {**body, "enabled": False} if off else body
+
+
 # --------------------------------------------------------------------------- the key `explains`
 
 
 def check_explains(merged: Merged, problems: list[Problem]) -> None:
-    """Known rules only, never itself, never in a circle."""
+    """Known rules and causes only, never itself, never in a circle."""
     graph: dict[str, list[str]] = {}
     unknown = 0
     for draft in merged.rules.values():
@@ -238,15 +260,16 @@ def check_explains(merged: Merged, problems: list[Problem]) -> None:
         for i, other in enumerate(entry.value if entry is not None else ()):
             assert entry is not None
             where = (*entry.where, i)
-            if other == draft.id:
+            rule_id, _, cause = str(other).partition(".")
+            if rule_id == draft.id:
                 problems.append(entry.document.problem(where, "explains-itself", "a rule cannot explain itself"))
-            elif other not in merged.rules:
+            elif rule_id not in merged.rules or (cause and cause not in merged.rules[rule_id].causes):
                 unknown += 1
                 text = f'"{shorten(other)}" is not a rule'
                 hint = rule_hint(other, merged.rules) if unknown < SUGGESTIONS else ""
                 problems.append(entry.document.problem(where, "unknown-rule", text, suggestion=hint))
             else:
-                graph.setdefault(draft.id, []).append(other)
+                graph.setdefault(draft.id, []).append(rule_id)
     for ring in _rings(graph):
         entry = merged.rules[ring[0]].entries["explains"]
         text = f"rules explain each other in a circle: {' -> '.join([*ring, ring[0]])}"

@@ -48,6 +48,8 @@ class Document:
     """Where relative names in ``extends`` start."""
     own: bool = True
     """False for packs: their keys give way to a profile's defaults."""
+    named: bool = False
+    """Whether a person names this pack, in `extends` of a file of theirs or on the command line."""
     renamed: dict[KeyPath, str] = field(default_factory=dict)
     """Path of a key that is read as another one -> the key as it is written."""
 

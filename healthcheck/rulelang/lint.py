@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from healthcheck.core.alerts import Severity
+from healthcheck.core.alerts import Kind, Severity
 from healthcheck.core.errors import Problem
 from healthcheck.core.text import as_written
+from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
+from healthcheck.rulelang.document import KeyPath
 from healthcheck.rulelang.merge import Draft, Entry, Merged
-from healthcheck.rulelang.rule import Rule, RuleSet, owners, owns_nonfinite
+from healthcheck.rulelang.rule import Cause, RuleSet, owners, owns_nonfinite
 from healthcheck.rulelang.templates import PLACEHOLDERS
 
 SMALL_WINDOW = 30
@@ -24,18 +26,20 @@ NAN_METRICS = ("loss", "grad_norm")
 def warnings(rules: RuleSet, merged: Merged, registry: Registry) -> list[Problem]:
     """All lint warnings of a rule set that loaded without errors."""
     found: list[Problem] = []
-    for rule in rules.rules:
-        found.extend(_of_rule(rule, merged.rules[rule.id], merged.profile_steps, rules.profile))
+    for rule in rules.causes:
+        found.extend(_of_rule(rule, merged.draft_of(rule), merged.profile_steps, rules.profile))
     for rule_id in rules.off:
-        found.extend(_of_off(merged.rules[rule_id]))
+        if rule_id in merged.rules:
+            found.extend(_of_off(merged.rules[rule_id]))
     found.extend(_unwatched_nan(rules, merged))
     found.extend(_unused_metrics(rules, merged))
     found.extend(_twins(rules, merged))
     found.extend(_missing_units(rules, merged, registry))
+    found.extend(_held_back_by_nothing(rules, merged))
     return found
 
 
-def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None, profile: str) -> Iterator[Problem]:
+def _of_rule(rule: Cause, draft: Draft, profile_steps: int | None, profile: str) -> Iterator[Problem]:
     yield from _of_actions(rule, draft)
     yield from _of_condition(rule, draft)
     if profile_steps:
@@ -44,7 +48,7 @@ def _of_rule(rule: Rule, draft: Draft, profile_steps: int | None, profile: str) 
     yield from _of_words(rule, draft)
 
 
-def _of_actions(rule: Rule, draft: Draft) -> Iterator[Problem]:
+def _of_actions(rule: Cause, draft: Draft) -> Iterator[Problem]:
     names = {spec.name for spec in rule.actions}
     if "stop" in names and rule.severity < Severity.ERROR:
         yield _warn(
@@ -64,7 +68,7 @@ def _of_actions(rule: Rule, draft: Draft) -> Iterator[Problem]:
         )
 
 
-def _of_condition(rule: Rule, draft: Draft) -> Iterator[Problem]:
+def _of_condition(rule: Cause, draft: Draft) -> Iterator[Problem]:
     window = rule.condition.window
     if rule.condition.name in SPIKE_CONDITIONS and 0 < window < SMALL_WINDOW:
         yield _warn(
@@ -94,7 +98,7 @@ def _of_condition(rule: Rule, draft: Draft) -> Iterator[Problem]:
                 )
 
 
-def _too_late(rule: Rule, draft: Draft, profile_steps: int, profile: str) -> Iterator[Problem]:
+def _too_late(rule: Cause, draft: Draft, profile_steps: int, profile: str) -> Iterator[Problem]:
     needed = _steps_needed(rule)
     if needed > profile_steps:
         key = "warmup" if "warmup" in draft.entries else "for" if "for" in draft.entries else "when"
@@ -107,7 +111,7 @@ def _too_late(rule: Rule, draft: Draft, profile_steps: int, profile: str) -> Ite
         )
 
 
-def _of_words(rule: Rule, draft: Draft) -> Iterator[Problem]:
+def _of_words(rule: Cause, draft: Draft) -> Iterator[Problem]:
     hole = re.search(r"\{(" + "|".join(PLACEHOLDERS) + r")[:}]", rule.hint)
     if hole is not None:
         yield _warn(
@@ -117,7 +121,7 @@ def _of_words(rule: Rule, draft: Draft) -> Iterator[Problem]:
         yield _warn(draft, "then", "nothing-happens", "`then` is empty: the alert is only recorded", "")
 
 
-def _stricter_recover(rule: Rule) -> bool:
+def _stricter_recover(rule: Cause) -> bool:
     """Whether some breaching score would also count as recovered."""
     breach, recover = rule.condition.breaches, rule.recover
     if recover is None:
@@ -132,7 +136,7 @@ def _stricter_recover(rule: Rule) -> bool:
     return any(breach(s) and recover(s) for s in scores)
 
 
-def _steps_needed(rule: Rule) -> int:
+def _steps_needed(rule: Cause) -> int:
     warmup = int(rule.warmup.amount) if rule.warmup.unit != "seconds" else 0
     samples = max(rule.min_samples, 1) + rule.hold.need - 1
     window = rule.condition.window
@@ -141,7 +145,7 @@ def _steps_needed(rule: Rule) -> int:
     return max(warmup, 0) + rule.hold.need * rule.every if not rule.min_samples else max(warmup, samples * rule.every)
 
 
-def _evals_of_train_metric(rule: Rule, draft: Draft) -> Iterator[Problem]:
+def _evals_of_train_metric(rule: Cause, draft: Draft) -> Iterator[Problem]:
     if rule.phase in ("eval", "test") or rule.selector.metric.split(".")[0] in ("eval", "test"):
         return
     for key in ("warmup", "for"):
@@ -173,16 +177,16 @@ def _of_off(draft: Draft) -> Iterator[Problem]:
 
 
 def _unwatched_nan(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
-    owned = owners(rules.rules, rules.derived)
-    watched = {r.selector.metric for r in rules.rules if owns_nonfinite(r)}
+    owned = owners(rules.causes, rules.derived)
+    watched = {r.selector.metric for r in rules.causes if owns_nonfinite(r)}
     for metric in NAN_METRICS:
         rule = next(
-            (r for r in rules.rules if r.selector.metric == metric and r.id not in owned and metric not in watched),
+            (r for r in rules.causes if r.selector.metric == metric and r.id not in owned and metric not in watched),
             None,
         )
         if rule is not None:
             yield _warn(
-                merged.rules[rule.id],
+                merged.draft_of(rule),
                 "metric",
                 "nan-unwatched",
                 f"no rule watches {metric} for NaN and infinity, so each rule on it reports them itself",
@@ -191,10 +195,12 @@ def _unwatched_nan(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
 
 
 def _unused_metrics(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
-    used = {r.selector.metric for r in rules.rules} | {g.metric for r in rules.rules for g in r.only_if}
+    by_id = {cause.id for cause in rules.causes}
+    used = {r.selector.metric for r in rules.causes} | {g.metric for r in rules.causes for g in r.only_if}
     used |= {d for f in rules.derived for d in f.inputs}
-    used |= {s.metric for r in rules.rules for s, _ in r.condition.parts if s is not None}
-    used |= {str(merged.rules[i].value("metric", "")).split("[")[0] for i in rules.off}
+    used |= {s.metric for r in rules.causes for s, _ in r.condition.parts if s is not None}
+    off = [part for draft in merged.rules.values() for part in draft.parts() if part.id not in by_id]
+    used |= {str(part.value("metric", "")).split("[")[0] for part in off}
     for formula in rules.derived:
         entry: Entry = merged.metrics[formula.name]
         if formula.name not in used and entry.document.own:
@@ -205,10 +211,10 @@ def _unused_metrics(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
 
 def _twins(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
     seen: dict[str, str] = {}
-    for rule in rules.rules:
+    for rule in rules.causes:
         key = f"{rule.fingerprint}|{rule.phase}|{rule.hold}|{rule.only_if}|{rule.ranks}"
         if key in seen:
-            draft = merged.rules[rule.id]
+            draft = merged.draft_of(rule)
             yield draft.document.problem(
                 draft.where,
                 "twin-rules",
@@ -217,6 +223,21 @@ def _twins(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
                 severity="warning",
             )
         seen.setdefault(key, rule.id)
+
+
+def _held_back_by_nothing(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
+    """``holds_back`` names kinds and tags: a word that is neither here holds nothing back."""
+    known = {tag for cause in rules.causes for tag in cause.tags} | {str(kind) for kind in Kind}
+    places: dict[tuple[str, KeyPath], tuple[Entry, str]] = {}
+    for cause in rules.causes:
+        entry = merged.draft_of(cause).entries.get("holds_back")
+        for i, word in enumerate(cause.holds_back):
+            if entry is not None and entry.document.own and word not in known:
+                places[entry.document.path, (*entry.where, i)] = entry, word
+    for (_, where), (entry, word) in places.items():
+        text = f'"{word}" is no kind, and no rule has such a tag'
+        hint = suggest(word, sorted(known))
+        yield entry.document.problem(where, "holds-back-nothing", text, severity="warning", suggestion=hint)
 
 
 def _warn(draft: Draft, key: str, slug: str, message: str, suggestion: str) -> Problem:
@@ -237,14 +258,14 @@ SMALLEST_BYTES = 1024
 
 def _missing_units(rules: RuleSet, merged: Merged, registry: Registry) -> Iterator[Problem]:
     """``memory.fraction`` above 92: a part of one never is. ``memory.allocated`` above 20: that is 20 bytes."""
-    for rule in rules.rules:
+    for rule in rules.causes:
         metric = registry.metrics.get(rule.selector.key)
-        draft = merged.rules[rule.id]
+        draft = merged.draft_of(rule)
         if metric is not None and metric.unit in ("fraction", "bytes") and draft.document.own:
             yield from _limits(rule, draft, metric.unit)
 
 
-def _limits(rule: Rule, draft: Draft, unit: str) -> Iterator[Problem]:
+def _limits(rule: Cause, draft: Draft, unit: str) -> Iterator[Problem]:
     entry = draft.entries["when"]
     where = entry.where
     body = entry.value

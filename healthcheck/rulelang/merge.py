@@ -3,6 +3,8 @@
 The whole of it in one sentence: **a key you write replaces that whole key of the inherited rule;
 nothing inside a key is merged; null returns a key to its default.** Nearer wins: a file over what
 it extends, a profile over its file, and no pack (nor a pack's profile) over a key of your own file.
+Only ``causes`` is merged, by the name of the cause. Keys of a rule are defaults of its causes; one that a nearer
+file writes counts for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from healthcheck.core.errors import Problem
 from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.quantities import shorten
-from healthcheck.rulelang.rule import Origin
+from healthcheck.rulelang.rule import Cause, Origin
+from healthcheck.rulelang.schema import RULE_ONLY
 from healthcheck.rulelang.validation import did_you_mean
 
 SUGGESTIONS = 100
@@ -31,6 +34,8 @@ class Entry:
     where: KeyPath
     rank: int = 0
     """0: a pack; 1: a pack's profile; 2: your file; 3: your file's profile; 4: the command line."""
+    turn: int = 0
+    """Counts the documents and profiles in the order in which they were laid over each other."""
 
     @property
     def origin(self) -> Origin:
@@ -39,7 +44,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Draft:
-    """One rule before it is compiled: its keys, each from where it was last written."""
+    """One rule or cause before it is compiled: its keys, each from where it was last written."""
 
     id: str
     document: Document
@@ -47,6 +52,10 @@ class Draft:
     entries: dict[str, Entry] = field(default_factory=dict)
     touched: list[Entry] = field(default_factory=list)
     """Every place that wrote something about it, for the hint that an override changes nothing."""
+    causes: dict[str, Draft] = field(default_factory=dict)
+    """By name; of a rule that is not its own only cause."""
+    named: bool = False
+    """Whether a person names it: in a file of theirs, or by the pack that it is in."""
 
     def value(self, key: str, default: Any = None) -> Any:
         """The value of a key as written; ``default`` where nobody wrote it."""
@@ -63,6 +72,29 @@ class Draft:
         else:
             self.entries[key] = new
 
+    def parts(self) -> list[Draft]:
+        """What is compiled: the rule itself, or each of its causes with the keys of the rule as defaults."""
+        return [self.part(cause) for cause in self.causes.values()] if self.causes else [self]
+
+    def part(self, cause: Draft) -> Draft:
+        """A cause with all that the rule says for it. A key that a nearer file gives the rule is one for all causes."""
+        entries = dict(cause.entries)
+        for key, entry in self.entries.items():
+            own = entries.get(key)
+            kept = key in OF_A_CAUSE or (key == "enabled" and entry.value is not False)
+            if own is None or (not kept and _strength(entry) > _strength(own)):
+                entries[key] = entry
+        return Draft(f"{self.id}.{cause.id}", cause.document, cause.where, entries, cause.touched)
+
+
+OF_A_CAUSE = ("metric", "when", "kind")
+"""Keys by which causes differ: one that a rule is given later does not take their place."""
+
+
+def _strength(entry: Entry) -> tuple[int, int]:
+    from_profile = entry.where[:1] == ("profiles",) and entry.where[2:3] == ("defaults",)
+    return (min(entry.rank, 1) if from_profile else entry.rank), entry.turn
+
 
 @dataclass(slots=True)
 class Merged:
@@ -78,6 +110,11 @@ class Merged:
     profile_steps: int | None = None
     problems: list[Problem] = field(default_factory=list)
 
+    def draft_of(self, cause: Cause) -> Draft:
+        """What a compiled cause was made of."""
+        draft = self.rules[cause.rule]
+        return draft.part(draft.causes[cause.name]) if cause.name else draft
+
 
 class Merger:
     """Applies documents in order; ``is_bad`` tells which values the schema refused already."""
@@ -85,6 +122,7 @@ class Merger:
     def __init__(self, is_bad: Callable[[Document, KeyPath], bool]) -> None:
         self.result = Merged()
         self.is_bad = is_bad
+        self._turn = 0
 
     def merge(self, documents: Iterable[Document], profile: str | None) -> Merged:
         listed = [d for d in documents if isinstance(d.data, dict)]
@@ -105,15 +143,18 @@ class Merger:
         """A profile that is not applied must not name rules that exist nowhere either."""
         for rule_id, body in _map(profile.value, "rules").items():
             has_keys = isinstance(body, Mapping)
-            is_rule = rename(rule_id, self.result.renamed) in self.result.rules
-            if not is_rule and not (has_keys and ("metric" in body or "when" in body)):
+            present, _, cause = rename(rule_id, self.result.renamed).partition(".")
+            draft = self.result.rules.get(present)
+            is_rule = draft is not None and (not cause or cause in draft.causes)
+            if not is_rule and not (has_keys and _defines(body)):
                 self._unknown(rule_id, profile.document, (*profile.where, "rules", rule_id), has_keys)
 
     def _file(self, document: Document) -> None:
         data, result = document.data, self.result
         rank = 2 if document.own else 0
+        self._turn += 1
         defaults = {
-            key: Entry(value, document, ("defaults", key), rank)
+            key: Entry(value, document, ("defaults", key), rank, self._turn)
             for key, value in _map(data, "defaults").items()
             if not self.is_bad(document, ("defaults", key))
         }
@@ -141,10 +182,11 @@ class Merger:
 
     def _profile(self, entry: Entry) -> None:
         document, where = entry.document, entry.where
+        self._turn += 1
         for key, value in _map(entry.value, "defaults").items():
             if self.is_bad(document, (*where, "defaults", key)):
                 continue
-            new = Entry(value, document, (*where, "defaults", key), entry.rank)
+            new = Entry(value, document, (*where, "defaults", key), entry.rank, self._turn)
             for draft in self.result.rules.values():
                 known = draft.entries.get(key)
                 if known is None or known.rank < 2 or known.where[0] == "defaults":
@@ -176,31 +218,89 @@ class Merger:
                     fix=(rule_id, present),
                 )
             )
+        present, _, cause = present.partition(".")
         draft = self.result.rules.get(present)
         if draft is None:
-            if not (has_keys and ("metric" in body or "when" in body)):
+            if cause or not (has_keys and _defines(body)):
                 self._unknown(present, document, where, has_keys)
                 return
             draft = self.result.rules[present] = Draft(present, document, where)
             draft.entries.update({k: e for k, e in defaults.items() if e.value is not None})
         elif document is not draft.document or where[0] == "profiles":
             draft.touched.append(Entry(body, document, where, rank))
-        if not has_keys:
-            draft.write("enabled", Entry(body not in ("off", False), document, where, rank))
-            if body in SEVERITIES:
-                draft.write("severity", Entry(body, document, where, rank))
+        draft.named |= document.own or document.named
+        if cause:
+            self._cause(draft, cause, body, document, where, rank)
             return
-        for key, value in body.items():
-            at = (*where, key)
-            if not self.is_bad(document, at):
-                draft.write(key, Entry(value, document, at, rank))
+        for key, value in self._written(draft, body, document, where, rank).items():
+            if key != "causes":
+                draft.write(key, Entry(value, document, (*where, key), rank, self._turn))
+            elif value is None:
+                draft.causes.clear()
+            else:
+                for name, inner in value.items():
+                    self._cause(draft, name, inner, document, (*where, "causes", name), rank)
+
+    def _written(self, draft: Draft, body: Any, document: Document, where: KeyPath, rank: int) -> Mapping[str, Any]:
+        """The keys of a rule or cause that the schema let pass; ``off``, ``on`` and a severity are written at once."""
+        if not isinstance(body, Mapping):
+            draft.write("enabled", Entry(body not in ("off", False), document, where, rank, self._turn))
+            if body in SEVERITIES:
+                draft.write("severity", Entry(body, document, where, rank, self._turn))
+            return {}
+        # Within `causes` each cause is looked at for itself.
+        return {
+            key: value
+            for key, value in body.items()
+            if (key == "causes" and (value is None or isinstance(value, Mapping)))
+            or not self.is_bad(document, (*where, key))
+        }
+
+    def _cause(self, draft: Draft, name: str, body: Any, document: Document, where: KeyPath, rank: int) -> None:
+        """What one file writes about one cause of a rule."""
+        if not isinstance(body, Mapping) and self.is_bad(document, where):
+            return
+        known = draft.causes.get(name)
+        if known is None:
+            if not isinstance(body, Mapping):
+                self._unknown_cause(draft, name, document, where)
+                return
+            made = Draft(name, document, where)
+            kind = body.get("kind")
+            # One that a nearer file adds goes before those that are less certain.
+            after = [n for n, other in draft.causes.items() if document is not other.document and _less(other, kind)]
+            draft.causes[name] = made
+            if after:
+                draft.causes = _before(draft.causes, name, after[0])
+            known = made
+        elif document is not known.document or where[0] == "profiles":
+            known.touched.append(Entry(body, document, where, rank))
+        for key, value in self._written(known, body, document, where, rank).items():
+            if key in RULE_ONLY:
+                if where[-2:-1] == ("causes",):
+                    continue  # the schema has said so; written as `rule.cause: {...}` it takes it for a rule
+                text = f"`{key}` is of the whole rule, not of one cause"
+                hint = f"write it under `{draft.id}:`"
+                self.result.problems.append(
+                    document.problem((*where, key), "of-the-rule", text, key=True, suggestion=hint)
+                )
+                continue
+            known.write(key, Entry(value, document, (*where, key), rank, self._turn))
+
+    def _unknown_cause(self, draft: Draft, name: str, document: Document, where: KeyPath) -> None:
+        near = nearest(name, draft.causes)
+        there = f"there are {', '.join(draft.causes)}" if draft.causes else f'"{draft.id}" is its own only cause'
+        fix = (name, near) if near else None
+        text = f'"{shorten(name)}" is not a cause of "{draft.id}"'
+        hint = did_you_mean(near) or there
+        self.result.problems.append(document.problem(where, "unknown-cause", text, key=True, suggestion=hint, fix=fix))
 
     def _unknown(self, rule_id: str, document: Document, where: KeyPath, has_keys: bool) -> None:
         """Report what neither is a rule nor defines one."""
         if document.broken_within(where):
             return  # what would define it may be what had to be left out
         near = nearest(rule_id, self.result.rules) if len(self.result.problems) < SUGGESTIONS else ""
-        needs = "a new rule needs `metric` and `when`" if has_keys else "check `extends`"
+        needs = "a new rule needs `metric` and `when`, or `causes`" if has_keys else "check `extends`"
         hint, fix = did_you_mean(near) or needs, (rule_id, near) if near else None
         text = f'"{shorten(rule_id)}" is not a rule'
         self.result.problems.append(document.problem(where, "unknown-rule", text, key=True, suggestion=hint, fix=fix))
@@ -211,8 +311,31 @@ def _map(data: Any, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _defines(body: Mapping[str, Any]) -> bool:
+    """Whether keys define a new rule."""
+    return "metric" in body or "when" in body or bool(body.get("causes"))
+
+
+def _less(cause: Draft, kind: Any) -> bool:
+    """Whether a cause is less certain than a kind, as both are written."""
+    order = {"fact": 0, "trend": 2}
+    return order.get(cause.value("kind"), 1) > order.get(kind, 1)
+
+
+def _before(causes: Mapping[str, Draft], name: str, other: str) -> dict[str, Draft]:
+    """The same causes, ``name`` standing before ``other``."""
+    moved = causes[name]
+    found: dict[str, Draft] = {}
+    for key, cause in causes.items():
+        if key == other:
+            found[name] = moved
+        if key != name:
+            found[key] = cause
+    return found
+
+
 def rename(rule_id: str, renamed: Mapping[str, str]) -> str:
-    """The present id of a rule; ``renamed`` comes from the packs' ``renamed:`` blocks."""
+    """The present id of a rule, which may be ``rule.cause`` now; ``renamed`` comes from the packs' ``renamed:`` blocks."""
     seen = set()
     while rule_id in renamed and rule_id not in seen:
         seen.add(rule_id)

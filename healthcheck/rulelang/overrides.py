@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +12,7 @@ from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_steps, shorten
-from healthcheck.rulelang.rule import Mute
+from healthcheck.rulelang.rule import Mute, named
 
 RANK = 4
 """Above every file (see :class:`~healthcheck.rulelang.merge.Entry`)."""
@@ -31,8 +30,8 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
                 document.problem((), "usage", "expected RULE.key=value, such as loss-spike.when.robust_z.above=12")
             )
             continue
-        draft = rules.get(rule_id)
-        if draft is None:
+        rule = draft = rules.get(rule_id)
+        if rule is None or draft is None:
             problems.append(
                 document.problem((), "unknown-rule", f'"{rule_id}" is not a rule', suggestion=rule_hint(rule_id, rules))
             )
@@ -43,13 +42,33 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
             continue
         key, *inner = rest.split(".")
         value = parsed.data["value"]
+        where: tuple[str, ...] = ("rules", rule_id)
+        if key in rule.causes:  # `rule.cause.key`, as causes are named everywhere else
+            key, inner = "causes", [key, *inner]
+        if key == "causes" and inner:
+            name, *inner = inner
+            draft = rule.causes.get(name)
+            if draft is None:
+                text, hint = f'"{name}" is not a cause of "{rule_id}"', rule_hint(name, rule.causes)
+                problems.append(document.problem((), "unknown-cause", text, suggestion=hint))
+                continue
+            if not inner:
+                problems.append(document.problem((), "usage", f"expected {rule_id}.causes.{name}.key=value"))
+                continue
+            key, *inner = inner
+            where = (*where, "causes", name)
+            if inner and key not in draft.entries and key in rule.entries:  # a leaf of what the rule says for all
+                draft.entries[key] = rule.entries[key]
         if inner:
             value = _changed(draft, key, inner, value, document, problems)
             if value is _REFUSED:
                 continue
-        document.data = {"version": 1, "rules": {rule_id: {key: value}}}
+        data: Any = {key: value}
+        for part in reversed(where):
+            data = {part: data}
+        document.data = {"version": 1, **data}
         documents.append(document)
-        draft.write(key, Entry(value, document, ("rules", rule_id, key), RANK))
+        draft.write(key, Entry(value, document, (*where, key), RANK))
     return documents
 
 
@@ -91,24 +110,50 @@ def _step(at: Any, part: str) -> Any:
 def switched_off(
     rules: dict[str, Draft], off: Iterable[str], only: Iterable[str], problems: list[Problem]
 ) -> list[str]:
-    """Ids of the rules that are not to be judged: ``off`` in a file, ``--off``, and all but ``--only``."""
-    gone = {rule_id for rule_id, draft in rules.items() if draft.value("enabled", True) is False}
+    """What is not to be judged, rules and causes (``rule.cause``): ``off`` in a file, ``--off``, all but ``--only``.
+
+    All causes of a rule that is off are in the result; a rule all of whose causes are off is, too.
+    """
+    names = all_names(rules)
+    gone: set[str] = set()
+    gone.update(part.id for draft in rules.values() for part in draft.parts() if part.value("enabled") is False)
     wanted: set[str] = set()
     only = list(only)
     for flag, patterns, target in (("--off", off, gone), ("--only", only, wanted)):
         for pattern in patterns:
-            hits = fnmatch.filter(rules, pattern)
+            hits = [name for name in names if named(pattern, name)]
             if not hits:
                 where = Document(f"{flag} {shorten(pattern)}")
-                problems.append(
-                    where.problem(
-                        (), "unknown-rule", f'"{pattern}" is not a rule', suggestion=rule_hint(pattern, rules)
-                    )
-                )
+                problems.append(_no_such(where, (), pattern, rules))
             target.update(hits)
     if only:  # naming a rule exactly switches it on even if a file has it off; a glob does not
-        gone = {rule_id for rule_id in rules if rule_id not in wanted} | {i for i in gone if i not in only}
-    return [rule_id for rule_id in rules if rule_id in gone]
+        gone = {name for name in names if name not in wanted} | {n for n in gone if not _exactly(n, only)}
+    whole = [i for i, draft in rules.items() if draft.causes and all(f"{i}.{c}" in gone for c in draft.causes)]
+    gone.update(whole)
+    return [name for i, draft in rules.items() for name in (i, *(f"{i}.{c}" for c in draft.causes)) if name in gone]
+
+
+def all_names(rules: dict[str, Draft]) -> list[str]:
+    """Every cause as it is named outside of its rule; a rule that is its own only cause by its id."""
+    return [part.id for draft in rules.values() for part in draft.parts()]
+
+
+def _exactly(name: str, only: Iterable[str]) -> bool:
+    return name in only or name.partition(".")[0] in only
+
+
+def _no_such(document: Document, where: tuple[str | int, ...], name: str, rules: dict[str, Draft]) -> Problem:
+    """Neither a rule nor a cause."""
+    rule_id, _, cause = name.partition(".")
+    if cause and rule_id in rules:
+        causes = rules[rule_id].causes
+        hint = rule_hint(cause, causes) if causes else f"`{rule_id}` is its own only cause"
+        return document.problem(
+            where, "unknown-cause", f'"{shorten(cause)}" is not a cause of "{rule_id}"', suggestion=hint
+        )
+    owners = [rule for rule, draft in rules.items() if name in draft.causes]
+    hint = f'did you mean "{owners[0]}.{name}"?' if owners else rule_hint(name, rules)
+    return document.problem(where, "unknown-rule", f'"{shorten(name)}" is not a rule', suggestion=hint)
 
 
 def file_mutes(
@@ -160,12 +205,11 @@ def _mutable(
     force: bool,
     problems: list[Problem],
 ) -> bool:
-    hits = fnmatch.filter(rules, mute.rule)
+    hits = [part for draft in rules.values() for part in draft.parts() if named(mute.rule, part.id)]
     if not hits:
-        text = f'"{shorten(mute.rule)}" is not a rule'
-        problems.append(document.problem(where, "unknown-rule", text, suggestion=rule_hint(mute.rule, rules)))
+        problems.append(_no_such(document, where, mute.rule, rules))
         return False
-    deaf = [rule_id for rule_id in hits if _finds_nan(rules[rule_id])]
+    deaf = [part.id for part in hits if _finds_nan(part)]
     if deaf and not force:
         text = f'muting "{deaf[0]}" would hide NaN and infinity'
         hint = (

@@ -1,15 +1,19 @@
-"""Rules as the engine uses them: compiled, checked, immutable. What each key means: docs/reference/rule-files.md."""
+"""Rules as the engine uses them: compiled, checked, immutable. What each key means: docs/reference/rule-files.md.
+
+A :class:`Rule` is what users write and read about: one disease of a training run. A :class:`Cause` is one way in which
+it shows: what is watched, when it is bad, how certain that is. A rule without ``causes`` is its own only cause.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from healthcheck.core.alerts import Severity
+from healthcheck.core.alerts import Kind, Severity
 from healthcheck.core.errors import Problem
 from healthcheck.core.protocols import Comparator, Condition
 from healthcheck.core.samples import CONTEXT_LABELS, Labels
@@ -120,13 +124,57 @@ class ActionSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     after: int = 1
     """Runs only from the n-th time on that the alert runs its actions."""
+    stage: str = ""
+    """``observe``, ``mitigate`` or ``stop``; only what observes is held back where another alert explains this one."""
+
+    @property
+    def key(self) -> str:
+        """Within one episode the same action with the same options runs once, whichever cause names it."""
+        return f"{self.name}:{sorted(self.options.items(), key=str)}"
+
+
+SUBJECTS = frozenset(
+    (
+        "loss",
+        "gradients",
+        "weights",
+        "updates",
+        "learning-rate",
+        "activations",
+        "evaluation",
+        "predictions",
+        "data",
+        "memory",
+        "throughput",
+        "reward",
+        "balance",
+    )
+)
+"""Tags that say what a cause is about. While a fact fires, trends about the same get no block of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One compiled rule. Keys as in the rule file; defaults filled in."""
+class AppliesIf:
+    """When a rule of an automatic pack applies to a run: once all that is asked for has been seen."""
+
+    metrics: tuple[str, ...] = ()
+    """One of these metrics (names or globs) has had a sample."""
+    optimizers: int = 0
+    """At least so many optimizers."""
+    ranks: int = 0
+    """At least so many processes that train together."""
+    adapters: bool = False
+    """Adapters (LoRA and the like) in the model."""
+    router: bool = False
+    """A router that sends tokens to experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One way in which a rule shows, compiled. Keys as in the rule file; defaults filled in."""
 
     id: str
+    """``rule.cause``, or the rule's id where the rule is its own only cause."""
     selector: Selector
     condition: Condition
     when: Any
@@ -138,7 +186,7 @@ class Rule:
     min_samples: int = 0
     every: int = 1
     cooldown: int | None = None
-    """Steps between two action runs of one alert; None: once per episode."""
+    """Of its rule."""
     only_if: tuple[Guard, ...] = ()
     phase: str = "any"
     ranks: str = "each"
@@ -149,12 +197,28 @@ class Rule:
     hint: str = ""
     docs: str = ""
     tags: tuple[str, ...] = ()
-    explains: tuple[str, ...] = ()
+    kind: Kind = Kind.MEASURE
+    holds_back: tuple[str, ...] = ()
+    """Kinds and tags of less certain causes that get no block of their own while this one fires."""
+    basis: tuple[str, ...] = ()
+    """Papers, issues, documentation that this cause rests on."""
+    applies_if: AppliesIf | None = None
+    """Of its rule."""
     mode: str = "act"
     required: bool = False
     preview: bool = False
     origin: Origin = Origin("<rules>")
     key_origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """Id of its rule."""
+        return self.id.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name within the rule; empty if the rule is its own only cause."""
+        return self.id.partition(".")[2]
 
     @property
     def fingerprint(self) -> str:
@@ -163,8 +227,54 @@ class Rule:
 
     @property
     def may_stop(self) -> bool:
-        """Whether an alert of this rule can end the run."""
+        """Whether an alert of this cause can end the run."""
         return self.mode == "act" and any(a.name == "stop" for a in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What users write and read about: a disease, with the causes by which it is seen, most certain first.
+
+    It has one episode at a time: from the first cause that fires until all have recovered.
+    """
+
+    id: str
+    causes: tuple[Cause, ...]
+    cooldown: int | None = None
+    """Steps between two action runs of one alert; None: once per episode."""
+    explains: tuple[str, ...] = ()
+    """Rules, or causes as ``rule.cause``, that get no block of their own while this rule fires."""
+    applies_if: AppliesIf | None = None
+    """None: it always applies, so that no data is "not judged"."""
+    origin: Origin = Origin("<rules>")
+
+    @property
+    def severity(self) -> Severity:
+        """The highest that an alert of this rule can have."""
+        return max(cause.severity for cause in self.causes)
+
+    @property
+    def required(self) -> bool:
+        """Whether the run fails if some cause that says so was not judged."""
+        return any(cause.required for cause in self.causes)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Of all its causes."""
+        return tuple(dict.fromkeys(tag for cause in self.causes for tag in cause.tags))
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether an alert of this rule can end the run."""
+        return any(cause.may_stop for cause in self.causes)
+
+
+def named(pattern: str, name: str) -> bool:
+    """Whether a name or glob, of rules or of causes as ``rule.cause``, means a cause: a rule means all its causes."""
+    if pattern in (name, name.partition(".")[0]):
+        return True
+    match = _glob(pattern)
+    return match(name) is not None or match(name.partition(".")[0]) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +282,16 @@ class Mute:
     """Judged and recorded, no action, not counted. ``reason`` is required."""
 
     rule: str
-    """Rule id or glob."""
+    """Rule id, ``rule.cause`` or glob."""
     reason: str
     first: int = 0
     last: int | None = None
     origin: Origin = Origin("<command line>")
 
-    def covers(self, rule: str, step: int) -> bool:
-        """Whether the alert of a rule at a step is muted."""
+    def covers(self, name: str, step: int) -> bool:
+        """Whether what a rule or a cause (``rule.cause``) finds at a step is muted."""
         inside = step >= self.first and (self.last is None or step <= self.last)
-        return inside and (self.rule == rule or _glob(self.rule)(rule) is not None)
+        return inside and named(self.rule, name)
 
 
 class Derived:
@@ -236,7 +346,7 @@ class RuleSet:
     """What the start line names: ``team.yaml``, ``healthcheck:recommended@1 (no config found)``."""
     profile: str = ""
     off: list[str] = field(default_factory=list)
-    """Ids of rules that are switched off (``off``, ``--off``, ``--only``)."""
+    """Ids of rules, and of causes of rules that go on, that are switched off (``off``, ``--off``, ``--only``)."""
     write: Callable[[], str] = str
     """Gives ``text``: most who load rules never ask for it."""
     warnings: list[Problem] = field(default_factory=list)
@@ -247,15 +357,29 @@ class RuleSet:
         """The effective rules as YAML, for the record."""
         return self.write()
 
+    @property
+    def causes(self) -> list[Cause]:
+        """All causes of all rules, in file order: what the engine judges."""
+        return [cause for rule in self.rules for cause in rule.causes]
+
     def __getitem__(self, rule_id: str) -> Rule:
         return next(r for r in self.rules if r.id == rule_id)
+
+    def cause(self, name: str) -> Cause:
+        """A cause by ``rule.cause``, or the only one of a rule. Raises ``StopIteration`` for a name that is not there."""
+        return next(cause for cause in self.causes if cause.id == name)
+
+    def keeping(self, keep: Callable[[Cause], bool]) -> RuleSet:
+        """The same rule set with these causes only; a rule of which none is left is left out."""
+        kept = [(rule, tuple(cause for cause in rule.causes if keep(cause))) for rule in self.rules]
+        return replace(self, rules=[replace(rule, causes=causes) for rule, causes in kept if causes])
 
 
 # --------------------------------------------------------------------------- who owns the non-finite samples of a metric
 
 
-def owners(rules: Iterable[Rule], derived: Iterable[Derived] = ()) -> dict[str, str]:
-    """Rule id -> id of the ``nonfinite`` rule that owns the non-finite samples it would see: one event, one alert.
+def owners(causes: Iterable[Cause], derived: Iterable[Derived] = ()) -> dict[str, str]:
+    """Cause -> the ``nonfinite`` cause that owns the non-finite samples it would see, by id: one event, one alert.
 
     A NaN breaches every numeric rule. But where an enabled ``nonfinite`` rule covers the same metric and phase, it
     owns such samples and the others skip them. Ownership goes by the base name of the metric: labels are ignored. A
@@ -267,19 +391,19 @@ def owners(rules: Iterable[Rule], derived: Iterable[Derived] = ()) -> dict[str, 
     Rules that nobody excuses are not in the result. Where several ``nonfinite`` rules cover a
     metric, each judges for itself and the first in file order is named.
     """
-    listed = list(rules)
-    dedicated = [rule for rule in listed if owns_nonfinite(rule)]
+    listed = list(causes)
+    dedicated = [cause for cause in listed if owns_nonfinite(cause)]
     formulas = {formula.name: formula for formula in derived}
     found: dict[str, str] = {}
-    for rule in listed:
-        if rule.condition.judges_nonfinite:
+    for cause in listed:
+        if cause.condition.judges_nonfinite:
             continue
         owning = [
-            next((o for o in dedicated if _covers(o, metric, rule.phase)), None)
-            for metric in _inputs(rule.selector.metric, formulas)
+            next((o for o in dedicated if _covers(o, metric, cause)), None)
+            for metric in _inputs(cause.selector.metric, formulas)
         ]
         if owning and owning[0] is not None and None not in owning:
-            found[rule.id] = owning[0].id
+            found[cause.id] = owning[0].id
     return found
 
 
@@ -291,10 +415,12 @@ def _inputs(metric: str, formulas: Mapping[str, Derived]) -> list[str]:
     return [raw for name in formula.inputs if name != metric for raw in _inputs(name, formulas)]
 
 
-def owns_nonfinite(rule: Rule) -> bool:
-    """Whether the rule is the plain ``when: nonfinite``, or a count that one sample reaches."""
-    return rule.condition.judges_nonfinite and rule.condition.breaches(1.0)
+def owns_nonfinite(cause: Cause) -> bool:
+    """Whether the cause is the plain ``when: nonfinite``, or a count that one sample reaches."""
+    return cause.condition.judges_nonfinite and cause.condition.breaches(1.0)
 
 
-def _covers(owner: Rule, metric: str, phase: str) -> bool:
-    return owner.selector.metric == metric and owner.phase in ("any", phase)
+def _covers(owner: Cause, metric: str, cause: Cause) -> bool:
+    # One that may not apply to this run owns nothing: a NaN would be nobody's then.
+    certain = owner.applies_if is None or owner.applies_if == cause.applies_if
+    return certain and owner.selector.metric == metric and owner.phase in ("any", cause.phase)

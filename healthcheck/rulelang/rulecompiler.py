@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.core.alerts import Severity
+from healthcheck.core.alerts import Kind, Severity
 from healthcheck.core.errors import Problem
 from healthcheck.core.protocols import Condition
 from healthcheck.extend.registry import Registry
@@ -16,7 +16,7 @@ from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
-from healthcheck.rulelang.rule import ActionSpec, Guard, Hold, Rule, Selector, Span
+from healthcheck.rulelang.rule import ActionSpec, AppliesIf, Cause, Guard, Hold, Rule, Selector, Span
 from healthcheck.rulelang.templates import Template, TemplateError, default_message
 
 FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
@@ -34,8 +34,81 @@ class RuleCompiler:
         self._fitting: set[str] = set()
         """Names of conditions that have all that their protocol asks for."""
 
-    def compile(self, draft: Draft) -> Rule | None:
-        """The rule, or None if something is wrong with it."""
+    def compile(self, draft: Draft, gone: Container[str] = ()) -> Rule | None:
+        """The rule, or None if something is wrong with it, or nothing is left of it.
+
+        :param gone: causes that are switched off: looked at, since they may be switched on for one run, and left out.
+        """
+        before = len(self.problems)
+        cooldown = self._cooldown(draft)
+        applies_if = self._applies_if(draft)
+        self._order(draft)
+        self._useless(draft)
+        causes = [self._cause(part, cooldown, applies_if) for part in draft.parts()]
+        # What is wrong with a key of the rule is wrong in each of its causes, and said once.
+        self.problems[before:] = list(dict.fromkeys(self.problems[before:]))
+        if any(p.severity == "error" for p in self.problems[before:]):
+            return None
+        kept = tuple(cause for cause in causes if cause is not None and cause.id not in gone)
+        if not kept:
+            return None
+        return Rule(
+            id=draft.id,
+            causes=kept,
+            cooldown=cooldown,
+            explains=tuple(draft.value("explains", ())),
+            applies_if=applies_if,
+            origin=draft.document.origin(draft.where, key=True),
+        )
+
+    # -- the rule as a whole ------------------------------------------------------------
+
+    def _cooldown(self, draft: Draft) -> int | None:
+        self._draft = draft
+        return self._steps("cooldown", None, least=0)
+
+    def _applies_if(self, draft: Draft) -> AppliesIf | None:
+        """None for what a person names or demands: without data that is not judged, instead of out of place."""
+        written = draft.value("applies_if")
+        required = any(part.value("required") is True for part in draft.parts())
+        if not isinstance(written, Mapping) or draft.named or required:
+            return None
+        return AppliesIf(
+            metrics=tuple(written.get("metrics", ())),
+            optimizers=int(written.get("optimizers", 0)),
+            ranks=int(written.get("ranks", 0)),
+            adapters=written.get("adapters") is True,
+            router=written.get("router") is True,
+        )
+
+    def _order(self, draft: Draft) -> None:
+        """A trend never stands before a fact: the order says what is believed first."""
+        trend: Draft | None = None
+        for cause in draft.parts() if draft.causes else ():
+            kind = cause.value("kind", "measure")
+            if kind == "trend":
+                trend = trend or cause
+            elif kind == "fact" and trend is not None:
+                name, later = trend.id.partition(".")[2], cause.id.partition(".")[2]
+                text = f"`{name}` is a trend and stands before the fact `{later}`; causes stand with the most certain first"
+                hint = f"move `{name}` below `{later}`"
+                self.problems.append(
+                    trend.document.problem(trend.where, "trend-first", text, key=True, suggestion=hint)
+                )
+                return
+
+    def _useless(self, draft: Draft) -> None:
+        """A metric or condition of a rule whose causes all have their own would change nothing, or all of them alike."""
+        for key in ("metric", "when"):
+            entry = draft.entries.get(key)
+            if draft.causes and entry is not None and all(key in cause.entries for cause in draft.causes.values()):
+                first = next(iter(draft.causes))
+                text = f'every cause of "{draft.id}" has a `{key}` of its own, so this one is not used'
+                hint = f"write `causes: {{{first}: {{{key}: ...}}}}`, or `causes: null` to have none of them"
+                self.problems.append(entry.document.problem(entry.where, "unused-key", text, key=True, suggestion=hint))
+
+    def _cause(self, draft: Draft, cooldown: int | None, applies_if: AppliesIf | None) -> Cause | None:
+        """One cause, or None if something is wrong with it."""
         # Every key is looked at even after a mistake: one run of `check` shows all of them.
         before = len(self.problems)
         self._draft = draft
@@ -44,7 +117,6 @@ class RuleCompiler:
         hold = self._read("for", Hold(), parse_hold)
         warmup = self._read("warmup", Span(0), parse_span)
         every = self._steps("every", 1, least=1)
-        cooldown = self._steps("cooldown", None, least=0)
         severity = Severity.parse(draft.value("severity", "warning"))
         recover = self._recover()
         guards = self._guards()
@@ -54,7 +126,7 @@ class RuleCompiler:
         if any(p.severity == "error" for p in self.problems[before:]) or selector is None or condition is None:
             return None
         min_samples = draft.value("min_samples") or condition.min_samples
-        return Rule(
+        return Cause(
             id=draft.id,
             selector=selector,
             condition=condition,
@@ -74,7 +146,10 @@ class RuleCompiler:
             hint=_one_line(draft.value("hint", "")),
             docs=draft.value("docs", ""),
             tags=tuple(draft.value("tags", ())),
-            explains=tuple(draft.value("explains", ())),
+            kind=Kind.parse(draft.value("kind", "measure")),
+            holds_back=tuple(draft.value("holds_back", ())),
+            basis=tuple(draft.value("basis", ())),
+            applies_if=applies_if,
             mode=draft.value("mode", "act"),
             required=draft.value("required", False),
             preview=draft.value("preview", False),
@@ -241,13 +316,14 @@ class RuleCompiler:
     def _actions(self, severity: Severity) -> tuple[ActionSpec, ...]:
         entry = self._draft.entries.get("then")
         if entry is None:
-            return (ActionSpec("note" if severity is Severity.INFO else "warn"),)
+            return (ActionSpec("note" if severity is Severity.INFO else "warn", stage="observe"),)
         specs = []
         for item in entry.value:
             name, options = (item, None) if isinstance(item, str) else next(iter(item.items()), ("", None))
             own = dict(options or {})
             after = own.pop("after", 1)
-            specs.append(ActionSpec(str(name), own, after))
+            action = self.registry.actions.get(str(name))
+            specs.append(ActionSpec(str(name), own, after, action.stage if action is not None else ""))
         return tuple(specs)
 
     def _message(self, condition: Condition | None) -> Any:

@@ -26,6 +26,8 @@ from healthcheck.rulelang.validation import Answer, Format, did_you_mean, listed
 
 FILE = "rules-v1.schema.json"
 COMBINED = ("all", "any")
+RULE_ONLY = ("causes", "cooldown", "explains", "applies_if")
+"""Keys that count for a whole rule, and stand beside its causes."""
 
 
 @cache
@@ -88,6 +90,12 @@ def build_schema(registry: Registry) -> dict[str, Any]:
         "properties": {name: {"description": s.help, **s.schema} for name, s in SETTINGS.items()},
     }
     definitions["action"], definitions["actionName"] = _actions(registry)
+    keys = definitions["rule"]["properties"]
+    definitions["cause"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: value for key, value in keys.items() if key not in RULE_ONLY},
+    }
     return {**shipped, "definitions": definitions}
 
 
@@ -209,8 +217,20 @@ RULE_SYNONYMS: dict[str, str] = {
     "url": "docs",
     "runbook_url": "docs",
     "labels": "tags",
-    "inhibits": "explains",
-    "suppresses": "explains",
+    "inhibits": "holds_back",
+    "suppresses": "holds_back",
+    "inhibit": "holds_back",
+    "reasons": "causes",
+    "cause": "causes",
+    "variants": "causes",
+    "sources": "basis",
+    "references": "basis",
+    "reference": "basis",
+    "source": "basis",
+    "citations": "basis",
+    "enabled_if": "applies_if",
+    "certainty": "kind",
+    "type": "kind",
     "disabled": "enabled",
 }
 """Word of another tool -> our key of a rule. ``threshold`` is answered apart: it is no key."""
@@ -299,6 +319,18 @@ SEVERITY_SYNONYMS: dict[str, str] = {
     "page": "error",
 }
 
+KIND_SYNONYMS: dict[str, str] = {
+    "certain": "fact",
+    "error": "fact",
+    "wiring": "fact",
+    "threshold": "measure",
+    "number": "measure",
+    "limit": "measure",
+    "curve": "trend",
+    "statistical": "trend",
+    "heuristic": "trend",
+}
+
 ACTION_SYNONYMS: dict[str, str] = {
     "abort": "stop",
     "kill": "stop",
@@ -337,14 +369,18 @@ class RuleFormat(Format):
         """Keys that stand in the wrong place, or that another tool has where we have none."""
         kind, synonyms = _level(where)
         text = f'unknown key "{shorten(key)}"'
-        if kind == "rule" and key == "threshold":
+        if kind == "cause" and key in RULE_ONLY:
+            text = f"`{key}` is of the whole rule, not of one cause"
+            hint = "causes have no causes" if key == "causes" else "write it beside `causes:`"
+            return Answer(text, hint, "of-the-rule")
+        if kind in ("rule", "cause") and key == "threshold":
             return Answer(text, f"write `when: {{above: {shorten(str(value), 20)}}}`", "unknown-key")
         if key == "disabled":
             return Answer(text, "write `enabled: false`, or `rule-id: off`", "unknown-key")
         if kind == "condition" and key in COMBINED:
             hint = "one level is all there is; write two rules"
             return Answer(f"`{key}` cannot stand inside `all` or `any`", hint, "nested")
-        if kind == "rule" and key not in synonyms and (key in self.conditions or not nearest(key, known)):
+        if kind in ("rule", "cause") and key not in synonyms and (key in self.conditions or not nearest(key, known)):
             # A condition beside `metric`, not under `when`.
             close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
             if close:
@@ -357,11 +393,13 @@ class RuleFormat(Format):
         """A severity, condition or action of another tool; or an expression where a condition belongs."""
         if not where:
             return None
-        table = {"severity": SEVERITY_SYNONYMS, "when": CONDITION_SYNONYMS}.get(str(where[-1]), {})
+        table = {"severity": SEVERITY_SYNONYMS, "when": CONDITION_SYNONYMS, "kind": KIND_SYNONYMS}.get(
+            str(where[-1]), {}
+        )
         holder = where[-2] if len(where) >= 2 else ""
         if holder == "then":
             table = ACTION_SYNONYMS
-        if holder == "rules":
+        if holder in ("rules", "causes"):
             table = SEVERITY_SYNONYMS
         ours = table.get(str(value), "")
         meant = ours if ours in words else nearest(str(value), words)
@@ -376,6 +414,8 @@ class RuleFormat(Format):
 
     def wrong_type(self, where: KeyPath, value: Any) -> Answer | None:
         """Rules as a list, which most other tools have."""
+        if where and where[-1] == "causes" and isinstance(value, list):
+            return Answer("`causes` is a map from name to cause, not a list", "write `not-in-optimizer: {metric: ...}`")
         if where == ("rules",) and isinstance(value, list):
             text = "`rules` is a map from rule id to rule, not a list"
             return Answer(text, "write `loss-spike: {metric: ...}` without dashes")
@@ -397,7 +437,7 @@ class RuleFormat(Format):
 
     def good_name(self, where: KeyPath, key: str) -> str:
         """A rule id made of what was written."""
-        if not where or where[-1] != "rules":
+        if not where or where[-1] not in ("rules", "causes"):
             return ""
         spaced = "".join(c.lower() if c.isalnum() else " " for c in key)
         mended = "-".join(spaced.split())
@@ -416,6 +456,12 @@ def _level(where: KeyPath) -> tuple[str, Mapping[str, str]]:
         return "other", {}
     if not body:
         return "rule", RULE_SYNONYMS
+    if body[0] == "causes" and len(body) >= 2:
+        body = body[2:]
+        if not body:
+            return "cause", RULE_SYNONYMS
+    elif body[0] == "causes":
+        return "other", {}
     if body[0] == "when":
         inner = body[1:]
         if not inner or (len(inner) == 2 and inner[0] in COMBINED):

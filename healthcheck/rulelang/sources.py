@@ -68,7 +68,12 @@ class Collector:
             self._take(load_file(path, shown=_shown(path)), key=key)
 
     def _pack(self, name: str, extending: Document | None, where: tuple[str | int, ...]) -> None:
-        if self._is_open(name, name, extending, where) or name in self._seen:
+        by_name = extending is None or extending.own
+        if self._is_open(name, name, extending, where):
+            return
+        if name in self._seen:
+            for known in self.documents if by_name else ():
+                known.named |= known.path == name
             return
         try:
             document = load_pack(name, self.registry)
@@ -79,6 +84,7 @@ class Collector:
             else:
                 self.problems.append(extending.problem(where, "no-such-pack", str(error), suggestion=error.suggestion))
             return
+        document.named = by_name
         self._take(document, key=name)
 
     def _take(self, document: Document, *, key: str) -> None:

@@ -28,16 +28,21 @@ class Difference:
     """Step at which it happened instead."""
     rank: int = 0
     series: str = ""
+    cause: str = ""
+    """``rule.cause`` that it is about, where it is about one."""
 
 
 def compare(test: RuleTest, played: Played) -> list[Difference]:
     """All differences, in the order of ``expect``; unexpected alerts come last.
 
+    An entry names a rule, and means its episodes, or ``rule.cause``, and means what that cause found in them.
+
     Each entry with ``fires`` takes one episode per step, exact matches first; an entry without
     takes all that nobody else took. What is left over was not expected: the world is closed.
     """
     taken: dict[int, list[Episode]] = {i: [] for i in range(len(test.expect))}
-    free = list(played.episodes)
+    free, optional = _named(test, played)
+    free += optional
     dated = [(i, entry) for i, entry in enumerate(test.expect) if entry.fires is not None]
     for i, entry in dated:
         for step in entry.fires or ():
@@ -52,7 +57,24 @@ def compare(test: RuleTest, played: Played) -> list[Difference]:
     found: list[Difference] = []
     for i, entry in enumerate(test.expect):
         found += _entry(entry, sorted(taken[i], key=lambda e: e.alert.fired_step), played)
-    return found + [_unexpected(test, episode, len(played.engines)) for episode in free]
+    left = [episode for episode in free if not any(episode is known for known in optional)]
+    return found + [_unexpected(test, episode, len(played.engines)) for episode in left]
+
+
+def _named(test: RuleTest, played: Played) -> tuple[list[Episode], list[Episode]]:
+    """The episodes as this test names them: by rule, or in parts by cause; and parts of those that it names by rule."""
+    names = {entry.rule for entry in test.expect}
+    must: list[Episode] = []
+    may: list[Episode] = []
+    for episode in played.episodes:
+        alert = episode.alert
+        by_cause = alert.cause and any(name.startswith(f"{alert.rule}.") for name in names)
+        if not by_cause or alert.rule in names:
+            must.append(episode)
+        if by_cause:
+            parts = [episode.part(finding.cause) for finding in alert.findings]
+            (may if alert.rule in names else must).extend(parts)
+    return must, may
 
 
 def _take(free: list[Episode], into: list[Episode], candidates: Iterator[Episode]) -> bool:
@@ -65,7 +87,7 @@ def _take(free: list[Episode], into: list[Episode], candidates: Iterator[Episode
 
 
 def _fits(entry: Expected, episode: Episode) -> bool:
-    return entry.rule == episode.alert.rule and (entry.rank is None or entry.rank == episode.alert.rank)
+    return entry.rule == episode.name and (entry.rank is None or entry.rank == episode.alert.rank)
 
 
 def _entry(entry: Expected, episodes: list[Episode], played: Played) -> Iterable[Difference]:
@@ -104,7 +126,7 @@ def _about(
     entry: Expected, episode: Episode, text: str, kind: str, wanted: int | None, happened: int | None
 ) -> Difference:
     rank = episode.alert.rank
-    return Difference(entry.rule, text, kind, entry.where, wanted, happened, rank, _series(episode))
+    return Difference(entry.rule, text, kind, entry.where, wanted, happened, rank, _series(episode), episode.alert.name)
 
 
 def _details(entry: Expected, episode: Episode) -> Iterable[Difference]:
@@ -127,6 +149,9 @@ def _details(entry: Expected, episode: Episode) -> Iterable[Difference]:
         yield differs("series", entry.series, ", ".join(names))
     if entry.message is not None and not (entry.message in alert.message or _glob(entry.message, alert.message)):
         yield differs("message", f'"{entry.message}"', f'"{alert.message}"')
+    also = [finding.cause for finding in alert.also]
+    if entry.also is not None and sorted(entry.also) != sorted(also):
+        yield differs("also", _names(entry.also), _names(also))
     if entry.explained_by is not None and entry.explained_by != alert.explained_by:
         yield differs("explained_by", entry.explained_by, alert.explained_by or "not explained")
 
@@ -134,7 +159,7 @@ def _details(entry: Expected, episode: Episode) -> Iterable[Difference]:
 def _unexpected(test: RuleTest, episode: Episode, ranks: int) -> Difference:
     alert = episode.alert
     on = f" on rank {alert.rank}" if ranks > 1 else ""
-    listed = [entry for entry in test.expect if entry.rule == alert.rule]
+    listed = [entry for entry in test.expect if entry.rule == episode.name]
     why = "no alert was expected" if not test.expect else "it is not in `expect`"
     if listed:
         why = (
@@ -146,7 +171,8 @@ def _unexpected(test: RuleTest, episode: Episode, ranks: int) -> Difference:
     if alert.explained_by:
         text += f" (explained by {alert.explained_by})"
     where = listed[0].where if listed else (*test.where, "expect")
-    return Difference(alert.rule, text, "unexpected", where, None, alert.fired_step, alert.rank, _series(episode))
+    step, rank = alert.fired_step, alert.rank
+    return Difference(episode.name, text, "unexpected", where, None, step, rank, _series(episode), alert.name)
 
 
 def _series(episode: Episode) -> str:

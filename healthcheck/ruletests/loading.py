@@ -53,6 +53,8 @@ class Expected:
     """A part of the message, or a glob."""
     rank: int | None = None
     explained_by: str | None = None
+    also: tuple[str, ...] | None = None
+    """Names of the other causes that have fired in the episode, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ _EXPECTED = {
     "then": _map(
         {"rule": ["an expected alert needs `rule`", "write {rule: loss-spike}"]},
         {
-            "rule": _text("`rule` is a rule id"),
+            "rule": _text("`rule` is a rule id, or rule.cause"),
             "fires": _steps("fires"),
             "clears": _steps("clears"),
             "then": _names("then", "action names"),
@@ -173,6 +175,7 @@ _EXPECTED = {
             "message": _text("`message` is a part of the message, or a glob"),
             "rank": _whole("rank"),
             "explained_by": _text("`explained_by` is a rule id"),
+            "also": _names("also", "names of causes"),
         },
     ),
     "errorMessage": _EXPECTED_IS,
@@ -461,12 +464,14 @@ class _Reader:
         if clears is not None and len(clears) > max(1, len(fires or ())):
             self.bad((*where, "clears"), "more ends than beginnings; list as many steps in `fires`")
         then = self.good(where, entry, "then")
+        also = self.good(where, entry, "also")
         return Expected(
             rule=entry["rule"],
             where=where,
             fires=fires,
             clears=clears,
             then=None if then is None else tuple(_listed(then)),
+            also=None if also is None else tuple(_listed(also)),
             **{
                 key: self.good(where, entry, key)
                 for key in ("series", "count", "severity", "message", "rank", "explained_by")

@@ -158,6 +158,27 @@ class Episode:
     """Names of the actions that ran, each once, in the order of their first run."""
     held: dict[str, str] = field(default_factory=dict)
     """Actions that were held back -> why."""
+    name: str = ""
+    """The rule, or ``rule.cause`` for the part of one cause."""
+    causes: dict[str, Episode] = field(default_factory=dict)
+    """By name of the cause: what it found, as if it were alone, and the actions that it asked for."""
+
+    def part(self, cause: str) -> Episode:
+        """The part of one cause."""
+        finding = self.alert.finding(cause)
+        part = self.causes.setdefault(cause, Episode(self.alert, name=f"{self.alert.rule}.{cause}"))
+        if finding is not None:
+            alert = Alert.of(self.alert.rule, self.alert.number, self.alert.episode, [finding], rank=self.alert.rank)
+            alert.explained_by = self.alert.explained_by
+            part.alert, part.clears = alert, finding.cleared_step
+        return part
+
+    def note(self, action: str, why: str) -> None:
+        """An action has run, or was held back."""
+        if why:
+            self.held.setdefault(action, why)
+        elif action not in self.actions:
+            self.actions.append(action)
 
 
 @dataclass(slots=True)
@@ -252,24 +273,23 @@ class Player:
         for alert in result.alerts:
             key = (rank, alert.rule)
             if not alert.repeat:
-                self.open[key] = Episode(alert)
+                self.open[key] = Episode(alert, name=alert.rule)
                 self.played.episodes.append(self.open[key])
         for planned in result.plan:
-            episode = self.open.get((rank, planned.rule.id))
+            episode = self.open.get((rank, planned.alert.rule))
             if episode is None:
                 continue
-            why = planned.held or self._observed(planned.rule.mode, planned.spec.name)
+            why = planned.held or self._observed(planned.cause.mode, planned.spec.name)
+            for part in (episode, episode.part(planned.cause.name)):
+                part.note(planned.spec.name, why)
             if why:
-                episode.held.setdefault(planned.spec.name, why)
                 continue
-            if planned.spec.name not in episode.actions:
-                episode.actions.append(planned.spec.name)
             if planned.spec.name == "stop" and self.played.stopped_at is None:
-                self.played.stopped_at, self.played.stopped_by = step, planned.rule.id
+                self.played.stopped_at, self.played.stopped_by = step, planned.alert.rule
         engine = self.played.engines[rank]
         for key, episode in list(self.open.items()):
             # Asked of the engine's own set, not of the alert: after a resume the alert is not its object.
-            if key[0] == rank and not engine.by_id[key[1]].firing:
+            if key[0] == rank and not engine.rules[key[1]].firing:
                 episode.clears = episode.alert.cleared_step or step
                 del self.open[key]
 
@@ -286,6 +306,10 @@ class Player:
             again = Engine(self.rules_for(self.test), rank=rank, start_step=step)
             self.played.fresh.extend(again.load_state_dict(saved, now=engine.now))
             self.played.engines[rank] = again
+            for (of_rank, rule), episode in self.open.items():
+                alert = again.rules[rule].open
+                if of_rank == rank and alert is not None:  # the alert is another object now
+                    episode.alert = alert
 
 
 def play(test: RuleTest, rules_for: RulesFor, stages: Mapping[str, str]) -> Played:

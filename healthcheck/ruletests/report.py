@@ -11,7 +11,7 @@ from typing import Any
 from healthcheck.core.alerts import State
 from healthcheck.core.text import aligned
 from healthcheck.engine.trace import TraceRow, trace
-from healthcheck.rulelang.rule import Origin, Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, Origin, RuleSet
 from healthcheck.ruletests.compare import Difference
 from healthcheck.ruletests.loading import RuleTest
 from healthcheck.ruletests.play import Played
@@ -50,7 +50,8 @@ def _remarks(test: RuleTest, played: Played, found: list[Difference]) -> Iterato
 
 
 def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSet], folder: Path) -> Iterator[str]:
-    rule = next((r for r in played.rules.rules if r.id == difference.rule), None)
+    name = _cause(difference, played)
+    rule = next((r for r in played.rules.causes if r.id == name), None)
     if rule is None:
         return
     if difference.kind not in ("fires", "silent", "unexpected", "clears"):
@@ -68,11 +69,17 @@ def _evidence(difference: Difference, played: Played, fresh: Callable[[], RuleSe
     yield from _table(rows, mark, f"<- {_key(rule, key, folder)}" if key else "")
 
 
+def _cause(difference: Difference, played: Played) -> str:
+    """The cause to look at: the one that fired, else the most certain one of the rule."""
+    named = difference.cause or difference.rule
+    return next((c.id for c in played.rules.causes if named in (c.id, c.rule)), named)
+
+
 def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) -> list[TraceRow]:
     batches = played.batches.get(difference.rank, [])
     steps = [s for s in (difference.wanted, difference.happened) if s is not None and s <= played.last_step]
     if not steps:
-        state = played.engines[difference.rank].by_id.get(difference.rule)
+        state = played.engines[difference.rank].by_id.get(_cause(difference, played))
         closest = state.closest if state is not None else None
         steps = [closest[1] if closest is not None else played.last_step]
     if difference.kind == "clears" and difference.happened is None:
@@ -81,7 +88,7 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
     before = last - first + (2 if difference.kind in ("unexpected", "silent") else 1)
     return trace(
         fresh(),
-        difference.rule,
+        _cause(difference, played),
         batches,
         last,
         before,
@@ -92,7 +99,7 @@ def _rows(difference: Difference, played: Played, fresh: Callable[[], RuleSet]) 
     )
 
 
-def _deciding(rule: Rule, difference: Difference, rows: list[TraceRow]) -> str:
+def _deciding(rule: Cause, difference: Difference, rows: list[TraceRow]) -> str:
     """The key of the rule that made the difference."""
     has_for = rule.hold.need > 1 or rule.hold.of > 1 or rule.hold.seconds > 0
     if difference.kind == "clears":
@@ -136,7 +143,7 @@ def _table(rows: list[TraceRow], mark: int, remark: str) -> Iterator[str]:
         yield f"{line}  {remark}".rstrip() if index == mark else line.rstrip()
 
 
-def _key(rule: Rule, key: str, folder: Path) -> str:
+def _key(rule: Cause, key: str, folder: Path) -> str:
     """```for: 3` at stability.yaml:14``, or that it is a default."""
     written = {
         "for": rule.hold,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -15,7 +14,7 @@ from healthcheck.core.errors import Problem, RuleFileError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
-from healthcheck.rulelang.rule import Rule, RuleSet, Selector, Span
+from healthcheck.rulelang.rule import Cause, RuleSet, Selector, Span, named
 from healthcheck.ruletests.compare import Difference, compare
 from healthcheck.ruletests.loading import RuleTest, RuleTestFile, Source, load_tests
 from healthcheck.ruletests.play import EVAL_PREFIXES, Played, RecordError, play, series_of
@@ -32,9 +31,9 @@ class Result:
     text: str
     differences: tuple[Difference, ...]
     fired: tuple[str, ...]
-    """Rules that had an episode."""
+    """Causes (``rule.cause``) that had an episode."""
     silent: tuple[str, ...]
-    """Rules that were judged and had none."""
+    """Causes that were judged and had none."""
 
     @property
     def passed(self) -> bool:
@@ -90,7 +89,10 @@ class RuleTestBook:
                 set=[f"{path}={json.dumps(value)}" for path, value in test.settings.items()],
             )
             if test.warmup is not None:
-                rules.rules = [_warmed(rule, test.warmup) for rule in rules.rules]
+                steps = test.warmup
+                rules.rules = [
+                    replace(rule, causes=tuple(_warmed(cause, steps) for cause in rule.causes)) for rule in rules.rules
+                ]
             self._compiled[given] = rules
         compiled = self._compiled[given]
         return replace(compiled, rules=list(compiled.rules), derived=deepcopy(compiled.derived))
@@ -107,7 +109,13 @@ class RuleTestBook:
             raise RuleFileError([problem]) from None
         found = compare(test, played)
         text = failure_text(test, played, found, lambda: self.rules_of(test), self.file.path.parent) if found else ""
-        fired = tuple(dict.fromkeys(episode.alert.rule for episode in played.episodes))
+        fired = tuple(
+            dict.fromkeys(
+                f"{episode.alert.rule}.{finding.cause}" if finding.cause else episode.alert.rule
+                for episode in played.episodes
+                for finding in episode.alert.findings
+            )
+        )
         return Result(text, tuple(found), fired, tuple(_silent(played, fired)))
 
     @property
@@ -116,12 +124,12 @@ class RuleTestBook:
         return " + ".join("rules in place" if isinstance(entry, dict) else str(entry) for entry in self.file.rules)
 
     def own_rules(self) -> list[str]:
-        """Ids of the rules that the named files write or change, packs that they extend left out."""
+        """Causes (``rule.cause``) of the rules that the named files write or change, packs that they extend left out."""
         named = {str(entry) for entry in self.file.rules if not isinstance(entry, dict)}
         names = named | {Path(entry).name for entry in named}
         found: dict[str, None] = {}
         for rules in self._base.values():
-            for rule in rules.rules:
+            for rule in rules.causes:
                 if any(place in names or Path(place).name in names for place in _places(rule)) or len(names) < len(
                     self.file.rules
                 ):
@@ -129,11 +137,11 @@ class RuleTestBook:
         return list(found)
 
 
-def _places(rule: Rule) -> Iterable[str]:
+def _places(rule: Cause) -> Iterable[str]:
     return {rule.origin.path, *(origin.path for origin in rule.key_origins.values())}
 
 
-def _warmed(rule: Rule, steps: int) -> Rule:
+def _warmed(rule: Cause, steps: int) -> Cause:
     """The rule with the warm-up of the test, as ``defaults: {warmup: ...}`` would give it."""
     exempt = rule.condition.judges_nonfinite or rule.condition.absence
     return rule if exempt and not rule.warmup.amount else replace(rule, warmup=Span(steps))
@@ -142,7 +150,7 @@ def _warmed(rule: Rule, steps: int) -> Rule:
 def _silent(played: Played, fired: tuple[str, ...]) -> Iterable[str]:
     """Rules that some series brought as far as a judgement, and that never fired."""
     judged = (State.OK, State.PENDING, State.FIRING)
-    for rule in played.rules.rules:
+    for rule in played.rules.causes:
         states = [e.by_id[rule.id] for e in played.engines.values() if rule.id in e.by_id]
         if rule.id not in fired and any(
             s is not None and s.state in judged for st in states for s in st.series.values()
@@ -171,8 +179,8 @@ class _Checker:
         self.test = test
         self.rules = rules
         self.registry = registry
-        self.ids = [rule.id for rule in rules.rules] + list(rules.off)
-        self.active = [rule for rule in rules.rules if self._plays(rule.id)]
+        self.ids = [*dict.fromkeys([*(r.id for r in rules.causes), *(r.id for r in rules.rules), *rules.off])]
+        self.active = [rule for rule in rules.causes if self._plays(rule.id)]
         self.inputs = {derived.name: derived.inputs for derived in rules.derived}
 
     def problems(self) -> Iterator[Problem]:
@@ -188,8 +196,9 @@ class _Checker:
         return [source for sources in self.test.ranks.values() for source in sources]
 
     def _plays(self, rule: str) -> bool:
-        chosen = not self.test.only or any(_same(rule, word) for word in self.test.only)
-        return chosen and not any(_same(rule, word) for word in self.test.off)
+        names = [cause.id for cause in self.rules.causes if rule in (cause.id, cause.rule)] or [rule]
+        chosen = [n for n in names if not self.test.only or any(named(word, n) for word in self.test.only)]
+        return any(not any(named(word, n) for word in self.test.off) for n in chosen)
 
     def _problem(self, where: KeyPath, slug: str, message: str, suggestion: str = "", *, key: bool = False) -> Problem:
         return self.document.problem(where, slug, message, suggestion=suggestion, key=key)
@@ -200,7 +209,7 @@ class _Checker:
         where = self.test.where
         for key, words in (("only", self.test.only), ("off", self.test.off)):
             for index, word in enumerate(words):
-                if not any(_same(rule, word) for rule in self.ids):
+                if not any(named(word, rule) for rule in self.ids):
                     yield self._unknown_rule((*where, key, index), word)
         for entry in self.test.expect:
             if entry.rule not in self.ids:
@@ -236,7 +245,7 @@ class _Checker:
     def _unknown_series(self) -> Iterator[Problem]:
         """A misspelt series would feed nobody, and `expect: none` would pass for the wrong reason."""
         known = {m.name for m in self.registry.metrics.values()} | set(self.rules.external)
-        known |= {name for rule in self.rules.rules for name in _watched(rule)}
+        known |= {name for rule in self.rules.causes for name in _watched(rule)}
         known |= {name for inputs in self.inputs.values() for name in inputs}
         for source in self._sources():
             name = series_of(source.series)[0]
@@ -249,14 +258,14 @@ class _Checker:
         where = (*self.test.where, "ranks" if len(self.test.ranks) > 1 else "series")
         if self.test.only:
             for index, word in enumerate(self.test.only):
-                named = [rule for rule in self.active if _same(rule.id, word)]
-                if named and not any(rule.condition.absence or self._fed(rule) for rule in named):
-                    text = f"no series of this test reaches {named[0].id}, which watches {_wants(named[0])}"
+                meant = [rule for rule in self.active if named(word, rule.id)]
+                if meant and not any(rule.condition.absence or self._fed(rule) for rule in meant):
+                    text = f"no series of this test reaches {meant[0].id}, which watches {_wants(meant[0])}"
                     yield self._problem((*self.test.where, "only", index), "not-fed", text)
         elif self.active and not any(self._fed(rule) for rule in self.active):
             yield self._problem(where, "not-fed", "no rule watches a series of this test", key=True)
 
-    def _fed(self, rule: Rule) -> bool:
+    def _fed(self, rule: Cause) -> bool:
         metric = rule.selector.metric
         if metric in self.inputs:
             return any(self._given(Selector(name), "any") for name in self._raw(metric))
@@ -282,7 +291,7 @@ class _Checker:
         return False
 
 
-def _watched(rule: Rule) -> Iterable[str]:
+def _watched(rule: Cause) -> Iterable[str]:
     yield rule.selector.metric
     for guard in rule.only_if:
         yield guard.metric
@@ -291,9 +300,5 @@ def _watched(rule: Rule) -> Iterable[str]:
             yield selector.metric
 
 
-def _wants(rule: Rule) -> str:
+def _wants(rule: Cause) -> str:
     return f"{rule.selector}" + (f" in phase {rule.phase}" if rule.phase != "any" else "")
-
-
-def _same(rule: str, word: str) -> bool:
-    return rule == word or fnmatch.fnmatchcase(rule, word)

@@ -13,7 +13,7 @@ from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.core.runinfo import RunInfo
-from healthcheck.engine.engine import PlannedAction
+from healthcheck.engine.episodes import PlannedAction
 from healthcheck.extend.dispatch import from_signal_handler
 from healthcheck.run.board import History
 
@@ -36,6 +36,13 @@ class StopRequest:
     mode: str = "graceful"
     exit_code: int = 1
     also: list[str] | None = None
+    cause: str = ""
+    """Name of the cause within the rule; empty if the rule is its own only cause."""
+
+    @property
+    def name(self) -> str:
+        """``rule.cause``, or the rule."""
+        return f"{self.rule}.{self.cause}" if self.cause else self.rule
 
 
 class StopState:
@@ -74,10 +81,12 @@ class SessionControls:
         self.agreement: Agreement | None = None
         self.may_skip = True
         """False while a rule acts that other ranks may not see: an update skipped here alone would set ranks apart."""
+        self.acting = ""
+        """Name of the cause whose action runs just now."""
         self.order: Mapping[str, tuple[int, int]] = {}
-        """Rule id -> (severity, place in the file): which of several proposals is the cause."""
+        """``rule.cause`` -> (severity, place in the file): which of several proposals decides."""
         self.unanimous: Collection[str] = ()
-        """Rules with ``ranks: all``: what they ask for is done only if every rank asks for it."""
+        """Causes with ``ranks: all``: what they ask for is done only if every rank asks for it."""
 
     def take_over(self, controls: Controls) -> None:
         """Another trainer's controls from now on; a stop that was asked for already holds for it too."""
@@ -102,17 +111,19 @@ class SessionControls:
                 known.also = [*(known.also or []), rule]
             return
         if rule and self.agreement is not None:
-            severity, place = self.order.get(rule, (0, 0))
-            request = {"rule": rule, "step": step, "reason": reason, "mode": mode, "exit_code": exit_code}
-            unanimous = rule in self.unanimous
+            name = f"{rule}.{self.acting}" if self.acting else rule
+            severity, place = self.order.get(name, (0, 0))
+            request = {"rule": rule, "cause": self.acting, "step": step, "reason": reason, "mode": mode}
+            request |= {"exit_code": exit_code}
+            unanimous = name in self.unanimous
             self.agreement.propose({**request, "severity": severity, "order": place, "unanimous": unanimous})
             return
-        self.agreed(StopRequest(rule, step, reason, mode, exit_code))
+        self.agreed(StopRequest(rule, step, reason, mode, exit_code, cause=self.acting))
 
-    def cleared(self, rule: str) -> None:
-        """An episode is over: where all ranks have to see the same, they no longer do."""
-        if self.agreement is not None and rule in self.unanimous:
-            self.agreement.withdraw(rule)
+    def recovered(self, name: str) -> None:
+        """A cause fires no longer: where all ranks have to see the same, they no longer do."""
+        if self.agreement is not None and name in self.unanimous:
+            self.agreement.withdraw(name)
 
     def agreed(self, request: StopRequest) -> None:
         """The run stops: keep the request, and ask the trainer for it."""
@@ -151,11 +162,14 @@ class SessionControls:
     def _stop(self, decided: Mapping[str, Any], step: int, alerts: Iterable[Alert]) -> None:
         rule, first, ranks = decided["rule"], int(decided["step"]), decided["ranks"]
         where = f"rank {ranks[0]} only" if len(ranks) == 1 else f"{len(ranks)} of {self._info.world_size} ranks"
-        self._note(f"all ranks stop at step {step:,}: {rule} on {where}, first seen at step {first:,}")
+        request = StopRequest(
+            rule, step, decided["reason"], decided["mode"], int(decided["exit_code"]), cause=decided.get("cause", "")
+        )
+        self._note(f"all ranks stop at step {step:,}: {request.name} on {where}, first seen at step {first:,}")
         for alert in alerts:
             if alert.rule == rule and alert.acted_step is not None:
                 alert.acted_step = step
-        self.agreed(StopRequest(rule, step, decided["reason"], decided["mode"], int(decided["exit_code"])))
+        self.agreed(request)
 
     # -- everything else --------------------------------------------------------------------
 
@@ -241,6 +255,8 @@ class Actor:
             action = self.actions[item.spec.name]
             why = item.held or self._why_not(item, action, controls.agreement)
             if why:
+                if not item.held:
+                    item.not_done()
                 item.alert.actions.append(ActionOutcome(action.name, False, why, step, held=True))
                 continue
             same = f"{action.name}:{sorted(item.spec.options.items(), key=str)}"
@@ -248,7 +264,8 @@ class Actor:
                 item.alert.actions.append(ActionOutcome(action.name, False, f"done for {done[same]}", step))
                 continue
             done[same] = item.alert.rule
-            controls.may_skip = self._info.world_size < 2 or item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS)
+            controls.acting = item.cause.name
+            controls.may_skip = self._info.world_size < 2 or item.cause.selector.metric.startswith(_SAME_ON_ALL_RANKS)
             self._run_one(action, item, controls, step, event)
 
     def emergency(self, name: str, controls: Controls, step: int) -> str | None:
@@ -269,7 +286,7 @@ class Actor:
         """Why an action must not run now, for the report; empty if it may."""
         if action.stage == "observe":
             return ""
-        if self.observe or item.rule.mode == "observe":
+        if self.observe or item.cause.mode == "observe":
             return OBSERVE_MODE
         ranks = self._info.world_size
         if ranks < 2:
@@ -277,9 +294,9 @@ class Actor:
         if action.name in ("stop", "checkpoint") and (agreement is None or not agreement.ready):
             why = agreement.broken if agreement is not None else "no process group was seen"
             return f"{ranks} ranks cannot agree: {why}"
-        if item.rule.ranks == "all" and action.stage != "stop":
+        if item.cause.ranks == "all" and action.stage != "stop":
             return f"{ranks} ranks: with `ranks: all` only a stop waits for all of them"
-        if action.name in _PER_UPDATE and not item.rule.selector.metric.startswith(_SAME_ON_ALL_RANKS):
+        if action.name in _PER_UPDATE and not item.cause.selector.metric.startswith(_SAME_ON_ALL_RANKS):
             return f"{ranks} ranks: only a rule on gradients, which are the same everywhere, may do this"
         return ""
 
@@ -308,6 +325,7 @@ class Actor:
             text = f"{type(error).__name__}: {error}"
             self.errors.append({"action": action.name, "rule": alert.rule, "step": step, "error": text})
             alert.actions.append(ActionOutcome(action.name, False, f"failed: {text}", step))
+            item.not_done()
             return
         outcome.step = step
         if outcome.done:

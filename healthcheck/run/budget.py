@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from healthcheck.core.alerts import Severity
 from healthcheck.engine.routes import RuleDemand
-from healthcheck.rulelang.rule import Rule
+from healthcheck.rulelang.rule import Cause
 from healthcheck.run.board import ProbeBoard
 
 CHECK_EVERY = 50
@@ -114,7 +114,7 @@ class OverheadBudget:
         )
 
 
-def acting_metrics(rules: Iterable[Rule]) -> frozenset[str]:
+def acting_metrics(rules: Iterable[Cause]) -> frozenset[str]:
     """Keys of the metrics of rules that act on the run or fail it."""
     return frozenset(
         rule.selector.key

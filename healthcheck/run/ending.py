@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from healthcheck.core.alerts import ActionOutcome, Alert, Outcome, Severity, Verdict
+from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.samples import encode_number
 from healthcheck.core.text import plural
@@ -165,6 +165,7 @@ def run_report(run: JudgedRun, judged: list[Verdict], ended: End) -> dict[str, A
     if stop is not None:
         report["stop"] = {
             "rule": stop.rule or None,
+            **({"cause": stop.cause} if stop.cause else {}),
             "step": stop.step,
             "reason": stop.reason,
             "mode": stop.mode,
@@ -212,7 +213,7 @@ def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
     failing = [] if lenient else _failing(run)
     if failing:
         return End(ALERTS, "failed", f"{plural(len(failing), 'alert')} at or above {_fail_on(run.rules)}")
-    without = [v.rule for v in judged if v.required and v.outcome is Outcome.NOT_JUDGED]
+    without = [_name(c) for v in judged for c in v.causes if c.required and c.outcome is Outcome.NOT_JUDGED]
     if without and not lenient:
         return End(ALERTS, "failed", f"required but not judged: {', '.join(without)}")
     if any(a.counts and a.severity >= Severity.WARNING for a in run.alerts):
@@ -223,7 +224,7 @@ def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
     return End(OK, "ok", "observe mode" if lenient else "")
 
 
-_JUDGED = (Outcome.FAILED, Outcome.WARNED, Outcome.OK)
+_JUDGED = (Outcome.FAILED, Outcome.WARNED, Outcome.OK, Outcome.PARTLY_JUDGED)
 
 
 def warnings_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -259,6 +260,10 @@ def _failing(run: JudgedRun) -> list[Alert]:
     return [a for a in counting if not a.explained_by] or counting
 
 
+def _name(verdict: Verdict) -> str:
+    return f"{verdict.rule}.{verdict.cause}" if verdict.cause else verdict.rule
+
+
 # --------------------------------------------------------------------------- verdicts and alerts as JSON
 
 
@@ -281,6 +286,15 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         entry["required"] = True
     if verdict.closest is not None:
         entry["closest"] = {"score": encode_number(verdict.closest), "step": verdict.closest_step}
+    if verdict.causes:
+        if verdict.missing and verdict.outcome is not Outcome.NOT_JUDGED:
+            entry["missing"] = [cause.cause for cause in verdict.missing]
+        if verdict.causes[0].cause:
+            entry["causes"] = {
+                cause.cause: {"kind": str(cause.kind), **verdict_json(cause)} for cause in verdict.causes
+            }
+        else:
+            entry["kind"] = str(verdict.causes[0].kind)
     return entry
 
 
@@ -288,22 +302,17 @@ def alert_json(alert: Alert) -> dict[str, Any]:
     """One alert in the form of the report contract; what is absent is left out."""
     entry: dict[str, Any] = {
         "rule": alert.rule,
+        "cause": alert.cause or None,
+        "kind": str(alert.kind),
         "number": alert.number,
         "severity": str(alert.severity),
         "phase": alert.phase,
-        "series": [
-            {
-                "name": f.name,
-                "value": encode_number(f.value),
-                "score": encode_number(f.score),
-                "normal": encode_number(f.normal),
-            }
-            for f in alert.series
-        ],
+        "series": [_series_json(fact) for fact in alert.series],
         "count": alert.count,
         "rank": alert.rank,
         "episode": alert.episode,
         "fired_step": alert.fired_step,
+        "cause_step": alert.cause_step if alert.cause_step != alert.fired_step else None,
         "fired_sample": alert.fired_sample,
         "detected_step": alert.detected_step,
         "acted_step": alert.acted_step,
@@ -319,11 +328,56 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "explained_by": alert.explained_by or None,
         "muted": alert.muted or None,
         "accepted": alert.accepted or None,
+        "fingerprint": alert.fingerprint,
+        "where": alert.where or None,
+        "changes": [
+            {"transition": "cause", "step": change.step, "from": change.before, "to": change.after}
+            for change in alert.changes
+        ]
+        or None,
+        "also": [finding_json(finding) for finding in alert.also] or None,
         "time": round(alert.time, 3),
         "facts": {key: _plain(value) for key, value in alert.facts.items()},
         "actions": [_action_json(outcome) for outcome in alert.actions],
     }
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """What another cause of the same episode found; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "cause": finding.cause,
+        "kind": str(finding.kind),
+        "severity": str(finding.severity),
+        "phase": finding.phase,
+        "series": [_series_json(fact) for fact in finding.series],
+        "count": finding.count,
+        "fired_step": finding.fired_step,
+        "fired_sample": finding.fired_sample,
+        "detected_step": finding.detected_step,
+        "cleared_step": finding.cleared_step,
+        "value": encode_number(finding.value),
+        "score": encode_number(finding.score),
+        "normal": encode_number(finding.normal),
+        "threshold": finding.threshold,
+        "message": finding.message,
+        "hint": finding.hint or None,
+        "docs": finding.docs or None,
+        "muted": finding.muted or None,
+        "accepted": finding.accepted or None,
+        "where": finding.where or None,
+        "facts": {key: _plain(value) for key, value in finding.facts.items()},
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _series_json(fact: SeriesFact) -> dict[str, Any]:
+    return {
+        "name": fact.name,
+        "value": encode_number(fact.value),
+        "score": encode_number(fact.score),
+        "normal": encode_number(fact.normal),
+    }
 
 
 def _action_json(outcome: ActionOutcome) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from healthcheck.core.alerts import Alert
+from healthcheck.core.alerts import Finding
 from healthcheck.core.text import number, plural
 
 LOOK_BACK = 50
@@ -15,23 +15,24 @@ GROWTH = 1e3
 """By how much the last finite value exceeds the first one of these samples."""
 RECENT = 10
 """Steps within which the last finite value must lie."""
+_EXPLODED = ": it exploded,"
 
 
-def name_explosion(alert: Alert, history: Callable[[str, int], list[tuple[int, float]]]) -> None:
-    """Change message and hint of an alert about a value that grew by a factor of a thousand and then broke.
+def name_explosion(finding: Finding, history: Callable[[str, int], list[tuple[int, float]]]) -> None:
+    """Change message and hint of what was found of a value that grew by a factor of a thousand and then broke.
 
     :param history: ``history(series, n)``: the last values of a series as (step, value).
     """
-    if math.isfinite(alert.value) or not alert.series:
+    if math.isfinite(finding.value) or not finding.series or _EXPLODED in finding.message:
         return
-    before = [(at, abs(value)) for at, value in history(alert.series[0].name, LOOK_BACK) if at < alert.fired_step]
+    before = [(at, abs(value)) for at, value in history(finding.series[0].name, LOOK_BACK) if at < finding.fired_step]
     finite = [(at, value) for at, value in before if math.isfinite(value)]
-    if len(finite) < FEWEST or alert.fired_step - finite[-1][0] > RECENT:
+    if len(finite) < FEWEST or finding.fired_step - finite[-1][0] > RECENT:
         return
-    (began, first), (ended, last) = finite[0], finite[-1]
-    if last < GROWTH * first or last < max(value for _, value in finite):
+    ended, last = finite[-1]
+    if last < GROWTH * finite[0][1] or last < max(value for _, value in finite):
         return
-    # The smallest one from which it grew: a long quiet stretch before it is no part of the story.
+    # From the smallest value on: a quiet stretch before it is no part of the story.
     began, first = min(finite, key=lambda sample: (sample[1], -sample[0]))
-    alert.message += f": it exploded, from {number(first)} to {number(last)} in {plural(ended - began, 'step')}"
-    alert.hint = "lower the learning rate, warm it up or clip gradients: values grew long before they were not finite"
+    finding.message += f"{_EXPLODED} from {number(first)} to {number(last)} in {plural(ended - began, 'step')}"
+    finding.hint = "lower the learning rate, warm it up or clip gradients: values grew long before they were not finite"

@@ -15,7 +15,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action, Mailbox
 from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
-from healthcheck.rulelang.rule import Derived, Rule
+from healthcheck.rulelang.rule import Cause, Derived
 
 JUDGED_AT = frozenset(
     {
@@ -141,7 +141,7 @@ class Judge:
             self._lock.release()
 
 
-def acted_upon(rules: Iterable[Rule], derived: Iterable[Derived], actions: Mapping[str, Action]) -> frozenset[str]:
+def acted_upon(rules: Iterable[Cause], derived: Iterable[Derived], actions: Mapping[str, Action]) -> frozenset[str]:
     """Metrics that a rule looks at whose action changes the run or asks to come before the update, with what
     they are made of.
     """

@@ -28,7 +28,7 @@ from healthcheck.extend.dispatch import Dispatch, from_signal_handler
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
-from healthcheck.rulelang.rule import Mute, Rule, RuleSet
+from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, History, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
@@ -36,6 +36,7 @@ from healthcheck.run.ending import Ending, JudgedRun, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.explosion import name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
+from healthcheck.run.traits import Traits
 from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog
 
@@ -125,7 +126,8 @@ class Session:
         host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
         watch_transitions = bool(self.dispatch.table.get("transition") or self.dispatch.reports["transition"])
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
-        self.demand = RuleDemand.of(rules.rules, rules.derived, extra_metrics)
+        self._traits = Traits(lambda: self.engine.undecided, lambda: self.info.world_size)
+        self.demand = RuleDemand.of(rules.causes, rules.derived, extra_metrics)
         self.board = ProbeBoard(host.registry.probes, self.demand, self.dispatch, device_time)
         self.wanted = self.board.wanted
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
@@ -134,7 +136,7 @@ class Session:
         self.judge = Judge(
             self.engine,
             mailbox,
-            acting=acted_upon(rules.rules, rules.derived, host.registry.actions),
+            acting=acted_upon(rules.causes, rules.derived, host.registry.actions),
             arrived=self._hand_out,
             found=self._handle,
         )
@@ -150,7 +152,7 @@ class Session:
             self.settings.get("overhead_budget"),
             demand=self.demand,
             board=self.board,
-            keep=acting_metrics(rules.rules),
+            keep=acting_metrics(rules.causes),
             note=self._detail,
         )
         self._reasons = UnjudgedReasons(
@@ -256,7 +258,7 @@ class Session:
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:
         """Judge and record a rule (or glob), but do nothing about it inside this block."""
         mute = Mute(rule, reason, first=self.step)
-        known = dict.fromkeys([*(r.id for r in self.rules.rules), *self.rules.off])
+        known = dict.fromkeys([*(r.id for r in self.rules.causes), *self.rules.off])
         if not any(mute.covers(rule_id, self.step) for rule_id in known):
             self.note(f'muted "{rule}": that is no rule here; {rule_hint(rule, known)}')
         self.engine.mutes.append(mute)
@@ -305,8 +307,9 @@ class Session:
         """Let the ranks of this job decide together. Adapters call it once they know how."""
         if self.controls is not None:
             self.controls.agreement = agreement
-            self.controls.order = {r.id: (int(r.severity), i) for i, r in enumerate(self.rules.rules)}
-            self.controls.unanimous = {r.id for r in self.rules.rules if r.ranks == "all"}
+            causes = self.rules.causes
+            self.controls.order = {cause.id: (int(cause.severity), i) for i, cause in enumerate(causes)}
+            self.controls.unanimous = {cause.id for cause in causes if cause.ranks == "all"}
             self.judge.exchange = self._exchange
 
     def wants(self, kind: EventKind, step: int | None = None) -> bool:
@@ -327,7 +330,7 @@ class Session:
     @property
     def watching(self) -> bool:
         """False if no rule, plugin or report wants anything: then adapters attach nothing."""
-        return bool(self.rules.rules) or any(self.dispatch.table.values()) or bool(self.board.by_kind)
+        return bool(self.rules.causes) or any(self.dispatch.table.values()) or bool(self.board.by_kind)
 
     def _listeners_changed(self) -> None:
         heard = {kind for kind in EventKind if self.dispatch.table.get(kind)}
@@ -360,6 +363,8 @@ class Session:
         if board.measures_device and board.device_time is not None:
             device_ends = board.device_time.begin()
         board.sample(event, at, self.judge.waiting)
+        if kind is EventKind.STEP_END and not self._traits.done:
+            self.judge.waiting += self._traits.look(event, at)
         if self.dispatch.table.get(kind):
             self.dispatch.call(kind.value, event.step, self, event)
         if kind in JUDGED_AT:
@@ -425,20 +430,33 @@ class Session:
         for transition in found.transitions:
             dispatch.call("transition", self.step, self, transition)
             self.tell("transition", transition)
+        for alert in (*found.alerts, *found.amended):
+            for finding in alert.findings:
+                name_explosion(finding, self.history)
+                name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
+                series = [fact.name for fact in finding.series]
+                finding.accepted = self.accepted.reason(name, series, self.info.target)
+            alert.settle()
         for alert in found.alerts:
-            name_explosion(alert, self.history)
-            alert.accepted = self.accepted.reason(alert.rule, [f.name for f in alert.series], self.info.target)
             if not alert.repeat:
                 self.alerts.append(alert)
             self.tell("alert", alert)
+        for alert in found.amended:
+            if not any(known is alert for known in self.alerts):  # its episode began before a resume
+                self.alerts.append(alert)
+            self.tell("amended", alert)
         if self.controls is not None:
             self.actor.run(found.plan, self.controls, self.step, event)
-        for alert in found.alerts:
+        for alert in (*found.alerts, *found.amended):
             self.tell("acted", alert)
+        for alert in found.alerts:
             dispatch.call("alert", self.step, self, alert)
+        for alert in found.amended:
+            dispatch.call("alert_amended", self.step, self, alert)
+        if self.controls is not None:
+            for name in found.recovered:
+                self.controls.recovered(name)
         for alert in found.cleared:
-            if self.controls is not None:
-                self.controls.cleared(alert.rule)
             self.tell("cleared", alert)
 
     def _exchange(self, step: int) -> None:
@@ -497,7 +515,7 @@ class Session:
             return int(self.report["exit_code"])
         return live_end(self._judged_run(), Ending(), self._verdicts()).code
 
-    def reason_without_data(self, rule: Rule) -> Missing:
+    def reason_without_data(self, rule: Cause) -> Missing:
         """Why a rule's metric gave no sample."""
         return self._reasons.why(rule, step=self.step, capabilities=self._capabilities(), seen=self.event_cost.keys())
 

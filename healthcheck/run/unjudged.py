@@ -19,7 +19,7 @@ from healthcheck.core.samples import Metric
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import too_short
 from healthcheck.extend.registry import Registry
-from healthcheck.rulelang.rule import Derived, Rule
+from healthcheck.rulelang.rule import Cause, Derived
 from healthcheck.rulelang.sources import is_pack_name
 
 
@@ -73,12 +73,12 @@ def _missing(need: str) -> Missing:
     return Missing(known.lacking, known.remedy, applies=bool(known.remedy))
 
 
-def always_applies(rule: Rule) -> bool:
+def always_applies(rule: Cause) -> bool:
     """Whether a rule was written by the user: without data it is not judged, whatever the run has."""
     return not is_pack_name(rule.origin.path)
 
 
-def applies_without(rule: Rule, wanted: Collection[str], seen: Collection[str], registry: Registry) -> bool:
+def applies_without(rule: Cause, wanted: Collection[str], seen: Collection[str], registry: Registry) -> bool:
     """Whether a rule applies to a record that lacks what it judges, by the metrics that the record does have.
 
     :param wanted: names of the metrics that are lacking.
@@ -116,7 +116,7 @@ class UnjudgedReasons:
         self._registry = registry
         self._quarantined = quarantined
 
-    def why(self, rule: Rule, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
+    def why(self, rule: Cause, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
         """Why a rule was not judged.
 
         :param step: the last step of the run.
@@ -128,7 +128,7 @@ class UnjudgedReasons:
         found = self._why(rule, step, capabilities, seen)
         return replace(found, applies=True) if always_applies(rule) else found
 
-    def _why(self, rule: Rule, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
+    def _why(self, rule: Cause, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
         if not step:
             return Missing("no training step was seen")
         # The order is from what is surest to what is only likely: the first answer that holds is given.

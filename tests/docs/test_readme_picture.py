@@ -17,7 +17,7 @@ def test_the_picture_counts_the_rules_of_now() -> None:
     from healthcheck.rulelang.compile import load_rules
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rules = load_rules("healthcheck:recommended", registry=plugin_host().registry).rules
+    rules = load_rules("healthcheck:recommended", registry=plugin_host().registry).causes
     shown = [int(n) for n in re.findall(r"(\d+) rules of healthcheck:recommended", text)]
     judged = [sum(map(int, n)) for n in re.findall(r"^  failed (\d+), ok (\d+), not judged (\d+)", text, re.MULTILINE)]
     assert (shown, judged) == ([len(rules)], [len(rules)]), "run: python docs/_update.py"

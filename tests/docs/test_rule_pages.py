@@ -101,14 +101,14 @@ def test_an_example_does_what_the_page_says(example: Example, pack: RuleSet) -> 
 
 
 def test_every_rule_says_what_to_try_and_what_it_is_about(pack: RuleSet) -> None:
-    compiled = {rule.id: rule for rule in pack.rules}
+    compiled = {rule.id: rule for rule in pack.causes}
     assert sorted(compiled) == sorted(PACK)
-    assert [r.id for r in pack.rules if not r.hint or not r.tags or r.message is None] == []
+    assert [r.id for r in pack.causes if not r.hint or not r.tags or r.message is None] == []
 
 
 def test_only_the_non_finite_rules_may_stop_a_run() -> None:
     recommended = load_rules_for(host=plugin_host(), rules="healthcheck:recommended")
-    assert {rule.id for rule in recommended.rules if rule.may_stop} == {"loss-not-finite", "grads-not-finite"}
+    assert {rule.id for rule in recommended.causes if rule.may_stop} == {"loss-not-finite", "grads-not-finite"}
 
 
 def test_no_page_is_left_of_a_rule_that_does_not_exist() -> None:

@@ -87,7 +87,7 @@ def saved_state(played: Any) -> dict[str, Any]:
     state = played.session.engine.state_dict()
     rules = {}
     for name in ("alone", "seldom"):
-        entry = json.loads(json.dumps(state["rules"][name]).replace(ITS_NAME, ITS_TWIN))
+        entry = json.loads(json.dumps(state["causes"][name]).replace(ITS_NAME, ITS_TWIN))
         for one in entry["series"]:
             one["scorer"] = [*one["scorer"].values()] if isinstance(one["scorer"], dict) else one["scorer"]
         rules[name] = entry

@@ -67,7 +67,7 @@ def test_a_rule_says_how_bad_it_is_what_to_try_and_what_it_names(rule: str) -> N
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_pack_loads_without_a_warning_of_its_own(pack: str) -> None:
     found = load(pack)
-    assert found.rules
+    assert found.causes
     # A theme alone may leave NaN to the pack that extends it; ci-smoke switches off what recommended has tuned.
     passed_over = () if pack == "recommended" else ("nan-unwatched", "rule-is-off")
     assert not [w for w in found.warnings if w.slug not in passed_over]
@@ -76,8 +76,8 @@ def test_a_pack_loads_without_a_warning_of_its_own(pack: str) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_loads_and_never_adds_a_stop(profile: str) -> None:
     found = load("recommended", profile)
-    assert {rule.id for rule in found.rules if rule.may_stop} <= {"loss-not-finite", "grads-not-finite"}
-    assert "loss-not-finite" in {rule.id for rule in found.rules}
+    assert {rule.id for rule in found.causes if rule.may_stop} <= {"loss-not-finite", "grads-not-finite"}
+    assert "loss-not-finite" in {rule.id for rule in found.causes}
 
 
 def test_the_smoke_pack_is_recommended_under_its_profile() -> None:
@@ -94,7 +94,7 @@ def test_the_smoke_pack_is_recommended_under_its_profile() -> None:
         )
 
     smoke, profile = load("ci-smoke"), load("recommended", "ci")
-    assert {r.id: shape(r) for r in smoke.rules} == {r.id: shape(r) for r in profile.rules}
+    assert {r.id: shape(r) for r in smoke.causes} == {r.id: shape(r) for r in profile.causes}
 
 
 def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
@@ -113,12 +113,12 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
     allowed |= {"memory.kept_graphs"}
     allowed |= {"grads.unsynced", "layers.mixing", "optimizer.idle", "schedule.elsewhere", "schedule.half_cycles"}
     allowed |= {"schedule.unstepped", "workers.alike"}
-    each_step = {rule.selector.metric for rule in load("recommended").rules if rule.every < 5}
+    each_step = {rule.selector.metric for rule in load("recommended").causes if rule.every < 5}
     assert not (each_step & dear) - allowed
 
 
 def test_explanations_go_from_the_specific_to_the_general() -> None:
-    rules = {rule.id: rule for rule in load("recommended").rules}
+    rules = {rule.id: rule for rule in load("recommended").causes}
     assert "not-learning" in rules["optimizer-of-other-model"].explains
     assert "loss-not-finite" in rules["no-targets"].explains
     assert "loss-spike" in rules["loss-not-finite"].explains

@@ -31,7 +31,7 @@ def newest(name: str) -> int:
 def form(pinned: str) -> dict[str, dict[str, Any]]:
     """What decides when a rule fires and what then; words may be improved under one version."""
     loaded = load_rules_for(host=plugin_host(), rules=f"healthcheck:{pinned}")
-    return {rule.id: judged(rule) for rule in loaded.rules}
+    return {rule.id: judged(rule) for rule in loaded.causes}
 
 
 def judged(rule: Rule) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Counter:
 def calls(layers: int) -> list[int]:
     """Train an unmodified script with the recommended pack; calls of each counted step."""
     pack = load_rules(["version: 1\nextends: [healthcheck:recommended]"], registry=plugin_host().registry)
-    by_the_clock = [r.id for r in pack.rules if r.selector.metric.startswith(("time.", "throughput", "monitor."))]
+    by_the_clock = [r.id for r in pack.causes if r.selector.metric.startswith(("time.", "throughput", "monitor."))]
     session = open_session(
         target="train.py",
         rules="healthcheck:recommended",

@@ -99,7 +99,7 @@ def alerts(report: dict[str, Any]) -> list[tuple[str, int]]:
 
 def detectors(report: dict[str, Any], step: int = 60) -> Any:
     state = json.loads((report["folder"] / "checkpoints" / f"step-{step}.json").read_text())["state"]["engine"]
-    return state["step"], state["rules"]
+    return state["step"], state["causes"]
 
 
 def test_a_resumed_run_neither_loses_nor_repeats_an_alert_and_ends_as_the_unbroken_one(run: Run) -> None:
@@ -159,7 +159,7 @@ def test_a_state_that_one_rule_cannot_read_costs_only_that_rule_its_windows(run:
     first = run("--steps", "20")
     kept = first["folder"] / "checkpoints" / "step-20.json"
     content = json.loads(kept.read_text())
-    content["state"]["engine"]["rules"]["trend"]["series"][0]["scorer"] = ["of another version"]
+    content["state"]["engine"]["causes"]["trend"]["series"][0]["scorer"] = ["of another version"]
     kept.write_text(json.dumps(content))
 
     resumed = run("--resume", "c20.pt")

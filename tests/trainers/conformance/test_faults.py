@@ -49,7 +49,7 @@ def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fau
     if not wanted.rule:
         assert run.fired == []
         return
-    metric = next(rule.selector.metric for rule in run.session.rules.rules if rule.id == wanted.rule)
+    metric = next(rule.selector.metric for rule in run.session.rules.causes if rule.id == wanted.rule)
     if metric in declared_gaps(trainer):
         assert run.session.report["rules"][wanted.rule]["verdict"] == "not judged"
         return

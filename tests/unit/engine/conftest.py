@@ -52,7 +52,7 @@ class Bench:
         return [a.cleared_step for a in self.engine.alerts if a.rule == rule]
 
     def actions(self) -> list[tuple[str, str, str]]:
-        return [(p.rule.id, p.spec.name, p.held) for r in self.results for p in r.plan]
+        return [(p.alert.rule, p.spec.name, p.held) for r in self.results for p in r.plan]
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_the_gate_decides_as_the_engine_will_judge(
 
 def rule_of(**keys: Any) -> Rule:
     text = {"version": 1, "rules": {"r": {"metric": "loss", "when": {"above": 5}, "then": ["stop"], **keys}}}
-    return load_rules([text], registry=registry())["r"]
+    return load_rules([text], registry=registry()).cause("r")
 
 
 @pytest.mark.parametrize(

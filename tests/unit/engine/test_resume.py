@@ -32,7 +32,7 @@ def halfway(bench: Callable[..., Any]) -> dict[str, Any]:
 
 def test_a_rule_whose_state_cannot_be_read_starts_fresh_and_the_others_go_on(bench: Callable[..., Any]) -> None:
     saved = halfway(bench)
-    saved["rules"]["spike"]["series"][0]["scorer"] = {"window": None}
+    saved["causes"]["spike"]["series"][0]["scorer"] = {"window": None}
 
     again = bench(RULES, start_step=12)
     told = again.engine.load_state_dict(saved)
@@ -51,7 +51,7 @@ def test_whatever_stands_where_a_rule_was_saved_only_that_rule_is_lost(
     bench: Callable[..., Any], broken: object
 ) -> None:
     saved = halfway(bench)
-    saved["rules"]["spike"] = broken
+    saved["causes"]["spike"] = broken
 
     again = bench(RULES, start_step=12)
     told = again.engine.load_state_dict(saved)
@@ -66,7 +66,7 @@ def test_half_a_state_leaves_nothing_behind(bench: Callable[..., Any]) -> None:
     for step in (1, 2):
         first.family(step, "a", {"p": 1.0, "q": 1.0})
     saved = first.engine.state_dict()
-    saved["rules"]["each"]["series"][1]["labels"] = 3
+    saved["causes"]["each"]["series"][1]["labels"] = 3
 
     again = bench(text, start_step=2)
     again.engine.load_state_dict(saved)
@@ -76,7 +76,7 @@ def test_half_a_state_leaves_nothing_behind(bench: Callable[..., Any]) -> None:
 
 def test_a_rule_that_starts_fresh_warms_up_from_the_resume_on(bench: Callable[..., Any]) -> None:
     saved = halfway(bench)
-    saved["rules"]["level"]["fingerprint"] = "another condition"
+    saved["causes"]["level"]["fingerprint"] = "another condition"
 
     again = bench(RULES)
     assert again.engine.load_state_dict(saved) == ["level starts fresh: its metric or condition changed"]
@@ -100,7 +100,7 @@ def test_a_derived_metric_whose_memory_cannot_be_read_starts_fresh(bench: Callab
 
 
 def test_a_state_of_another_format_is_refused_as_a_whole(bench: Callable[..., Any]) -> None:
-    with pytest.raises(StateError, match="version 2, this is 3"):
+    with pytest.raises(StateError, match="version 2, this is 4"):
         bench(RULES).engine.load_state_dict({"version": 2, "step": 3, "rules": {}})
 
 

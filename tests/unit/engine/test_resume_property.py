@@ -192,7 +192,7 @@ def told(engine: Engine, rules: RuleSet, number: int, now: float, at: Step, sile
             for a in result.alerts
         ]
         out += [("change", t.rule, t.series, t.step, t.before, t.after, repr(t.score)) for t in result.transitions]
-        out += [("plan", p.rule.id, p.spec.name, p.held) for p in result.plan]
+        out += [("plan", p.cause.id, p.spec.name, p.held) for p in result.plan]
     return out
 
 

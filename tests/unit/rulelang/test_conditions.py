@@ -285,7 +285,7 @@ def test_parts_may_watch_other_metrics_and_bring_their_own_conditions() -> None:
     rule = load_rules(
         ["version: 1\nrules:\n  a: {metric: loss, when: {all: [{above: 5}, {metric: 'lr[group=*]', equals: 0}]}}"],
         registry=registry(),
-    )["a"]
+    ).cause("a")
     (first, one), (second, two) = rule.condition.parts
     assert first is None
     assert str(second) == "lr[group=*]"

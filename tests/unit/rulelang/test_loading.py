@@ -18,7 +18,7 @@ def test_a_key_you_write_replaces_that_whole_key(known, folder) -> None:
     (folder / "mine.yaml").write_text(
         "version: 1\nextends: [healthcheck:base]\nrules:\n  loss-high: {when: {mean: {above: 3}}}\n"
     )
-    rule = load(known, "mine.yaml")["loss-high"]
+    rule = load(known, "mine.yaml").cause("loss-high")
     assert rule.when == {"mean": {"above": 3}}
     assert rule.hold == Hold(3, 3)
     assert str(rule.key_origins["when"]) == "mine.yaml:4"
@@ -27,15 +27,15 @@ def test_a_key_you_write_replaces_that_whole_key(known, folder) -> None:
 
 def test_null_returns_a_key_to_its_default(known, folder) -> None:
     text = "version: 1\nextends: [healthcheck:base]\nrules:\n  loss-high: {for: null, severity: null, warmup: null}\n"
-    rule = load(known, text)["loss-high"]
+    rule = load(known, text).cause("loss-high")
     assert (rule.hold, rule.severity, rule.warmup) == (Hold(1, 1), Severity.WARNING, Span(0))
 
 
 def test_defaults_apply_to_rules_written_in_that_file_only(known, folder) -> None:
     text = "version: 1\nextends: [healthcheck:base]\ndefaults: {cooldown: 9}\nrules:\n  mine: {metric: loss, when: {above: 9}}\n"
     rules = load(known, text)
-    assert (rules["mine"].cooldown, rules["mine"].warmup) == (9, Span(0))
-    assert (rules["lr-zero"].cooldown, rules["lr-zero"].warmup) == (None, Span(50))
+    assert (rules.cause("mine").cooldown, rules.cause("mine").warmup) == (9, Span(0))
+    assert (rules.cause("lr-zero").cooldown, rules.cause("lr-zero").warmup) == (None, Span(50))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_off_is_a_word_and_not_false(known, folder) -> None:
 def test_later_sources_win_and_a_file_extended_twice_counts_once(known, folder) -> None:
     (folder / "team.yaml").write_text("version: 1\nextends: [healthcheck:base]\nrules: {loss-high: {for: 9}}\n")
     text = "version: 1\nextends: [team.yaml, healthcheck:base]\nrules: {}\n"
-    assert load(known, text)["loss-high"].hold == Hold(9, 9)
+    assert load(known, text).cause("loss-high").hold == Hold(9, 9)
 
 
 # --------------------------------------------------------------------------- profiles
@@ -64,8 +64,8 @@ def test_later_sources_win_and_a_file_extended_twice_counts_once(known, folder) 
 
 def test_a_profile_is_applied_last(known, folder) -> None:
     rules = load(known, "healthcheck:base", profile="ci")
-    assert rules["loss-high"].hold == Hold(1, 1)
-    assert rules["loss-high"].warmup == Span(5)
+    assert rules.cause("loss-high").hold == Hold(1, 1)
+    assert rules.cause("loss-high").warmup == Span(5)
     assert "lr-zero" in rules.off
     assert rules.profile == "ci"
 
@@ -73,8 +73,8 @@ def test_a_profile_is_applied_last(known, folder) -> None:
 def test_a_packs_profile_gives_way_to_keys_of_your_own_file(known, folder) -> None:
     text = "version: 1\nextends: [healthcheck:base]\nrules:\n  loss-high: {warmup: 7, for: 4}\n  lr-zero: on\n"
     rules = load(known, text, profile="ci")
-    assert (rules["loss-high"].warmup, rules["loss-high"].hold) == (Span(7), Hold(4, 4))
-    assert rules["lr-zero"].warmup == Span(5)
+    assert (rules.cause("loss-high").warmup, rules.cause("loss-high").hold) == (Span(7), Hold(4, 4))
+    assert rules.cause("lr-zero").warmup == Span(5)
 
 
 def test_your_own_profile_beats_your_own_file(known, folder) -> None:
@@ -82,7 +82,7 @@ def test_your_own_profile_beats_your_own_file(known, folder) -> None:
     rules = load(known, text)
     assert rules.profile == "ci"
     assert rules.settings["mode"] == "observe"
-    assert rules["loss-high"].hold == Hold(1, 1)
+    assert rules.cause("loss-high").hold == Hold(1, 1)
 
 
 def test_an_unknown_profile_is_an_error_that_names_the_known_ones(known) -> None:
@@ -97,9 +97,9 @@ def test_an_unknown_profile_is_an_error_that_names_the_known_ones(known) -> None
 def test_a_pinned_pack_is_the_frozen_file_beside_the_newest(known, folder) -> None:
     (folder / "packs" / "base@1.yaml").write_text(BASE.replace("above: 5", "above: 1"))
     (folder / "packs" / "base.yaml").write_text(BASE + "pack: {version: 2}\n")
-    assert load(known, "healthcheck:base@1")["loss-high"].when == {"above": 1}
-    assert load(known, "healthcheck:base@2")["loss-high"].when == {"above": 5}
-    assert load(known, "healthcheck:base")["loss-high"].when == {"above": 5}
+    assert load(known, "healthcheck:base@1").cause("loss-high").when == {"above": 1}
+    assert load(known, "healthcheck:base@2").cause("loss-high").when == {"above": 5}
+    assert load(known, "healthcheck:base").cause("loss-high").when == {"above": 5}
     assert "has no version 3" in errors(known, "healthcheck:base@3")[0]
 
 
@@ -107,14 +107,14 @@ def test_a_plugin_pack_is_named_with_its_plugin(folder) -> None:
     known = registry()
     (folder / "acme.yaml").write_text(BASE)
     known.adder("rulepacks", "acme")("strict", str(folder / "acme.yaml"))
-    assert load(known, "version: 1\nextends: [acme:strict]\nrules: {}\n")["loss-high"]
+    assert load(known, "version: 1\nextends: [acme:strict]\nrules: {}\n").cause("loss-high")
 
 
 def test_a_renamed_rule_lives_on_under_its_old_id(known, folder) -> None:
     (folder / "packs" / "base.yaml").write_text(BASE + "renamed: {loss-too-high: loss-high}\n")
     (folder / "mine.yaml").write_text("version: 1\nextends: [healthcheck:base]\nrules:\n  loss-too-high: {for: 8}\n")
     loaded = load_all(["mine.yaml"], registry=known)
-    assert loaded.ruleset["loss-high"].hold == Hold(8, 8)
+    assert loaded.ruleset.cause("loss-high").hold == Hold(8, 8)
     (warning,) = (p for p in loaded.ruleset.warnings if p.slug == "renamed-rule")
     assert warning.fix == ("loss-too-high", "loss-high")
     assert str(warning).startswith("mine.yaml:4:3: warning[renamed-rule]")
@@ -125,7 +125,7 @@ def test_relative_files_start_at_the_file_that_names_them(known, folder) -> None
     (folder / "deep" / "a.yaml").write_text(BASE)
     (folder / "deep" / "b.yaml").write_text("version: 1\nextends: [a.yaml]\nrules: {}\n")
     (folder / "c.yaml").write_text("version: 1\nextends: [deep/b.yaml]\nrules: {}\n")
-    assert load(known, "c.yaml")["loss-high"]
+    assert load(known, "c.yaml").cause("loss-high")
 
 
 def test_a_circle_of_files_is_an_error(known, folder) -> None:

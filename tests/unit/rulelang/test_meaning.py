@@ -23,7 +23,7 @@ rules:
   other: {metric: loss, when: {above: 5}}
 """,
     )
-    assert owners(rules.rules) == {"high": "nan"}
+    assert owners(rules.causes) == {"high": "nan"}
 
 
 def test_an_empty_registry_accepts_any_metric_and_action() -> None:
@@ -36,12 +36,12 @@ def test_an_empty_registry_accepts_any_metric_and_action() -> None:
     rules = load_rules(
         [{"a": {"metric": "anything", "when": {"above": 1}, "then": ["whatever"]}}], registry=host.registry
     )
-    assert rules["a"].actions[0].name == "whatever"
+    assert rules.cause("a").actions[0].name == "whatever"
 
 
 def test_external_metrics_may_be_globs(known) -> None:
     text = "version: 1\nexternal: ['kl.*']\nrules: {a: {metric: kl.policy, when: {above: 1}}}\n"
-    assert load(known, text)["a"]
+    assert load(known, text).cause("a")
 
 
 def test_a_plugin_whose_compiler_breaks_is_named_at_its_line(known) -> None:
@@ -159,7 +159,7 @@ def test_five_hundred_rules_load(known) -> None:
 def test_one_source_need_not_be_wrapped_in_a_list(known, folder) -> None:
     (folder / "mine.yaml").write_text(BASE)
     for source in ("mine.yaml", folder / "mine.yaml", BASE, {"loss-high": {"metric": "loss", "when": {"above": 5}}}):
-        assert load_rules(source, registry=known)["loss-high"].condition.name == "above"
+        assert load_rules(source, registry=known).cause("loss-high").condition.name == "above"
 
 
 def test_a_condition_switched_to_false_is_refused(known) -> None:

@@ -12,9 +12,8 @@ from healthcheck.rulelang.rule import Hold
 
 def test_set_changes_one_leaf_and_the_last_one_wins(known) -> None:
     text = "version: 1\nrules: {spike: {metric: loss, when: {robust_z: {above: 8, window: 200}}}}\n"
-    rule = load(known, text, set=["spike.when.robust_z.above=12", "spike.when.robust_z.above=14", "spike.for=3 of 5"])[
-        "spike"
-    ]
+    changes = ["spike.when.robust_z.above=12", "spike.when.robust_z.above=14", "spike.for=3 of 5"]
+    rule = load(known, text, set=changes).cause("spike")
     assert rule.when == {"robust_z": {"above": 14, "window": 200}}
     assert rule.hold == Hold(3, 5)
     assert rule.condition.breaches.text == "above 14"
@@ -66,7 +65,7 @@ def test_muting_a_rule_that_finds_nan_needs_force(known) -> None:
 
 def test_rules_may_come_as_a_dict(known) -> None:
     rules = load(known, {"kl-too-high": {"metric": "loss", "when": {"above": 0.2}, "for": "3 of 5"}})
-    assert rules["kl-too-high"].hold == Hold(3, 5)
+    assert rules.cause("kl-too-high").hold == Hold(3, 5)
 
 
 def test_errors_in_a_dict_name_the_key_path(known) -> None:
@@ -86,7 +85,7 @@ def test_a_dict_that_contains_itself_is_refused(known) -> None:
 def test_the_effective_text_loads_to_the_same_rules(known, folder) -> None:
     first = load(known, "healthcheck:base", profile="ci", set=["loss-high.when.above=7"])
     second = load(known, first.text)
-    assert [(r.id, r.when, r.hold, r.warmup, r.actions) for r in second.rules] == [
-        (r.id, r.when, r.hold, r.warmup, r.actions) for r in first.rules
+    assert [(r.id, r.when, r.hold, r.warmup, r.actions) for r in second.causes] == [
+        (r.id, r.when, r.hold, r.warmup, r.actions) for r in first.causes
     ]
     assert second.off == first.off

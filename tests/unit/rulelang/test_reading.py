@@ -216,7 +216,7 @@ def test_any_rule_gives_rules_or_clean_problems(rules) -> None:
     loaded = load_all(
         [{"version": 1, "rules": rules, "profiles": {"p": {"rules": rules}}}], registry=KNOWN, profile="p"
     )
-    for rule in loaded.ruleset.rules:
+    for rule in loaded.ruleset.causes:
         rule.condition.start()
 
 

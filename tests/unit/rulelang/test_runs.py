@@ -37,7 +37,9 @@ def made(name: str, options: Any, policy: dict[str, Any]) -> Condition:
     if name not in ("all", "any"):
         return condition(name, options, **policy)
     rule = {"metric": "x", "when": {name: options}}
-    return load_rules([{"version": 1, "external": ["x"], "rules": {"r": rule}}], registry=registry())["r"].condition
+    return (
+        load_rules([{"version": 1, "external": ["x"], "rules": {"r": rule}}], registry=registry()).cause("r").condition
+    )
 
 
 def series(seed: int, length: int, *, nonfinite: bool) -> tuple[list[float], list[int]]:

@@ -183,4 +183,4 @@ def test_metrics_of_rules_that_act_or_fail_the_run_are_kept(watched: Any) -> Non
           fails: {metric: c, when: {above: 1}, severity: error}
           warns: {metric: d, when: {above: 1}}
     """)
-    assert acting_metrics(run.session.rules.rules) == {"a", "b", "c"}
+    assert acting_metrics(run.session.rules.causes) == {"a", "b", "c"}

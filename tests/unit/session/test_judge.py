@@ -196,4 +196,4 @@ def test_what_could_change_the_update_is_what_acting_rules_look_at_with_what_it_
             },
         },
     )
-    assert acted_upon(rules.rules, rules.derived, host.registry.actions) == {"ratio", "a", "b"}
+    assert acted_upon(rules.causes, rules.derived, host.registry.actions) == {"ratio", "a", "b"}

@@ -1,0 +1,478 @@
+"""Rules over their causes: episodes, the alert of each, what holds it back, and which actions it runs.
+
+The engine judges causes. What a reader meets is one alert per episode of a rule: from the first of its causes that fires
+until all have recovered. The most certain cause speaks; what the others found stands beside it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.core.alerts import Alert, CauseChange, Finding, Kind, SeriesFact, Severity
+from healthcheck.core.samples import Labels, decode_number, encode_number
+from healthcheck.engine.rulestate import WORST, CauseState
+from healthcheck.rulelang.rule import SUBJECTS, ActionSpec, Cause, Mute, Rule
+
+OPTIMIZERS, RANKS, ADAPTERS, ROUTER = "run.optimizers", "run.ranks", "run.adapters", "run.router"
+"""Samples that say what a run is like, for rules with ``applies_if``. The first two have a label ``count``."""
+
+
+@dataclass(slots=True)
+class PlannedAction:
+    """One action for one alert, asked for by one cause. ``held`` says why it must not run, or is empty."""
+
+    cause: Cause
+    alert: Alert
+    spec: ActionSpec
+    held: str = ""
+    episode: RuleState | None = None
+
+    def not_done(self) -> None:
+        """It was planned and could not be run: a later cause of the same episode that names it asks again."""
+        if self.episode is not None:
+            self.episode.forget_run(self.spec)
+
+
+class RuleState:
+    """The episodes of one rule.
+
+    :param causes: the states of its causes, most certain first.
+    """
+
+    def __init__(self, rule: Rule, causes: Sequence[CauseState]) -> None:
+        self.rule = rule
+        self.causes = list(causes)
+        self.start_fresh()
+
+    def start_fresh(self) -> None:
+        """Begin with nothing seen."""
+        self.applies = self.rule.applies_if is None
+        """Whether the rule is one for runs like this; once true, it stays so."""
+        self._seen: dict[str, bool] = {}
+        """Of what it needs to apply, what has been met."""
+        self.withheld: list[tuple[CauseState, Finding]] = []
+        """What its causes found while it did not apply."""
+        self.open: Alert | None = None
+        """The alert of the episode under way."""
+        self.episodes: list[Alert] = []
+        """Alerts of this run."""
+        self.past_episodes = 0
+        """Episodes of the run that was resumed."""
+        self.action_runs = 0
+        """How often it has run its actions, for ``after``."""
+        self.last_action_step: int | None = None
+        self._turn = 0
+        """Counts the episodes and the repeats within them: in each an action runs once."""
+        self._counted = 0
+        """The last turn that was counted in ``action_runs``."""
+        self._ran: dict[str, tuple[int, int]] = {}
+        """Action -> the last turn in which its time came, and the step."""
+
+    @property
+    def firing(self) -> bool:
+        """Whether some cause fires."""
+        return any(cause.firing for cause in self.causes)
+
+    # -- whether it applies ---------------------------------------------------------------
+
+    def met(self, metric: str, labels: Labels) -> bool:
+        """Note a series that has come; whether the rule applies now."""
+        needs = self.rule.applies_if
+        if needs is None:
+            return False
+        count = int(dict(labels).get("count", "0")) if metric in (OPTIMIZERS, RANKS) else 0
+        if any(fnmatch.fnmatchcase(metric, wanted) for wanted in needs.metrics):
+            self._seen["metrics"] = True
+        if metric in (ADAPTERS, ROUTER):
+            self._seen[metric] = True
+        if metric == OPTIMIZERS and needs.optimizers and count >= needs.optimizers:
+            self._seen[OPTIMIZERS] = True
+        if metric == RANKS and needs.ranks and count >= needs.ranks:
+            self._seen[RANKS] = True
+        asked = {
+            "metrics": bool(needs.metrics),
+            OPTIMIZERS: bool(needs.optimizers),
+            RANKS: bool(needs.ranks),
+            ADAPTERS: needs.adapters,
+            ROUTER: needs.router,
+        }
+        return all(self._seen.get(key, False) for key, wanted in asked.items() if wanted)
+
+    def apply(self, step: int) -> None:
+        """From this step on the rule applies: its warm-up counts from here, what was seen before is judged."""
+        self.applies = True
+        for state in self.causes:
+            if state.rule.warmup.amount:
+                state.warm_up_again(step)
+        self.withheld = [(state, finding) for state, finding in self.withheld if not state.rule.warmup.amount]
+
+    def withhold(self, found: Iterable[tuple[CauseState, Finding]]) -> None:
+        """Keep what was found until the rule applies, if it ever does."""
+        for state, finding in found:
+            known = next((kept for other, kept in self.withheld if other is state), None)
+            if known is None:
+                self.withheld.append((state, finding))
+            else:
+                _join(known, finding)
+
+    # -- episodes -----------------------------------------------------------------------
+
+    def take(self, found: list[tuple[CauseState, Finding]], number: int, now: float, rank: int) -> tuple[Alert, bool]:
+        """Put what causes found now into the episode; ``(alert, whether it said nothing of this before)``.
+
+        The alert is a new one if no episode was under way. Series that join what their cause has found already are
+        added to it, without more ado.
+        """
+        for state, finding in found:
+            state.findings.append(finding)
+        alert = self.open
+        if alert is None:
+            episode = self.past_episodes + len(self.episodes) + 1
+            alert = self.open = Alert.of(self.rule.id, number, episode, [f for _, f in found], rank=rank, time=now)
+            self.episodes.append(alert)
+            return alert, True
+        before, new = alert.cause, False
+        for state, finding in found:
+            known = alert.finding(finding.cause)
+            if known is None:
+                alert.findings.append(finding)
+                new = True
+            elif known.muted and not finding.muted:  # what the mute covered has come again, outside of it
+                alert.findings[alert.findings.index(known)] = finding
+                new = True
+            else:
+                state.findings.pop()
+                _join(known, finding)
+                new |= bool(known.accepted)  # whether the series that came are accepted too must be asked
+        alert.settle()
+        if alert.cause != before:
+            alert.changes.append(CauseChange(alert.cause_step, before, alert.cause))
+        return alert, new
+
+    def repeat(self, found: list[Finding], number: int, now: float, rank: int) -> Alert:
+        """The alert of an episode that goes on and may act again (``cooldown``)."""
+        episode = self.past_episodes + len(self.episodes)
+        alert = Alert.of(self.rule.id, number, episode, found, rank=rank, time=now)
+        alert.repeat = True
+        return alert
+
+    def recovered(self) -> Alert | None:
+        """Note which causes fire no longer; the alert whose episode is over, if it is."""
+        alert = self.open
+        if alert is None:
+            return None
+        for state in self.causes:
+            finding = alert.finding(state.rule.name)
+            if finding is None:
+                continue
+            if state.firing:
+                finding.cleared_step = None
+            elif state.cleared:
+                finding.cleared_step = max(series.last_step for series in state.cleared)
+        if self.firing:
+            return None
+        alert.cleared_step = max(
+            (finding.fired_step if finding.cleared_step is None else finding.cleared_step) for finding in alert.findings
+        )
+        self.open = None
+        return alert
+
+    def due_again(self, step: int) -> bool:
+        """Whether an episode that goes on may act again."""
+        cooldown = self.rule.cooldown
+        return cooldown is not None and self.last_action_step is not None and step - self.last_action_step >= cooldown
+
+    # -- actions ------------------------------------------------------------------------
+
+    def plan(self, alert: Alert, causes: Iterable[CauseState], step: int, *, begins: bool) -> list[PlannedAction]:
+        """The actions of some causes that have not run yet in this episode, in the order of the causes.
+
+        What is muted, within the ``cooldown``, or only observes what another alert explains, stays in the plan, held:
+        the report says what would have been done.
+
+        :param begins: whether an episode begins, or acts again.
+        """
+        if begins:
+            self._turn += 1
+        planned: list[PlannedAction] = []
+        seen: set[str] = set()
+        runs = False
+        for state in causes:
+            finding = alert.finding(state.rule.name)
+            for spec in state.rule.actions:
+                key = spec.key
+                if key in seen or self._ran.get(key, (0, 0))[0] == self._turn:
+                    continue
+                seen.add(key)
+                held = f"muted: {finding.muted}" if finding is not None and finding.muted else self._cooling(key, step)
+                if not held and alert.explained_by and spec.stage == "observe":
+                    held = f"explained by {alert.explained_by}"
+                if held.startswith("muted"):
+                    seen.discard(key)  # another cause may ask for it that is not muted
+                runs |= not held
+                planned.append(PlannedAction(state.rule, alert, spec, held, self))
+            runs |= not state.rule.actions and not (finding is not None and finding.muted)
+        # What is held back is no run: `after: 2` counts what was done, and `cooldown` begins with it.
+        if runs and self._counted != self._turn:
+            self._counted = self._turn
+            self.action_runs += 1
+        if runs:
+            self.last_action_step = step
+        result = []
+        for item in planned:
+            if not item.held:
+                self._ran[item.spec.key] = self._turn, step
+                if self.action_runs < item.spec.after:
+                    continue
+            result.append(item)
+        return result
+
+    def _cooling(self, key: str, step: int) -> str:
+        cooldown = self.rule.cooldown
+        turn, last = self._ran.get(key, (0, 0))
+        if cooldown is None or not turn or turn == self._turn or step - last >= cooldown:
+            return ""
+        return f"within the cooldown of {cooldown} steps"
+
+    def forget_run(self, spec: ActionSpec) -> None:
+        """An action that was planned could not be run."""
+        turn, step = self._ran.get(spec.key, (0, 0))
+        if turn == self._turn:
+            self._ran[spec.key] = -1, step
+
+    # -- resume -------------------------------------------------------------------------
+
+    def rewind(self, step: int) -> None:
+        """The run goes on at an earlier step: ``cooldown`` counts from there."""
+        if self.last_action_step is not None:
+            self.last_action_step = min(self.last_action_step, step)
+        self._ran = {key: (turn, min(at, step)) for key, (turn, at) in self._ran.items()}
+
+    def save(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "episodes": self.past_episodes + len(self.episodes),
+            "action_runs": self.action_runs,
+            "last_action_step": self.last_action_step,
+            "turn": self._turn,
+            "counted": self._counted,
+            "ran": {key: list(at) for key, at in self._ran.items()},
+            "open": None if self.open is None else _saved_alert(self.open),
+            "applies": self.applies,
+            "seen": self._seen,
+            "withheld": [_saved_finding(finding) for _, finding in self.withheld],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`save`; raises whatever a state that cannot be read gives."""
+        self.past_episodes = int(saved["episodes"])
+        self.action_runs = int(saved["action_runs"])
+        self.last_action_step = saved["last_action_step"]
+        self._turn, self._counted = int(saved["turn"]), int(saved["counted"])
+        self._ran = {key: (int(turn), int(step)) for key, (turn, step) in saved["ran"].items()}
+        self.applies = self.applies or bool(saved["applies"])
+        self._seen = {str(key): bool(met) for key, met in saved["seen"].items()}
+        by_name = {state.rule.name: state for state in self.causes}
+        findings = [_restored_finding(entry) for entry in saved["withheld"]]
+        self.withheld = [(by_name[f.cause], f) for f in findings if f.cause in by_name]
+        # An episode without a cause that still fires (it starts fresh, or is gone) is over.
+        self.open = _restored_alert(self.rule.id, saved["open"]) if saved["open"] is not None and self.firing else None
+
+
+def _join(known: Finding, more: Finding) -> None:
+    """Series that join what their cause has found already."""
+    names = {fact.name for fact in known.series}
+    fresh = [fact for fact in more.series if fact.name not in names]
+    known.series = (known.series + fresh)[:WORST]
+    known.count += more.count - (len(more.series) - len(fresh))
+    known.severity = max(known.severity, more.severity)
+    known.cleared_step = None
+
+
+_NUMBERS = ("value", "score", "normal")
+_PLAIN = (
+    "cause",
+    "phase",
+    "fired_step",
+    "detected_step",
+    "threshold",
+    "count",
+    "fired_sample",
+    "order",
+    "message",
+    "hint",
+    "docs",
+    "where",
+    "cleared_step",
+    "muted",
+    "accepted",
+)
+
+
+def _saved_alert(alert: Alert) -> dict[str, Any]:
+    return {
+        "number": alert.number,
+        "episode": alert.episode,
+        "fired_step": alert.fired_step,
+        "detected_step": alert.detected_step,
+        "acted_step": alert.acted_step,
+        "explained_by": alert.explained_by,
+        "rank": alert.rank,
+        "changes": [[change.step, change.before, change.after] for change in alert.changes],
+        "findings": [_saved_finding(finding) for finding in alert.findings],
+    }
+
+
+def _saved_finding(finding: Finding) -> dict[str, Any]:
+    return {
+        **{name: getattr(finding, name) for name in _PLAIN},
+        **{name: encode_number(getattr(finding, name)) for name in _NUMBERS},
+        "kind": str(finding.kind),
+        "severity": str(finding.severity),
+        "tags": list(finding.tags),
+        "series": [
+            [fact.name, [list(pair) for pair in fact.labels], *(encode_number(getattr(fact, n)) for n in _NUMBERS)]
+            for fact in finding.series
+        ],
+    }
+
+
+def _restored_alert(rule: str, saved: Mapping[str, Any]) -> Alert:
+    findings = [_restored_finding(entry) for entry in saved["findings"]]
+    alert = Alert.of(rule, int(saved["number"]), int(saved["episode"]), findings, rank=int(saved["rank"]))
+    for name in ("fired_step", "detected_step", "acted_step", "explained_by"):
+        setattr(alert, name, saved[name])
+    alert.changes = [CauseChange(*change) for change in saved["changes"]]
+    return alert
+
+
+def _restored_finding(saved: Mapping[str, Any]) -> Finding:
+    series = [
+        SeriesFact(
+            name,
+            tuple((str(k), str(v)) for k, v in labels),
+            decode_number(value),
+            _decoded(score),
+            _decoded(normal),
+        )
+        for name, labels, value, score, normal in saved["series"]
+    ]
+    return Finding(
+        **{name: saved[name] for name in _PLAIN},
+        value=decode_number(saved["value"]),
+        score=_decoded(saved["score"]),
+        normal=_decoded(saved["normal"]),
+        kind=Kind.parse(saved["kind"]),
+        severity=Severity.parse(saved["severity"]),
+        tags=tuple(saved["tags"]),
+        series=series,
+    )
+
+
+def _decoded(number: Any) -> float | None:
+    return None if number is None else decode_number(number)
+
+
+# --------------------------------------------------------------------------------------------------
+# What holds an alert back: no block of its own, no action that only observes. Never more than that.
+
+
+def hold_back(alert: Alert, states: Mapping[str, RuleState]) -> str:
+    """The rule whose alert explains this one, or an empty text.
+
+    Everything that was found must be explained, by causes that fired first (or at the same step), that are not muted,
+    and whose alerts are no less severe. What explains is shown itself, or explained by what is shown.
+    """
+    holders = []
+    for finding in alert.findings:
+        if finding.muted:
+            continue
+        holder = next((name for name in _holders(alert, finding, states) if _leads_to_light(name, alert, states)), "")
+        if not holder:
+            return ""
+        holders.append(holder)
+    return holders[0] if holders else ""
+
+
+def _holders(alert: Alert, finding: Finding, states: Mapping[str, RuleState]) -> Iterable[str]:
+    name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
+    shown: list[str] = []
+    hidden: list[str] = []
+    for state in states.values():
+        other = state.open
+        if other is None or state.rule.id == alert.rule or other.severity < alert.severity:
+            continue
+        for cause in state.causes:
+            first = other.finding(cause.rule.name)
+            if first is None or first.muted or not cause.firing or first.fired_step > finding.fired_step:
+                continue
+            if _holds(state.rule, cause.rule, name, finding):
+                (hidden if other.explained_by else shown).append(state.rule.id)
+                break
+    return shown + hidden
+
+
+def _holds(rule: Rule, cause: Cause, name: str, finding: Finding) -> bool:
+    if name in rule.explains or name.partition(".")[0] in rule.explains:
+        return True
+    if cause.kind <= finding.kind:
+        return False  # only what is more certain
+    if cause.kind is Kind.FACT and finding.kind is Kind.TREND and SUBJECTS.intersection(cause.tags, finding.tags):
+        return True
+    return str(finding.kind) in cause.holds_back or not set(finding.tags).isdisjoint(cause.holds_back)
+
+
+def _leads_to_light(holder: str, alert: Alert, states: Mapping[str, RuleState]) -> bool:
+    """Whether one that is shown stands at the end of who explains whom: two must not hide each other."""
+    passed = {alert.rule}
+    while holder:
+        if holder in passed or holder not in states:
+            return False
+        passed.add(holder)
+        other = states[holder].open
+        if other is None:
+            return False
+        holder = other.explained_by
+    return True
+
+
+def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int]) -> None:
+    """Mark what a mute covers; ``hits`` counts what each mute was good for."""
+    for index, entry in enumerate(mutes):
+        if entry.covers(name, finding.fired_step):
+            finding.muted = entry.reason
+            hits[index] = hits.get(index, 0) + 1
+
+
+def cap(cause: Cause, finding: Finding, seen: Mapping[str, Any], known: Collection[str]) -> None:
+    """In a record that cannot know a cause's guard, nothing that it finds is more than a warning."""
+    unsaid = [
+        guard.metric
+        for guard in cause.only_if
+        if guard.metric not in seen and guard.metric not in known and guard.test.text != "absent"
+    ]
+    if unsaid and finding.severity > Severity.WARNING:
+        finding.severity = Severity.WARNING
+        finding.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
+
+
+def message(cause: Cause, finding: Finding, rank: int) -> str:
+    """The message of a cause, its placeholders filled in."""
+    assert cause.message is not None, "the rule compiler gives every cause a message"
+    fields: dict[str, Any] = {
+        "value": finding.value,
+        "score": finding.score,
+        "normal": finding.normal,
+        "threshold": finding.threshold,
+        "window": cause.condition.window,
+        "step": finding.fired_step,
+        "epoch": None,
+        "rule": cause.rule,
+        "series": finding.series[0].name if finding.series else cause.selector.metric,
+        "rank": rank,
+        "count": finding.count,
+    }
+    return cause.message(fields)

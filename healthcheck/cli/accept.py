@@ -12,6 +12,7 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.text import plural
 from healthcheck.extend.dispatch import suggest
 from healthcheck.record.runs import find_run
+from healthcheck.reports.wording import by_cause
 
 NAME = "accept"
 HELP = "take the alerts of a run as known (healthcheck-accepted.yaml); later only new ones fail"
@@ -43,9 +44,9 @@ def main(args: argparse.Namespace) -> int:
     today = time.strftime("%Y-%m-%d")
     # One entry for each series: another parameter that goes the same way tomorrow is news.
     entries = [
-        Acceptance(alert["rule"], args.reason.strip(), series["name"], script, today)
-        for alert in alerts
-        for series in alert["series"]
+        Acceptance(part["rule"], args.reason.strip(), series["name"], script, today)
+        for part in alerts
+        for series in part["series"]
     ]
     path = find_accepted(Path.cwd()) or Path(FILE_NAME)
     added = add_accepted(path, entries)
@@ -59,12 +60,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _chosen(alerts: list[dict[str, Any]], rules: list[str]) -> list[dict[str, Any]]:
-    """The alerts of the named rules; all that count without names."""
-    known = {alert["rule"] for alert in alerts}
+    """What the named rules or causes (``rule.cause``) found; all that counts without names. One entry per cause."""
+    known = {name for alert in alerts for name in (alert["rule"], *(part["rule"] for part in by_cause(alert)))}
     for rule in rules:
         if rule not in known:
             raise UsageError(
                 f'healthcheck accept: "{rule}" has no alert in this run; '
                 + (suggest(rule, known) or f"there are {', '.join(sorted(known)) or 'none'}")
             )
-    return [a for a in alerts if (not rules or a["rule"] in rules) and not a.get("muted") and not a.get("accepted")]
+    return [
+        part
+        for alert in alerts
+        for part in by_cause(alert)
+        if not part.get("muted")
+        and not part.get("accepted")
+        and (not rules or {alert["rule"], part["rule"]} & {*rules})
+    ]

@@ -54,8 +54,10 @@ def main(args: argparse.Namespace) -> int:
 
 def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tuple[Any, str]:
     """What the name stands for, for a program and for a person. Raises ``UsageError`` with the nearest name."""
-    if name in loaded.merged.rules:
-        return _rule_json(loaded, name), _rule_text(loaded, name, label)
+    rule_id, _, cause = name.partition(".")
+    draft = loaded.merged.rules.get(rule_id)
+    if draft is not None and (not cause or cause in draft.causes):
+        return _rule_json(loaded, rule_id), _rule_text(loaded, rule_id, label)
     if name in registry.conditions:
         kind = registry.conditions[name]
         return dict(kind.schema), _condition_text(name, kind.help, kind.schema)
@@ -82,14 +84,15 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
 
 def _list(loaded: Loaded, label: str) -> list[str]:
     """All rules in force: what ``explain`` prints without a name."""
-    rules = loaded.ruleset.causes
-    lines = [f"{label}: {len(rules)} rules", *table_lines([rule.id, str(rule.severity), asks(rule)] for rule in rules)]
+    rules = loaded.ruleset.rules
+    rows = [[cause.id, str(cause.severity), asks(cause)] for rule in rules for cause in rule.causes]
+    lines = [f"{label}: {len(rules)} rules", *table_lines(rows)]
     return lines + ([f"  off: {', '.join(loaded.ruleset.off)}"] if loaded.ruleset.off else [])
 
 
 def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
     draft = loaded.merged.rules[rule_id]
-    rule = next((r for r in loaded.ruleset.causes if r.id == rule_id), None)
+    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
     lines = [
         _page(rule_id).rstrip() or f"# {rule_id}\n\n(this rule has no page of its own)",
         "",
@@ -97,8 +100,10 @@ def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
         "",
     ]
     if rule is not None:
-        fails = "yes" if rule.severity >= 2 else "no"
-        lines += [f"asks      {asks(rule)}", f"fails CI: {fails}, stops: {'yes' if rule.may_stop else 'no'}", ""]
+        for cause in rule.causes:
+            fails = "yes" if cause.severity >= 2 else "no"
+            lines += [f"cause     {cause.name} ({cause.kind})"] if cause.name else []
+            lines += [f"asks      {asks(cause)}", f"fails CI: {fails}, stops: {'yes' if cause.may_stop else 'no'}", ""]
     elif rule_id in loaded.ruleset.off:
         lines += ["switched off", ""]
     rows = list(rule_rows(draft))
@@ -112,11 +117,13 @@ def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
 
 def _rule_json(loaded: Loaded, rule_id: str) -> dict[str, Any]:
     draft = loaded.merged.rules[rule_id]
-    rule = next((r for r in loaded.ruleset.causes if r.id == rule_id), None)
+    rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
+    causes = rule.causes if rule is not None else ()
     return {
         "rule": rule_id,
         "off": rule_id in loaded.ruleset.off,
-        "asks": asks(rule) if rule is not None else None,
+        "asks": asks(causes[0]) if len(causes) == 1 else None,
+        **({"causes": {cause.name: asks(cause) for cause in causes}} if draft.causes else {}),
         "keys": {key: {"value": e.value, "origin": str(e.origin)} for key, e in draft.entries.items()},
         "page": _page(rule_id) or None,
     }

@@ -24,7 +24,7 @@ from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
-from healthcheck.reports.wording import actions_done, how_it_ended, judged_line
+from healthcheck.reports.wording import actions_done, cause_name, how_it_ended, judged_line
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "why"
@@ -78,11 +78,11 @@ def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, An
     if wanted.isdigit():
         return numbered(run, int(wanted))
     for alert in run.alerts:
-        if alert["rule"] == wanted:
+        if wanted in (alert["rule"], cause_name(alert)):
             return alert
     known = rule_ids(run)
     if not known and rules is not None:  # no report yet: the run goes on or was killed
-        known = [rule.id for rule in rules.causes]
+        known = [rule.id for rule in rules.rules]
     if wanted in known:
         return None
     raise UsageError(f'{run.name} had no rule "{wanted}"; {suggest(wanted, known) or "its rules: " + ", ".join(known)}')
@@ -106,6 +106,14 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
     lines = [f"{alert['rule']} fired at step {step(alert['fired_step'])}{until}         {found.run.shown}{place}"]
     if alert.get("message"):
         lines.append(f"  said    {alert['severity']}: {alert['message']}")
+    if alert.get("cause"):
+        lines.append(
+            f"  cause   {alert['cause']} ({alert['kind']}), at step {step(alert.get('cause_step', alert['fired_step']))}"
+        )
+    lines += [
+        f"  also    {other['cause']} ({other['kind']}), at step {step(other['fired_step'])}: {other['message']}"
+        for other in alert.get("also", ())
+    ]
     if found.asks:
         lines.append(f"  asks    {found.asks}")
     if found.problem:

@@ -270,6 +270,11 @@ class Alert:
         return f"{self.rule}.{self.cause}" if self.cause else self.rule
 
     @property
+    def names(self) -> list[str]:
+        """``rule.cause`` of all causes that have found something, or the rule where it is its own only cause."""
+        return [f"{self.rule}.{finding.cause}" if finding.cause else self.rule for finding in self.findings]
+
+    @property
     def counts(self) -> bool:
         """Whether this alert counts for the exit code."""
         return not self.muted and not self.accepted

@@ -37,6 +37,9 @@ class Evaluation:
 
 NOTHING = Evaluation()
 
+_Acting = tuple[RuleState, Alert, list[CauseState], bool]
+"""A rule, its alert, the causes whose actions are due, and whether an episode begins or acts again."""
+
 
 # --------------------------------------------------------------------------------------------------
 # The engine: one evaluation at a time, in a fixed order.
@@ -303,18 +306,13 @@ class Engine:
     ) -> Evaluation:
         transitions.sort(key=lambda t: self._place[f"{t.rule}.{t.cause}" if t.cause else t.rule])
         result = Evaluation(transitions=transitions)
-        acting: list[tuple[RuleState, Alert, list[CauseState], bool]] = []
-        for rule in self._late:
+        acting: list[_Acting] = []
+        late, self._late = self._late, []
+        for rule in late:
             if rule.withheld:
-                alert, _ = rule.take(rule.withheld, len(self.alerts) + 1, now, self.rank)
-                self.alerts.append(alert)
-                result.alerts.append(alert)
-                acting.append((rule, alert, [cause for cause, _ in rule.withheld], True))
+                acting += self._take(rule, rule.withheld, now, result)
                 rule.withheld = []
-                over = rule.recovered()
-                if over is not None:
-                    result.cleared.append(over)
-        self._late = []
+                self._end(rule, result)
         for rule, causes in self._by_rule(touched):
             # Cleared before fired: a rule of which one series clears while another fires goes on.
             for cause in causes:
@@ -326,21 +324,10 @@ class Engine:
                 found = [(cause, self._find(rule, cause, step)) for cause in fresh]
                 for cause in fresh:
                     cause.firing.update(series.labels for series in cause.fresh)
-                if not rule.applies:
+                if rule.applies:
+                    acting += self._take(rule, found, now, result)
+                else:
                     rule.withhold(found)
-                    found = []
-                begins = rule.open is None
-                alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank) if found else (None, False)
-                if alert is None:
-                    pass
-                elif begins:
-                    self.alerts.append(alert)
-                    result.alerts.append(alert)
-                    acting.append((rule, alert, fresh, True))
-                elif new:
-                    self._list(rule, alert)
-                    result.amended.append(alert)
-                    acting.append((rule, alert, fresh, False))
             elif again and rule.due_again(step):
                 number = rule.open.number if rule.open else 0
                 repeated = [self._find(rule, cause, step, repeat=True) for cause in again]
@@ -348,9 +335,7 @@ class Engine:
                 result.alerts.append(alert)
                 acting.append((rule, alert, again, True))
             result.recovered += [cause.rule.id for cause in causes if cause.cleared and not cause.firing]
-            over = rule.recovered()
-            if over is not None:
-                result.cleared.append(over)
+            self._end(rule, result)
             for cause in causes:
                 cause.reset_marks()
         # All alerts of the evaluation are known now: one may explain another that stands before it in the file.
@@ -359,6 +344,25 @@ class Engine:
         for rule, alert, causes, begins in acting:
             result.plan += rule.plan(alert, causes, step, begins=begins)
         return result
+
+    def _take(
+        self, rule: RuleState, found: list[tuple[CauseState, Finding]], now: float, result: Evaluation
+    ) -> list[_Acting]:
+        """Begin an episode with what causes found, or let them join it; what there is to act upon."""
+        begins = rule.open is None
+        alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank)
+        if begins:
+            self.alerts.append(alert)
+            result.alerts.append(alert)
+        elif new:
+            self._list(rule, alert)
+            result.amended.append(alert)
+        return [(rule, alert, [cause for cause, _ in found], begins)] if begins or new else []
+
+    def _end(self, rule: RuleState, result: Evaluation) -> None:
+        over = rule.recovered()
+        if over is not None:
+            result.cleared.append(over)
 
     def _by_rule(self, touched: Iterable[CauseState]) -> list[tuple[RuleState, list[CauseState]]]:
         """What changed, by rule, all in file order."""

@@ -305,7 +305,7 @@ class LastGoodReport:
         if self._session is None or os.getpid() != self._session.pid:
             return
         watched = {rule.id for rule in self._session.rules.causes if judges_finiteness(rule)}
-        bad = [alert for alert in self._session.alerts if alert.rule in watched]
+        bad = [alert for alert in self._session.alerts if watched.intersection(alert.names)]
         for written in reversed(self._saved.values()):
             path = None if covered(written.step, bad) else written.path_now()
             if path is not None:

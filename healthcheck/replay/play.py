@@ -225,9 +225,8 @@ class Play:
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
         for alert in (*result.alerts, *result.amended):
-            for finding in alert.findings:
+            for name, finding in zip(alert.names, alert.findings, strict=True):
                 name_explosion(finding, self.history)
-                name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
                 series = [fact.name for fact in finding.series]
                 finding.accepted = self.facts.accepted.reason(name, series, self.facts.target)
             alert.settle()

@@ -15,6 +15,7 @@ from healthcheck.core.alerts import Severity
 from healthcheck.core.text import step
 from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
+    by_cause,
     by_severity,
     checks,
     excused,
@@ -114,7 +115,8 @@ def _property(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # JUnit XML from the content of ``report.json``: the test tab of every CI.
 #
-# One suite is the run, one case is a rule. A failed rule at or above ``fail_on`` is a ``failure``;
+# One suite is the run, one case is a cause, called ``rule.cause`` (or by its rule, where that is its own only cause). What
+# does not apply to the run has no case. A failed cause at or above ``fail_on`` is a ``failure``;
 # below it the case passes and carries its text in ``system-out`` (JUnit has no warning, and mapping
 # warnings to failures or skips surprises people). What applies and was not judged is ``skipped`` with its
 # reason; what does not apply is listed in the suite's ``system-out``. A broken action or plugin is an ``error``.
@@ -147,8 +149,8 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
     name = _text(str(report.get("path") or report.get("target") or "run"))
     level = fails_from(report)
     cases = [
-        _case(name, rule, entry, _alerts_of(report, rule), level)
-        for rule, entry in report["rules"].items()
+        _case(name, cause, entry, _alerts_of(report, cause), level)
+        for cause, entry in checks(report["rules"])
         if entry["verdict"] != "does not apply"
     ]
     cases += [
@@ -180,9 +182,9 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
 
 
 def _case(
-    suite: str, rule: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float
+    suite: str, cause: str, entry: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]], level: float
 ) -> ET.Element:
-    case = ET.Element("testcase", classname=suite, name=_text(rule), time="0")
+    case = ET.Element("testcase", classname=suite, name=_text(cause), time="0")
     origin = f"rule: {entry.get('origin') or 'unknown place'}"
     failing = [a for a in alerts if not excused(a) and Severity.parse(a["severity"]) >= level]
     without = entry["verdict"] == "not judged"
@@ -210,8 +212,8 @@ def _broken(suite: str, name: str, text: str) -> ET.Element:
     return case
 
 
-def _alerts_of(report: Mapping[str, Any], rule: str) -> list[Mapping[str, Any]]:
-    return [alert for alert in report["alerts"] if alert["rule"] == rule]
+def _alerts_of(report: Mapping[str, Any], cause: str) -> list[Mapping[str, Any]]:
+    return [part for alert in report["alerts"] for part in by_cause(alert) if part["rule"] == cause]
 
 
 def _text(text: str) -> str:

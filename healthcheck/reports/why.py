@@ -15,7 +15,7 @@ from healthcheck.core.text import number, plural
 from healthcheck.engine.trace import Batch, TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
-from healthcheck.reports.wording import asks, headings
+from healthcheck.reports.wording import asks, cause_name, headings
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Cause, RuleSet
 
@@ -175,7 +175,7 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
     :param rules: the rules that judged the run; None if they cannot be compiled here.
     :param problem: why not.
     """
-    rule = next((r for r in rules.causes if r.id == alert["rule"]), None) if rules is not None else None
+    rule = next((r for r in rules.causes if r.id == cause_name(alert)), None) if rules is not None else None
     entry = (run.report or {}).get("rules", {}).get(alert["rule"], {})
     found = Explanation(
         run,
@@ -192,7 +192,7 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
         rank = int(run.facts.get("rank") or 0)
         rows = list(judgements(rules, rule.id, _looked_at(samples.batches, rule), start_step=start, rank=rank))
         series = alert["series"][0]["name"] if alert.get("series") else str(rule.selector)
-        found.episode, earlier = episode_rows(rows, series, int(alert["fired_step"]))
+        found.episode, earlier = episode_rows(rows, series, int(alert.get("cause_step", alert["fired_step"])))
         if found.episode:
             found.before = earlier[-2:]
             found.closest = _closest(earlier, rule.condition.breaches)

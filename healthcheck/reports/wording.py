@@ -46,6 +46,27 @@ def place(origin: str) -> tuple[str, int]:
     return ("", 0) if is_pack_name(file) else (file, int(line))
 
 
+def cause_name(alert: Mapping[str, Any]) -> str:
+    """``rule.cause`` of the cause that speaks, or the rule where that is its own only cause."""
+    return f"{alert['rule']}.{alert['cause']}" if alert.get("cause") else str(alert["rule"])
+
+
+def by_cause(alert: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One alert as one for each cause that has found something; ``rule`` is ``rule.cause`` in them."""
+    whole = {key: value for key, value in alert.items() if key != "also"}
+    said = {
+        **whole,
+        "rule": cause_name(alert),
+        "severity": alert.get("cause_severity", alert["severity"]),
+        "fired_step": alert.get("cause_step", alert["fired_step"]),
+    }
+    bare = {key: value for key, value in whole.items() if key not in ("muted", "accepted", "hint", "facts", "normal")}
+    return [
+        said,
+        *({**bare, **finding, "rule": f"{alert['rule']}.{finding['cause']}"} for finding in alert.get("also", ())),
+    ]
+
+
 def headline(alert: Mapping[str, Any]) -> str:
     """``loss-not-finite at step 131: loss is nan``."""
     return f"{alert['rule']} at step {alert['fired_step']:,}: {alert.get('message', '')}"

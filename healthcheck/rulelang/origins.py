@@ -54,6 +54,15 @@ def rule_rows(draft: Draft, *, indent: str = "") -> Iterator[tuple[str, str]]:
     for key, entry in draft.entries.items():
         if key != "enabled":
             yield f"{indent}{key}: {flow(entry.value)}", str(entry.origin)
+    if draft.causes:
+        yield f"{indent}causes:", str(draft.document.origin((*draft.where, "causes"), key=True))
+    for name, cause in draft.causes.items():
+        yield f"{indent}  {name}:", str(cause.document.origin(cause.where, key=True))
+        in_force = draft.part(cause).entries
+        for key, entry in cause.entries.items():
+            if in_force.get(key) is entry:
+                value = entry.value is not False if key == "enabled" else entry.value
+                yield f"{indent}    {key}: {flow(value)}", str(entry.origin)
 
 
 def config_json(loaded: Loaded) -> dict[str, Any]:

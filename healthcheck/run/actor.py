@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity
+from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Finding, Severity
 from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
@@ -81,8 +81,8 @@ class SessionControls:
         self.agreement: Agreement | None = None
         self.may_skip = True
         """False while a rule acts that other ranks may not see: an update skipped here alone would set ranks apart."""
-        self.acting = ""
-        """Name of the cause whose action runs just now."""
+        self.acting: Finding | None = None
+        """What the cause has found whose action runs just now."""
         self.order: Mapping[str, tuple[int, int]] = {}
         """``rule.cause`` -> (severity, place in the file): which of several proposals decides."""
         self.unanimous: Collection[str] = ()
@@ -106,19 +106,20 @@ class SessionControls:
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
         known = self.stop.request
+        cause = self.acting.cause if self.acting is not None else ""
         if known is not None and (known.rule or not rule):
             if rule and rule != known.rule:
                 known.also = [*(known.also or []), rule]
             return
         if rule and self.agreement is not None:
-            name = f"{rule}.{self.acting}" if self.acting else rule
+            name = f"{rule}.{cause}" if cause else rule
             severity, place = self.order.get(name, (0, 0))
-            request = {"rule": rule, "cause": self.acting, "step": step, "reason": reason, "mode": mode}
+            request = {"rule": rule, "cause": cause, "step": step, "reason": reason, "mode": mode}
             request |= {"exit_code": exit_code}
             unanimous = name in self.unanimous
             self.agreement.propose({**request, "severity": severity, "order": place, "unanimous": unanimous})
             return
-        self.agreed(StopRequest(rule, step, reason, mode, exit_code, cause=self.acting))
+        self.agreed(StopRequest(rule, step, reason, mode, exit_code, cause=cause))
 
     def recovered(self, name: str) -> None:
         """A cause fires no longer: where all ranks have to see the same, they no longer do."""
@@ -178,6 +179,9 @@ class SessionControls:
 
     def gated(self, step: int, rule: str) -> bool:
         """Whether this rule's bound decided on the update of that step, before the rule was judged."""
+        if self.acting is not None:
+            step = self.acting.fired_step
+            rule = f"{rule}.{self.acting.cause}" if self.acting.cause else rule
         controls = getattr(self._controls, "base", self._controls)
         gated = getattr(controls, "gated", None)
         return bool(gated is not None and gated(step, rule))
@@ -264,7 +268,7 @@ class Actor:
                 item.alert.actions.append(ActionOutcome(action.name, False, f"done for {done[same]}", step))
                 continue
             done[same] = item.alert.rule
-            controls.acting = item.cause.name
+            controls.acting = item.alert.finding(item.cause.name)
             controls.may_skip = self._info.world_size < 2 or item.cause.selector.metric.startswith(_SAME_ON_ALL_RANKS)
             self._run_one(action, item, controls, step, event)
 

@@ -312,6 +312,7 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "rank": alert.rank,
         "episode": alert.episode,
         "fired_step": alert.fired_step,
+        "cause_severity": _cause_severity(alert),
         "cause_step": alert.cause_step if alert.cause_step != alert.fired_step else None,
         "fired_sample": alert.fired_sample,
         "detected_step": alert.detected_step,
@@ -341,6 +342,12 @@ def alert_json(alert: Alert) -> dict[str, Any]:
         "actions": [_action_json(outcome) for outcome in alert.actions],
     }
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def _cause_severity(alert: Alert) -> str | None:
+    """Of the cause that speaks, where another one makes the alert more severe."""
+    finding = alert.finding(alert.cause)
+    return str(finding.severity) if finding is not None and finding.severity is not alert.severity else None
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

@@ -431,9 +431,8 @@ class Session:
             dispatch.call("transition", self.step, self, transition)
             self.tell("transition", transition)
         for alert in (*found.alerts, *found.amended):
-            for finding in alert.findings:
+            for name, finding in zip(alert.names, alert.findings, strict=True):
                 name_explosion(finding, self.history)
-                name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
                 series = [fact.name for fact in finding.series]
                 finding.accepted = self.accepted.reason(name, series, self.info.target)
             alert.settle()

@@ -201,15 +201,17 @@ def alert_block(
     :param score: what the condition's score is called: ``z``, ``ratio``; empty where it is the value itself, or says nothing.
     :param width: columns of the terminal.
     """
-    rest = (_where(alert, explained, world_size), _done(alert), f"try: {alert.hint}" if alert.hint else "")
+    seen = "; ".join(text for text in (_where(alert, explained, world_size), _done(alert)) if text)
+    rest = (seen, f"try: {alert.hint}" if alert.hint else "")
     parts = [wrapped(_headline(alert, history, score), width, INDENT, "")]
     return _five_lines([*parts, *(wrapped(text, width, INDENT) for text in rest if text)], width)
 
 
 def _five_lines(parts: list[list[str]], width: int) -> list[str]:
-    """The lines of all parts; where they are more than five, the longest part ends early and says so."""
+    """The lines of all parts; where they are more than five, the longest part ends early and says so: the last of two."""
     while sum(map(len, parts)) > MOST_LINES:
-        longest = max((part for part in parts if len(part) > 1), key=len)
+        longest = max((part for part in reversed(parts[1:]) if len(part) > 1), key=len, default=parts[0])
+        longest = parts[0] if len(parts[0]) > max(2, len(longest)) else longest
         longest.pop()
         kept = longest[-1].removesuffix(" ...")
         longest[-1] = (kept if len(kept) + 4 <= width else kept[: width - 4].rsplit(" ", 1)[0]) + " ..."
@@ -228,7 +230,8 @@ def _headline(alert: Alert, history: History, score: str) -> str:
     compared = alert.normal is not None and math.isfinite(alert.normal)
     scored = alert.score is not None and alert.score != alert.value and math.isfinite(alert.value)
     extra = []
-    if (compared or not scored) and not _mentioned(message, alert.value) and not isinstance(alert.value, bool):
+    flag = not compared and alert.value in (0, 1)  # a yes or no, which the message is about
+    if (compared or not scored) and not flag and not _mentioned(message, alert.value):
         extra.append(number(alert.value))
     before = _before(alert, history)
     if before:
@@ -262,6 +265,8 @@ def _before(alert: Alert, history: History) -> str:
         return ""
     for at, value in reversed(history(alert.series[0].name, 50)):
         if at < alert.fired_step and math.isfinite(value):
+            if _mentioned(alert.message, value):
+                return ""
             gap = alert.fired_step - at
             return f"{number(value)} {'one step' if gap == 1 else plural(gap, 'step')} earlier"
     return ""
@@ -289,7 +294,8 @@ def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
 def facts_text(alert: Alert) -> list[str]:
     """``first bad gradient: head.scale, 1 of 64 values``, ``weights: finite``, one per fact."""
     facts = {key: value for key, value in alert.facts.items() if value not in ("", None)}
-    parts = []
+    # A batch that is broken itself is the end of every question about what it has broken.
+    parts = [f"input: {facts.pop('input')}"] if "input" in facts else []
     first = facts.pop("first", None)
     tensors = facts.pop("tensors", None)
     if first is not None:

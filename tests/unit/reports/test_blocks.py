@@ -102,13 +102,13 @@ def test_a_muted_alert_gives_the_reason() -> None:
     assert "muted: new data mix" in block(an_alert(muted="new data mix"))
 
 
-def test_a_full_block_has_five_lines_in_this_order() -> None:
+def test_a_block_says_what_then_where_and_what_was_done_then_what_to_try() -> None:
     actions = [
         ActionOutcome.of("cleanup", "released 812 MiB"),
         ActionOutcome.of("evidence", "evidence: /r/001", path="/r/001"),
     ]
     lines = block(an_alert(number=2, facts={"first": "a.b"}, actions=actions, detected_step=1503)).splitlines()
-    starts = ["WARN loss-spike", "first bad place: a.b; seen", "released 812 MiB", "try: look at the batch"]
+    starts = ["WARN loss-spike", "first bad place: a.b; seen at step 1,503; released 812 MiB", "try: look at the batch"]
     assert [line.strip()[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
 
 

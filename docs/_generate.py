@@ -280,7 +280,7 @@ def _by_default(rule: Any) -> str:
     """What comes of an alert: in a run, and for CI."""
     if rule is None:
         return "off"
-    actions = {action.name for action in rule.actions}
+    actions = {action.name for cause in rule.causes for action in cause.actions}
     says = (
         "stops" if rule.may_stop else {"error": "fails CI", "warning": "warns", "info": "says so"}[str(rule.severity)]
     )

@@ -15,7 +15,17 @@ from healthcheck.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from healthcheck.assembly import open_session
-    from healthcheck.core.alerts import ActionOutcome, Alert, SeriesFact, Severity, State, Transition
+    from healthcheck.core.alerts import (
+        ActionOutcome,
+        Alert,
+        CauseChange,
+        Finding,
+        Kind,
+        SeriesFact,
+        Severity,
+        State,
+        Transition,
+    )
     from healthcheck.core.errors import (
         HealthCheckError,
         PluginError,
@@ -77,10 +87,13 @@ _HOME = {
     "Demand": "core.protocols",
     "Device": "core.protocols",
     "EMPTY": "core.protocols",
+    "CauseChange": "core.alerts",
     "Event": "core.events",
     "EventKind": "core.events",
     "FINITE": "core.protocols",
+    "Finding": "core.alerts",
     "HealthCheckError": "core.errors",
+    "Kind": "core.alerts",
     "Learning": "rulelang.conditions.learning",
     "Metric": "core.samples",
     "ModelView": "core.events",
@@ -129,6 +142,7 @@ __all__ = [
     "Bound",
     "Callback",
     "Capabilities",
+    "CauseChange",
     "Comparator",
     "CompiledCondition",
     "Condition",
@@ -139,7 +153,9 @@ __all__ = [
     "Device",
     "Event",
     "EventKind",
+    "Finding",
     "HealthCheckError",
+    "Kind",
     "Learning",
     "Metric",
     "ModelView",

@@ -20,9 +20,9 @@ from healthcheck.extend.registry import Registry
 from healthcheck.rulelang import lint
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.formulas import check_formulas, compile_formulas
-from healthcheck.rulelang.known import KnownMetrics, rule_hint
+from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import SUGGESTIONS, Draft, Merged, Merger
-from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, switched_off
+from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, no_such, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
 from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
@@ -265,9 +265,8 @@ def check_explains(merged: Merged, problems: list[Problem]) -> None:
                 problems.append(entry.document.problem(where, "explains-itself", "a rule cannot explain itself"))
             elif rule_id not in merged.rules or (cause and cause not in merged.rules[rule_id].causes):
                 unknown += 1
-                text = f'"{shorten(other)}" is not a rule'
-                hint = rule_hint(other, merged.rules) if unknown < SUGGESTIONS else ""
-                problems.append(entry.document.problem(where, "unknown-rule", text, suggestion=hint))
+                if unknown < SUGGESTIONS:
+                    problems.append(no_such(entry.document, where, str(other), merged.rules))
             else:
                 graph.setdefault(draft.id, []).append(rule_id)
     for ring in _rings(graph):

@@ -124,7 +124,7 @@ def switched_off(
             hits = [name for name in names if named(pattern, name)]
             if not hits:
                 where = Document(f"{flag} {shorten(pattern)}")
-                problems.append(_no_such(where, (), pattern, rules))
+                problems.append(no_such(where, (), pattern, rules))
             target.update(hits)
     if only:  # naming a rule exactly switches it on even if a file has it off; a glob does not
         gone = {name for name in names if name not in wanted} | {n for n in gone if not _exactly(n, only)}
@@ -142,7 +142,7 @@ def _exactly(name: str, only: Iterable[str]) -> bool:
     return name in only or name.partition(".")[0] in only
 
 
-def _no_such(document: Document, where: tuple[str | int, ...], name: str, rules: dict[str, Draft]) -> Problem:
+def no_such(document: Document, where: tuple[str | int, ...], name: str, rules: dict[str, Draft]) -> Problem:
     """Neither a rule nor a cause."""
     rule_id, _, cause = name.partition(".")
     if cause and rule_id in rules:
@@ -207,7 +207,7 @@ def _mutable(
 ) -> bool:
     hits = [part for draft in rules.values() for part in draft.parts() if named(mute.rule, part.id)]
     if not hits:
-        problems.append(_no_such(document, where, mute.rule, rules))
+        problems.append(no_such(document, where, mute.rule, rules))
         return False
     deaf = [part.id for part in hits if _finds_nan(part)]
     if deaf and not force:

@@ -81,7 +81,7 @@ def _check(sources: Sequence[Any], registry: Registry, profile: str | None) -> t
     from healthcheck.rulelang.compile import load_all
 
     loaded = load_all(sources, registry=registry, profile=profile)
-    problems = [*loaded.problems, *_reports(loaded, registry)]
+    problems = [*loaded.problems, *_reports(loaded, registry), *_without_basis(loaded, sources)]
     if not profile:
         for name in loaded.merged.profiles:
             found = load_all(sources, registry=registry, profile=name).problems
@@ -102,6 +102,24 @@ def _reports(loaded: Loaded, registry: Registry) -> Iterator[Problem]:
     for index, text in read_reports(entry.value, kinds_of(registry.reports))[1]:
         inner: tuple[str | int, ...] = (names[index],) if names else () if isinstance(entry.value, str) else (index,)
         yield entry.document.problem((*entry.where, *inner), "bad-report", text, key=names is not None)
+
+
+def _without_basis(loaded: Loaded, sources: Sequence[Any]) -> Iterator[Problem]:
+    """Causes of a shipped pack that do not say what they rest on. Nobody asks that of anybody's own rules."""
+    from healthcheck.rulelang.sources import is_pack_name, is_shipped
+
+    def place(source: str) -> str:
+        return source if is_pack_name(source) else str(Path(source).resolve())
+
+    shipped = {place(str(source)) for source in sources if is_shipped(str(source))}
+    if not shipped:
+        return
+    for cause in loaded.ruleset.causes:
+        draft = loaded.merged.draft_of(cause)
+        if not cause.basis and place(draft.document.path) in shipped:
+            text = f"{cause.id} does not say what it rests on"
+            hint = 'add `basis: ["a paper, an issue or a page of documentation"]`'
+            yield draft.document.problem(draft.where, "no-basis", text, key=True, suggestion=hint)
 
 
 def _unique(problems: Any) -> list[Problem]:
@@ -193,7 +211,7 @@ def _say(
 
     errors = sum(p.severity == "error" for p in problems)
     warnings = len(problems) - errors
-    rules = sum(len(loaded.ruleset.causes) for loaded, _ in results)
+    rules = sum(len(loaded.ruleset.rules) for loaded, _ in results)
     if args.format == "json":
         shaped: dict[str, Any] = {
             "errors": errors,

@@ -272,8 +272,8 @@ def rules(host: Any) -> Iterator[Finding]:
     except HealthCheckError as error:
         yield Finding("problem", "rules", str(error))
         return
-    stopping = ", ".join(rule.id for rule in found.causes if rule.may_stop) or "none"
-    yield Finding("ok", "rules", f"{len(found.causes)} rules of {found.source}; may stop a run: {stopping}")
+    stopping = ", ".join(rule.id for rule in found.rules if rule.may_stop) or "none"
+    yield Finding("ok", "rules", f"{len(found.rules)} rules of {found.source}; may stop a run: {stopping}")
     for note in notes:
         yield Finding("note", "rules", note)
     if os.environ.get("HEALTHCHECK", "").lower() == "off":

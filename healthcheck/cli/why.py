@@ -24,7 +24,7 @@ from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
-from healthcheck.reports.wording import actions_done, cause_name, how_it_ended, judged_line
+from healthcheck.reports.wording import actions_done, cause_name, checks, how_it_ended, judged_line
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "why"
@@ -197,7 +197,15 @@ def _table(found: Explanation) -> list[str]:
     rows = [*found.before, *_thinned(found.episode)]
     if not rows:
         value, normal, score = own_numbers(found.alert)
-        fired = TraceRow(found.alert["fired_step"], "", value, normal, score, State.FIRING, fired=True)
+        fired = TraceRow(
+            int(found.alert.get("cause_step", found.alert["fired_step"])),
+            "",
+            value,
+            normal,
+            score,
+            State.FIRING,
+            fired=True,
+        )
         rows = [fired]
     normal_name, score_name = found.headings
     series = str(found.alert["series"][0]["name"]) if found.alert.get("series") else "value"
@@ -246,9 +254,10 @@ def _thinned(rows: Sequence[TraceRow]) -> list[Any]:
 
 def silent_text(run: Run, rule: str | None) -> list[str]:
     """What to say where nothing fired: the verdict, and how close it came."""
-    entries: dict[str, Any] = (run.report or {}).get("rules", {})
+    entries: dict[str, Any] = {**(run.report or {}).get("rules", {})}
+    by_cause = dict(checks(run.report["rules"])) if run.report else {}
     if rule is not None:
-        entry = entries.get(rule)
+        entry = entries.get(rule) or by_cause.get(rule)
         if entry is None:
             return [f"{rule} did not fire in {run.name} so far (no report: the run is {run.status})"]
         if entry["verdict"] == "not judged":
@@ -257,7 +266,7 @@ def silent_text(run: Run, rule: str | None) -> list[str]:
     if run.report is None:
         return [f"no alert in {run.name} so far; the run is {run.status} (no report)", *ranks_text(run)]
     head = f"no alert in {run.name}: {how_it_ended(run.report)}"
-    return [head, f"  {judged_line(entries)}", *ranks_text(run), *_approaches(entries)]
+    return [head, f"  {judged_line(entries)}", *ranks_text(run), *_approaches(by_cause)]
 
 
 def _approaches(entries: dict[str, Any], most: int = 5) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
-from healthcheck.core.samples import Labels
+from healthcheck.core.samples import Labels, decode_number, encode_number
 
 
 class Severity(IntEnum):
@@ -166,6 +166,67 @@ class Finding:
         """Whether it counts for the exit code."""
         return not self.muted and not self.accepted
 
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values, for an episode that a resume goes on with. Facts are not in it."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: encode_number(getattr(self, name)) for name in _NUMBERS},
+            "kind": str(self.kind),
+            "severity": str(self.severity),
+            "tags": list(self.tags),
+            "series": [
+                [fact.name, [list(pair) for pair in fact.labels], *(encode_number(getattr(fact, n)) for n in _NUMBERS)]
+                for fact in self.series
+            ],
+        }
+
+    @classmethod
+    def of_state(cls, saved: Mapping[str, Any]) -> Finding:
+        """The inverse of :meth:`state`; raises whatever a state that cannot be read gives."""
+        return cls(
+            **{name: saved[name] for name in _PLAIN},
+            value=decode_number(saved["value"]),
+            score=_decoded(saved["score"]),
+            normal=_decoded(saved["normal"]),
+            kind=Kind.parse(saved["kind"]),
+            severity=Severity.parse(saved["severity"]),
+            tags=tuple(saved["tags"]),
+            series=[
+                SeriesFact(
+                    name,
+                    tuple((str(key), str(text)) for key, text in labels),
+                    decode_number(value),
+                    _decoded(score),
+                    _decoded(normal),
+                )
+                for name, labels, value, score, normal in saved["series"]
+            ],
+        )
+
+
+_NUMBERS = ("value", "score", "normal")
+_PLAIN = (
+    "cause",
+    "phase",
+    "fired_step",
+    "detected_step",
+    "threshold",
+    "count",
+    "fired_sample",
+    "order",
+    "message",
+    "hint",
+    "docs",
+    "where",
+    "cleared_step",
+    "muted",
+    "accepted",
+)
+
+
+def _decoded(number: Any) -> float | None:
+    return None if number is None else decode_number(number)
+
 
 @dataclass(frozen=True, slots=True)
 class CauseChange:
@@ -289,6 +350,30 @@ class Alert:
         """The same for the same trouble of another run: rule, cause, family of series, place in the code; no steps."""
         family = self.series[0].name.partition("[")[0] if self.series else ""
         return hashlib.sha256("|".join((self.rule, self.cause, family, self.where)).encode()).hexdigest()[:12]
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values, for an episode that a resume goes on with."""
+        return {
+            "number": self.number,
+            "episode": self.episode,
+            "fired_step": self.fired_step,
+            "detected_step": self.detected_step,
+            "acted_step": self.acted_step,
+            "explained_by": self.explained_by,
+            "rank": self.rank,
+            "changes": [[change.step, change.before, change.after] for change in self.changes],
+            "findings": [finding.state() for finding in self.findings],
+        }
+
+    @classmethod
+    def of_state(cls, rule: str, saved: Mapping[str, Any]) -> Alert:
+        """The inverse of :meth:`state`; raises whatever a state that cannot be read gives."""
+        findings = [Finding.of_state(entry) for entry in saved["findings"]]
+        alert = cls.of(rule, int(saved["number"]), int(saved["episode"]), findings, rank=int(saved["rank"]))
+        for name in ("fired_step", "detected_step", "acted_step", "explained_by"):
+            setattr(alert, name, saved[name])
+        alert.changes = [CauseChange(*change) for change in saved["changes"]]
+        return alert
 
     def finding(self, cause: str) -> Finding | None:
         """What a cause found in this episode so far."""

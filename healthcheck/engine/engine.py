@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.core.alerts import Alert, Finding, Transition
+from healthcheck.core.alerts import Transition
 from healthcheck.core.errors import StateError
 from healthcheck.core.samples import Labels, Sample
-from healthcheck.engine.episodes import PlannedAction, RuleState, cap, hold_back, message, mute
+from healthcheck.engine.episodes import NOTHING, Episodes, Evaluation, RuleState
 from healthcheck.engine.routes import SERIES, Lookups, Plans
 from healthcheck.engine.rulestate import CauseState
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet, owners
-
-
-@dataclass(slots=True)
-class Evaluation:
-    """What one evaluation brought. Empty most of the time."""
-
-    alerts: list[Alert] = field(default_factory=list)
-    """New episodes and repeats under ``cooldown``, in file order."""
-    amended: list[Alert] = field(default_factory=list)
-    """Alerts of open episodes in which another cause has fired now."""
-    recovered: list[str] = field(default_factory=list)
-    """Causes (``rule.cause``) that fire no longer."""
-    cleared: list[Alert] = field(default_factory=list)
-    """Alerts whose episodes are over: no cause of their rules fires any longer."""
-    transitions: list[Transition] = field(default_factory=list)
-    plan: list[PlannedAction] = field(default_factory=list)
-    """Actions in the order in which they must run."""
-
-    def __bool__(self) -> bool:
-        return bool(self.alerts or self.amended or self.recovered or self.cleared or self.transitions)
-
-
-NOTHING = Evaluation()
-
-_Acting = tuple[RuleState, Alert, list[CauseState], bool]
-"""A rule, its alert, the causes whose actions are due, and whether an episode begins or acts again."""
-
 
 # --------------------------------------------------------------------------------------------------
 # The engine: one evaluation at a time, in a fixed order.
@@ -100,8 +72,6 @@ class Engine:
         self.known = frozenset(known)
         self.watch_transitions = watch_transitions
         self.mutes: list[Mute] = list(rules.mutes)
-        self.mute_hits: dict[int, int] = {}
-        self.alerts: list[Alert] = []
         self.step = start_step
         self.now = 0.0
         """The clock at the last evaluation, in seconds of active training."""
@@ -114,12 +84,12 @@ class Engine:
         self.states = states
         """All causes of all rules, in file order."""
         self.by_id = {state.rule.id: state for state in states}
-        self.rules: dict[str, RuleState] = {}
+        mine = [(rule, [self.by_id[c.id] for c in rule.causes if c.id in self.by_id]) for rule in rules.rules]
+        self.episodes = Episodes([RuleState(rule, causes) for rule, causes in mine if causes], self.mutes, rank)
+        self.rules = self.episodes.rules
         """The rules that are judged here, with their episodes, in file order."""
-        for rule in rules.rules:
-            mine = [self.by_id[cause.id] for cause in rule.causes if cause.id in self.by_id]
-            if mine:
-                self.rules[rule.id] = RuleState(rule, mine)
+        self.alerts = self.episodes.alerts
+        self.mute_hits = self.episodes.mute_hits
         self._place = {state.rule.id: i for i, state in enumerate(states)}
         # Absence is judged by the clock and siblings by what came together: both stand outside the routes of samples.
         self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
@@ -127,10 +97,8 @@ class Engine:
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
         self._plans = Plans(states, self.lookups)
-        self._late: list[RuleState] = []
-        """Rules that apply from now on, with what their causes have found before."""
-        if self.undecided:
-            self._plans.met = self._met
+        if self.episodes.undecided:
+            self._plans.met = self._saw
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -227,7 +195,7 @@ class Engine:
             state.judge_absence(None, step, now, transitions)
             if state.touched:
                 touched.append(state)
-        if not touched and not transitions and not self._late:
+        if not touched and not transitions and not self.episodes.late:
             return NOTHING  # one object for nearly all evaluations: callers compare with it
         return self._conclude(touched, step, now, transitions or [])
 
@@ -272,18 +240,9 @@ class Engine:
         self._forget()
         self.step = step
 
-    @property
-    def undecided(self) -> list[RuleState]:
-        """Rules that have not met yet what they need to apply to this run."""
-        return [rule for rule in self.rules.values() if not rule.applies]
-
-    def _met(self, metric: str, labels: Labels) -> None:
-        """A series comes for the first time. What a run is like is said by samples too, so that a replay knows it."""
-        for rule in self.undecided:
-            if rule.met(metric, labels):
-                rule.apply(max(0, self.step - 1))
-                self._late.append(rule)
-                self.restarts += 1
+    def _saw(self, metric: str, labels: Labels) -> None:
+        if self.episodes.saw(metric, labels, self.step):
+            self.restarts += 1
 
     def _forget(self) -> None:
         self._plans.forget()
@@ -305,100 +264,14 @@ class Engine:
         self, touched: Iterable[CauseState], step: int, now: float, transitions: list[Transition]
     ) -> Evaluation:
         transitions.sort(key=lambda t: self._place[f"{t.rule}.{t.cause}" if t.cause else t.rule])
-        result = Evaluation(transitions=transitions)
-        acting: list[_Acting] = []
-        late, self._late = self._late, []
-        for rule in late:
-            if rule.withheld:
-                acting += self._take(rule, rule.withheld, now, result)
-                rule.withheld = []
-                self._end(rule, result)
-        for rule, causes in self._by_rule(touched):
-            # Cleared before fired: a rule of which one series clears while another fires goes on.
-            for cause in causes:
-                for series in cause.cleared:
-                    cause.firing.discard(series.labels)
-            fresh = [cause for cause in causes if cause.fresh]
-            again = [cause for cause in causes if cause.again and not cause.fresh]
-            if fresh:
-                found = [(cause, self._find(rule, cause, step)) for cause in fresh]
-                for cause in fresh:
-                    cause.firing.update(series.labels for series in cause.fresh)
-                if rule.applies:
-                    acting += self._take(rule, found, now, result)
-                else:
-                    rule.withhold(found)
-            elif again and rule.due_again(step):
-                number = rule.open.number if rule.open else 0
-                repeated = [self._find(rule, cause, step, repeat=True) for cause in again]
-                alert = rule.repeat(repeated, number, now, self.rank)
-                result.alerts.append(alert)
-                acting.append((rule, alert, again, True))
-            result.recovered += [cause.rule.id for cause in causes if cause.cleared and not cause.firing]
-            self._end(rule, result)
-            for cause in causes:
-                cause.reset_marks()
-        # All alerts of the evaluation are known now: one may explain another that stands before it in the file.
-        for rule, alert, causes, begins in acting:
-            self._explain(rule, alert, causes, begins=begins)
-        for rule, alert, causes, begins in acting:
-            result.plan += rule.plan(alert, causes, step, begins=begins)
+        result = Evaluation(step, transitions=transitions)
+        in_order = sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id])
+        self.episodes.conclude(result, in_order, step, now, self._unknown)
         return result
 
-    def _take(
-        self, rule: RuleState, found: list[tuple[CauseState, Finding]], now: float, result: Evaluation
-    ) -> list[_Acting]:
-        """Begin an episode with what causes found, or let them join it; what there is to act upon."""
-        begins = rule.open is None
-        alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank)
-        if begins:
-            self.alerts.append(alert)
-            result.alerts.append(alert)
-        elif new:
-            self._list(rule, alert)
-            result.amended.append(alert)
-        return [(rule, alert, [cause for cause, _ in found], begins)] if begins or new else []
-
-    def _end(self, rule: RuleState, result: Evaluation) -> None:
-        over = rule.recovered()
-        if over is not None:
-            result.cleared.append(over)
-
-    def _by_rule(self, touched: Iterable[CauseState]) -> list[tuple[RuleState, list[CauseState]]]:
-        """What changed, by rule, all in file order."""
-        groups: dict[str, list[CauseState]] = {}
-        for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
-            groups.setdefault(state.rule.rule, []).append(state)
-        return [(self.rules[rule_id], causes) for rule_id, causes in groups.items()]
-
-    def _find(self, rule: RuleState, state: CauseState, step: int, *, repeat: bool = False) -> Finding:
-        """What one cause found, as it will be read."""
-        cause = state.rule
-        finding = state.find(rule.causes.index(state), step, repeat=repeat)
-        if self.recorded and cause.only_if:
-            cap(cause, finding, self.lookups.last, self.known)
-        mute(finding, cause.id, self.mutes, self.mute_hits)
-        finding.message = message(cause, finding, self.rank)
-        return finding
-
-    def _list(self, rule: RuleState, alert: Alert) -> None:
-        """An episode that was open before a resume says something new: it becomes an alert of this run."""
-        if not any(known is alert for known in self.alerts):
-            alert.number = len(self.alerts) + 1
-            rule.past_episodes -= 1
-            rule.episodes.append(alert)
-            self.alerts.append(alert)
-
-    def _explain(self, rule: RuleState, alert: Alert, causes: list[CauseState], *, begins: bool) -> None:
-        """Whether another alert holds this one back. What was shown once is not taken back later."""
-        if begins:
-            alert.explained_by = hold_back(alert, self.rules)
-        elif alert.explained_by:
-            alert.explained_by = hold_back(alert, self.rules)
-            if alert.explained_by:
-                return
-            # No longer held back: what its causes would have done so far is due now.
-            causes[:] = [cause for cause in rule.causes if alert.finding(cause.rule.name) is not None and cause.firing]
+    def _unknown(self, metric: str) -> bool:
+        """Whether a record does not say what a guard asks for."""
+        return self.recorded and metric not in self.lookups.last and metric not in self.known
 
     # -- resume -----------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ until all have recovered. The most certain cause speaks; what the others found s
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.core.alerts import Alert, CauseChange, Finding, Kind, SeriesFact, Severity
-from healthcheck.core.samples import Labels, decode_number, encode_number
+from healthcheck.core.alerts import Alert, CauseChange, Finding, Kind, Severity, Transition
+from healthcheck.core.samples import Labels
 from healthcheck.engine.rulestate import WORST, CauseState
 from healthcheck.rulelang.rule import SUBJECTS, ActionSpec, Cause, Mute, Rule
 
@@ -34,6 +34,31 @@ class PlannedAction:
         """It was planned and could not be run: a later cause of the same episode that names it asks again."""
         if self.episode is not None:
             self.episode.forget_run(self.spec)
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What one evaluation brought. Empty most of the time."""
+
+    step: int = 0
+    """The step of the evaluation."""
+    alerts: list[Alert] = field(default_factory=list)
+    """New episodes and repeats under ``cooldown``, in file order."""
+    amended: list[Alert] = field(default_factory=list)
+    """Alerts of open episodes in which another cause has fired now."""
+    recovered: list[str] = field(default_factory=list)
+    """Causes (``rule.cause``) that fire no longer."""
+    cleared: list[Alert] = field(default_factory=list)
+    """Alerts whose episodes are over: no cause of their rules fires any longer."""
+    transitions: list[Transition] = field(default_factory=list)
+    plan: list[PlannedAction] = field(default_factory=list)
+    """Actions in the order in which they must run."""
+
+    def __bool__(self) -> bool:
+        return bool(self.alerts or self.amended or self.recovered or self.cleared or self.transitions)
+
+
+NOTHING = Evaluation()
 
 
 class RuleState:
@@ -260,10 +285,10 @@ class RuleState:
             "turn": self._turn,
             "counted": self._counted,
             "ran": {key: list(at) for key, at in self._ran.items()},
-            "open": None if self.open is None else _saved_alert(self.open),
+            "open": None if self.open is None else self.open.state(),
             "applies": self.applies,
             "seen": self._seen,
-            "withheld": [_saved_finding(finding) for _, finding in self.withheld],
+            "withheld": [finding.state() for _, finding in self.withheld],
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -276,10 +301,10 @@ class RuleState:
         self.applies = self.applies or bool(saved["applies"])
         self._seen = {str(key): bool(met) for key, met in saved["seen"].items()}
         by_name = {state.rule.name: state for state in self.causes}
-        findings = [_restored_finding(entry) for entry in saved["withheld"]]
+        findings = [Finding.of_state(entry) for entry in saved["withheld"]]
         self.withheld = [(by_name[f.cause], f) for f in findings if f.cause in by_name]
         # An episode without a cause that still fires (it starts fresh, or is gone) is over.
-        self.open = _restored_alert(self.rule.id, saved["open"]) if saved["open"] is not None and self.firing else None
+        self.open = Alert.of_state(self.rule.id, saved["open"]) if saved["open"] is not None and self.firing else None
 
 
 def _join(known: Finding, more: Finding) -> None:
@@ -292,88 +317,150 @@ def _join(known: Finding, more: Finding) -> None:
     known.cleared_step = None
 
 
-_NUMBERS = ("value", "score", "normal")
-_PLAIN = (
-    "cause",
-    "phase",
-    "fired_step",
-    "detected_step",
-    "threshold",
-    "count",
-    "fired_sample",
-    "order",
-    "message",
-    "hint",
-    "docs",
-    "where",
-    "cleared_step",
-    "muted",
-    "accepted",
-)
+_Acting = tuple[RuleState, Alert, list[CauseState], bool]
+"""A rule, its alert, the causes whose actions are due, and whether an episode begins or acts again."""
 
 
-def _saved_alert(alert: Alert) -> dict[str, Any]:
-    return {
-        "number": alert.number,
-        "episode": alert.episode,
-        "fired_step": alert.fired_step,
-        "detected_step": alert.detected_step,
-        "acted_step": alert.acted_step,
-        "explained_by": alert.explained_by,
-        "rank": alert.rank,
-        "changes": [[change.step, change.before, change.after] for change in alert.changes],
-        "findings": [_saved_finding(finding) for finding in alert.findings],
-    }
+class Episodes:
+    """The episodes of all rules of one engine, and its alerts.
 
+    :param rules: in file order, with the states of those causes that are judged here.
+    :param mutes: looked at each time: people mute rules of a run that goes on.
+    """
 
-def _saved_finding(finding: Finding) -> dict[str, Any]:
-    return {
-        **{name: getattr(finding, name) for name in _PLAIN},
-        **{name: encode_number(getattr(finding, name)) for name in _NUMBERS},
-        "kind": str(finding.kind),
-        "severity": str(finding.severity),
-        "tags": list(finding.tags),
-        "series": [
-            [fact.name, [list(pair) for pair in fact.labels], *(encode_number(getattr(fact, n)) for n in _NUMBERS)]
-            for fact in finding.series
-        ],
-    }
+    def __init__(self, rules: Iterable[RuleState], mutes: list[Mute], rank: int) -> None:
+        self.rules = {rule.rule.id: rule for rule in rules}
+        self.mutes = mutes
+        self.mute_hits: dict[int, int] = {}
+        """How much each mute was good for."""
+        self.alerts: list[Alert] = []
+        self.rank = rank
+        self.late: list[RuleState] = []
+        """Rules that apply from now on; what their causes have found before comes next."""
 
+    @property
+    def undecided(self) -> list[RuleState]:
+        """Rules that have not met yet what they need to apply to this run."""
+        return [rule for rule in self.rules.values() if not rule.applies]
 
-def _restored_alert(rule: str, saved: Mapping[str, Any]) -> Alert:
-    findings = [_restored_finding(entry) for entry in saved["findings"]]
-    alert = Alert.of(rule, int(saved["number"]), int(saved["episode"]), findings, rank=int(saved["rank"]))
-    for name in ("fired_step", "detected_step", "acted_step", "explained_by"):
-        setattr(alert, name, saved[name])
-    alert.changes = [CauseChange(*change) for change in saved["changes"]]
-    return alert
+    def saw(self, metric: str, labels: Labels, step: int) -> bool:
+        """A series comes for the first time, at this step; whether some rule applies by that.
 
+        What a run is like is said by samples too, so that a replay knows it.
+        """
+        found = [rule for rule in self.undecided if rule.met(metric, labels)]
+        for rule in found:
+            rule.apply(max(0, step - 1))
+        self.late += found
+        return bool(found)
 
-def _restored_finding(saved: Mapping[str, Any]) -> Finding:
-    series = [
-        SeriesFact(
-            name,
-            tuple((str(k), str(v)) for k, v in labels),
-            decode_number(value),
-            _decoded(score),
-            _decoded(normal),
-        )
-        for name, labels, value, score, normal in saved["series"]
-    ]
-    return Finding(
-        **{name: saved[name] for name in _PLAIN},
-        value=decode_number(saved["value"]),
-        score=_decoded(saved["score"]),
-        normal=_decoded(saved["normal"]),
-        kind=Kind.parse(saved["kind"]),
-        severity=Severity.parse(saved["severity"]),
-        tags=tuple(saved["tags"]),
-        series=series,
-    )
+    def conclude(
+        self,
+        result: Evaluation,
+        touched: Iterable[CauseState],
+        step: int,
+        now: float,
+        unknown: Callable[[str], bool],
+    ) -> None:
+        """What the marks of one evaluation mean, into ``result``.
 
+        :param touched: causes with something to tell, in file order.
+        :param step: the step during which it was judged, at ``now`` seconds of active training.
+        :param unknown: whether a record does not know a metric that a guard asks for.
+        """
+        acting: list[_Acting] = []
+        late, self.late = self.late, []
+        for rule in late:
+            if rule.withheld:
+                acting += self._take(rule, rule.withheld, now, result)
+                rule.withheld = []
+                self._end(rule, result)
+        for rule, causes in self._by_rule(touched):
+            # Cleared before fired: a rule of which one series clears while another fires goes on.
+            for cause in causes:
+                for series in cause.cleared:
+                    cause.firing.discard(series.labels)
+            fresh = [cause for cause in causes if cause.fresh]
+            again = [cause for cause in causes if cause.again and not cause.fresh]
+            if fresh:
+                found = [(cause, self._find(rule, cause, step, unknown)) for cause in fresh]
+                for cause in fresh:
+                    cause.firing.update(series.labels for series in cause.fresh)
+                if rule.applies:
+                    acting += self._take(rule, found, now, result)
+                else:
+                    rule.withhold(found)
+            elif again and rule.due_again(step):
+                number = rule.open.number if rule.open else 0
+                repeated = [self._find(rule, cause, step, unknown, repeat=True) for cause in again]
+                alert = rule.repeat(repeated, number, now, self.rank)
+                result.alerts.append(alert)
+                acting.append((rule, alert, again, True))
+            result.recovered += [cause.rule.id for cause in causes if cause.cleared and not cause.firing]
+            self._end(rule, result)
+            for cause in causes:
+                cause.reset_marks()
+        # All alerts of the evaluation are known now: one may explain another that stands before it in the file.
+        for rule, alert, causes, begins in acting:
+            self._explain(rule, alert, causes, begins=begins)
+        for rule, alert, causes, begins in acting:
+            result.plan += rule.plan(alert, causes, step, begins=begins)
 
-def _decoded(number: Any) -> float | None:
-    return None if number is None else decode_number(number)
+    def _take(
+        self, rule: RuleState, found: list[tuple[CauseState, Finding]], now: float, result: Evaluation
+    ) -> list[_Acting]:
+        """Begin an episode with what causes found, or let them join it; what there is to act upon."""
+        begins = rule.open is None
+        alert, new = rule.take(found, len(self.alerts) + 1, now, self.rank)
+        if begins:
+            self.alerts.append(alert)
+            result.alerts.append(alert)
+        elif new:
+            self._list(rule, alert)
+            result.amended.append(alert)
+        return [(rule, alert, [cause for cause, _ in found], begins)] if begins or new else []
+
+    def _end(self, rule: RuleState, result: Evaluation) -> None:
+        over = rule.recovered()
+        if over is not None:
+            result.cleared.append(over)
+
+    def _by_rule(self, touched: Iterable[CauseState]) -> list[tuple[RuleState, list[CauseState]]]:
+        """What changed, by rule, all in file order."""
+        groups: dict[str, list[CauseState]] = {}
+        for state in touched:
+            groups.setdefault(state.rule.rule, []).append(state)
+        return [(self.rules[rule_id], causes) for rule_id, causes in groups.items()]
+
+    def _find(
+        self, rule: RuleState, state: CauseState, step: int, unknown: Callable[[str], bool], *, repeat: bool = False
+    ) -> Finding:
+        """What one cause found, as it will be read."""
+        cause = state.rule
+        finding = state.find(rule.causes.index(state), step, repeat=repeat)
+        cap(cause, finding, unknown)
+        mute(finding, cause.id, self.mutes, self.mute_hits)
+        finding.message = message(cause, finding, self.rank)
+        return finding
+
+    def _list(self, rule: RuleState, alert: Alert) -> None:
+        """An episode that was open before a resume says something new: it becomes an alert of this run."""
+        if not any(known is alert for known in self.alerts):
+            alert.number = len(self.alerts) + 1
+            rule.past_episodes -= 1
+            rule.episodes.append(alert)
+            self.alerts.append(alert)
+
+    def _explain(self, rule: RuleState, alert: Alert, causes: list[CauseState], *, begins: bool) -> None:
+        """Whether another alert holds this one back. What was shown once is not taken back later."""
+        if begins:
+            alert.explained_by = hold_back(alert, self.rules)
+        elif alert.explained_by:
+            alert.explained_by = hold_back(alert, self.rules)
+            if alert.explained_by:
+                return
+            # No longer held back: what its causes would have done so far is due now.
+            causes[:] = [cause for cause in rule.causes if alert.finding(cause.rule.name) is not None and cause.firing]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -447,13 +534,9 @@ def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int
             hits[index] = hits.get(index, 0) + 1
 
 
-def cap(cause: Cause, finding: Finding, seen: Mapping[str, Any], known: Collection[str]) -> None:
+def cap(cause: Cause, finding: Finding, unknown: Callable[[str], bool]) -> None:
     """In a record that cannot know a cause's guard, nothing that it finds is more than a warning."""
-    unsaid = [
-        guard.metric
-        for guard in cause.only_if
-        if guard.metric not in seen and guard.metric not in known and guard.test.text != "absent"
-    ]
+    unsaid = [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
     if unsaid and finding.severity > Severity.WARNING:
         finding.severity = Severity.WARNING
         finding.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))

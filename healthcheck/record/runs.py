@@ -243,7 +243,7 @@ def new_rules(rules: RuleSet, folder: Path, *, but: Path | None = None) -> list[
         if report.get("rules_source") != rules.source or report.get("profile", "") != (rules.profile or ""):
             continue
         known = {*report.get("rules", ()), *report.get("off", ())}
-        return [rule.id for rule in rules.causes if rule.id not in known and is_pack_name(rule.origin.path)]
+        return [rule.id for rule in rules.rules if rule.id not in known and is_pack_name(rule.origin.path)]
     return []
 
 

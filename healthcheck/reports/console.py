@@ -294,8 +294,8 @@ def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
 def facts_text(alert: Alert) -> list[str]:
     """``first bad gradient: head.scale, 1 of 64 values``, ``weights: finite``, one per fact."""
     facts = {key: value for key, value in alert.facts.items() if value not in ("", None)}
-    # A batch that is broken itself is the end of every question about what it has broken.
-    parts = [f"input: {facts.pop('input')}"] if "input" in facts else []
+    # What it came from comes first: the rest is what it has broken.
+    parts = [f"{key}: {facts.pop(key)}" for key in ("cause", "input") if key in facts]
     first = facts.pop("first", None)
     tensors = facts.pop("tensors", None)
     if first is not None:

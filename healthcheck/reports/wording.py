@@ -78,6 +78,7 @@ def story(alert: Mapping[str, Any]) -> str:
     if "normal" in alert:
         lines[-1] += f", normal: {alert['normal']}"
     lines += [f"  {key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
+    lines += [f"  also {other['cause']}: {other['message']}" for other in alert.get("also", ())]
     lines += [f"  {_done(o)}" for o in alert.get("actions", ()) if o.get("text")]
     if alert.get("explained_by"):
         lines.append(f"  explained by {alert['explained_by']}")
@@ -125,8 +126,8 @@ NARROWEST, WIDEST = 40, 200
 
 def width_of(stream: TextIO | None) -> int:
     """Columns of what a stream writes to: ``COLUMNS``, else its terminal's, else 80."""
-    told = os.environ.get("COLUMNS", "")
-    width = int(told) if told.isdigit() else 0
+    wanted = os.environ.get("COLUMNS", "")
+    width = int(wanted) if wanted.isdigit() else 0
     if width <= 0:
         try:
             width = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0

@@ -231,6 +231,13 @@ def shipped_packs() -> Iterator[Path]:
             yield path
 
 
+def is_shipped(source: str) -> bool:
+    """Whether this is a pack of this distribution, by its name or as a file."""
+    if is_pack_name(source):
+        return source.startswith(f"{BUILTIN}:")
+    return Path(source).resolve().parent == pack_folder().resolve()
+
+
 def pack_folder() -> Path:
     """``healthcheck.rulepacks`` where installed, else ``rules/`` beside the package (a checkout)."""
     try:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from healthcheck.core.alerts import OBSERVE_MODE, Alert
 from healthcheck.core.clock import VirtualClock
 from healthcheck.core.samples import Labels, Sample, series_name
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.engine.trace import Batch
 from healthcheck.readers.record import RecordReader
 from healthcheck.record.lines import parse_series

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action, Mailbox
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
+from healthcheck.engine.engine import Engine, step_by_step
+from healthcheck.engine.episodes import NOTHING, Evaluation
 from healthcheck.rulelang.rule import Cause, Derived
 
 JUDGED_AT = frozenset(

@@ -21,7 +21,8 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, Sample
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend.dispatch import Dispatch, from_signal_handler
@@ -126,7 +127,7 @@ class Session:
         host.manager.hook.healthcheck_modify_rules(rules=rules.rules)
         watch_transitions = bool(self.dispatch.table.get("transition") or self.dispatch.reports["transition"])
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
-        self._traits = Traits(lambda: self.engine.undecided, lambda: self.info.world_size)
+        self._traits = Traits(lambda: self.engine.episodes.undecided, lambda: self.info.world_size)
         self.demand = RuleDemand.of(rules.causes, rules.derived, extra_metrics)
         self.board = ProbeBoard(host.registry.probes, self.demand, self.dispatch, device_time)
         self.wanted = self.board.wanted

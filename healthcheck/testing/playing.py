@@ -34,10 +34,13 @@ class Played:
 
     @property
     def fired(self) -> dict[str, list[int]]:
-        """Rule -> steps at which its episodes began."""
+        """Rule -> steps at which its episodes began; ``rule.cause`` -> steps at which that cause fired first in each."""
         found: dict[str, list[int]] = {}
         for alert in self.session.alerts:
             found.setdefault(alert.rule, []).append(alert.fired_step)
+            for name, finding in zip(alert.names, alert.findings, strict=True):
+                if finding.cause:
+                    found.setdefault(name, []).append(finding.fired_step)
         return found
 
     @property
@@ -45,8 +48,12 @@ class Played:
         return int(self.report["exit_code"])
 
     def verdict(self, rule: str) -> str:
-        """``failed``, ``warned``, ``ok`` or ``not judged``. Raises ``KeyError`` for an unknown rule."""
-        return str(self.report["rules"][rule]["verdict"])
+        """How a rule, or a cause as ``rule.cause``, ended: ``failed``, ``warned``, ``ok``, ``partly judged``,
+        ``not judged`` or ``does not apply``. Raises ``KeyError`` for an unknown one.
+        """
+        rule_id, _, cause = rule.partition(".")
+        entry = self.report["rules"][rule_id]
+        return str((entry["causes"][cause] if cause else entry)["verdict"])
 
 
 def open_test_session(

@@ -89,12 +89,14 @@ def test_the_smoke_pack_is_recommended_under_its_profile() -> None:
             rule.min_samples,
             rule.every,
             rule.severity,
-            rule.explains,
             [a.name for a in rule.actions],
         )
 
     smoke, profile = load("ci-smoke"), load("recommended", "ci")
     assert {r.id: shape(r) for r in smoke.causes} == {r.id: shape(r) for r in profile.causes}
+    assert {r.id: (r.explains, r.cooldown) for r in smoke.rules} == {
+        r.id: (r.explains, r.cooldown) for r in profile.rules
+    }
 
 
 def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
@@ -118,7 +120,7 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
 
 
 def test_explanations_go_from_the_specific_to_the_general() -> None:
-    rules = {rule.id: rule for rule in load("recommended").causes}
+    rules = {rule.id: rule for rule in load("recommended").rules}
     assert "not-learning" in rules["optimizer-of-other-model"].explains
     assert "loss-not-finite" in rules["no-targets"].explains
     assert "loss-spike" in rules["loss-not-finite"].explains

@@ -173,3 +173,29 @@ def test_a_training_that_one_rank_had_for_itself_does_not_set_the_ranks_apart(st
     pair[0].propose(STOP)
     assert _all_at(pair, 4) == [[], []]
     assert [decided["ranks"] for (decided,) in _all_at(pair, 5)] == [[0], [0]]
+
+
+def test_the_most_severe_rule_decides_and_its_most_certain_cause_over_all_ranks_speaks(pair):
+    first, second = pair
+    spike = {"rule": "loss-spike", "severity": 1, "order": 0, "mode": "graceful", "exit_code": 1, "reason": "a spike"}
+    broken = {"rule": "state-broken", "severity": 2, "mode": "abort", "exit_code": 3}
+    first.propose(spike)
+    first.propose({**broken, "cause": "drifted", "order": 5, "reason": "drifted", "step": 4})
+    second.propose({**broken, "cause": "lost", "order": 4, "severity": 1, "reason": "a state is lost", "step": 3})
+    assert _all_at(pair, 4) == [[], []]
+    for (decided,) in _all_at(pair, 5):
+        assert (decided["rule"], decided["cause"], decided["reason"]) == ("state-broken", "lost", "a state is lost")
+        assert (decided["mode"], decided["exit_code"], decided["ranks"]) == ("abort", 3, [0, 1])
+
+
+def test_a_cause_for_all_ranks_waits_for_the_same_cause_on_each_of_them(pair):
+    first, second = pair
+    everywhere = {"rule": "loss-flat", "severity": 3, "order": 0, "unanimous": True}
+    first.propose({**everywhere, "cause": "one"})
+    second.propose({**everywhere, "cause": "two"})
+    assert _all_at(pair, 4) == _all_at(pair, 5) == [[], []]
+    first.withdraw("loss-flat.one")
+    first.propose({**everywhere, "cause": "two"})
+    assert _all_at(pair, 6) == [[], []]
+    for (decided,) in _all_at(pair, 7):
+        assert (decided["rule"], decided["cause"], decided["ranks"]) == ("loss-flat", "two", [0, 1])

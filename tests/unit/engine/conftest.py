@@ -10,7 +10,8 @@ import pytest
 
 from healthcheck.assembly import plugin_host
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.rulelang.compile import load_rules
 
 nan = float("nan")

@@ -366,7 +366,7 @@ def test_a_rule_of_an_automatic_pack_applies_once_all_that_it_needs_was_seen(
     for step in range(5, 9):
         engine.evaluate(step, [Sample("a", step, 1.0)], float(step))
     assert [(x.rule, x.fired_step) for x in engine.alerts] == [("r", 1), ("late", 7)], "its warm-up began at step 4"
-    assert not engine.undecided
+    assert not engine.episodes.undecided
 
 
 def test_a_rule_that_a_person_names_always_applies(bench: Callable[..., Any]) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from healthcheck.assembly import plugin_host
 from healthcheck.core.alerts import Alert, Kind, Severity
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.engine.summary import verdicts
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import RuleSet

@@ -157,3 +157,26 @@ def test_the_checker_itself_sees_mistakes(xunit: ModuleType) -> None:
 )
 def test_only_files_have_a_place(origin: str, expected: tuple[str, int]) -> None:
     assert place(origin) == expected
+
+
+CAUSES = """\
+version: 1
+external: [a, b, c]
+rules:
+  part:
+    causes:
+      orphan: {kind: fact, metric: a, when: {above: 0}, severity: error, message: nobody optimises it}
+      frozen: {kind: trend, metric: b, when: {above: 0}, message: it never moves}
+      left-out: {kind: trend, metric: c, when: {above: 0}}
+"""
+
+
+def test_each_cause_is_a_case_of_its_own(document: Callable[..., Any], tmp_path: Path) -> None:
+    rules = tmp_path / "team.yaml"
+    rules.write_text(CAUSES)
+    cases = document(series={"a": [0.0, 0.0, 1.0], "b": [0.0, 1.0, 1.0]}, rules=str(rules))
+    assert set(cases) == {"part.orphan", "part.frozen", "part.left-out"}
+    assert "nobody optimises it" in cases["part.orphan"].find("failure").attrib["message"]
+    assert cases["part.frozen"].find("failure") is None
+    assert "part.frozen at step 2: it never moves" in cases["part.frozen"].find("system-out").text
+    assert cases["part.left-out"].find("skipped") is not None

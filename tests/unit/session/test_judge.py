@@ -12,7 +12,8 @@ import pytest
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import Engine, Evaluation
+from healthcheck.engine.engine import Engine
+from healthcheck.engine.episodes import Evaluation
 from healthcheck.run.judge import Judge, acted_upon
 
 RULES: dict[str, Any] = {

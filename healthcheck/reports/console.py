@@ -33,6 +33,7 @@ from healthcheck.reports.wording import (
     with_exit,
     wrapped,
 )
+from healthcheck.rulelang.rule import named
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -498,6 +499,11 @@ class ConsoleReport:
         if only_noted(alert) and self.verbosity < 1:
             self._noted.append(alert)
             return
+        effect = self._effect_shown(alert)
+        if effect is not None:
+            text = f"{LABEL[alert.severity]} {alert.name}  step {step(alert.fired_step)}: {alert.message}"
+            self.out.write(wrapped(f"{text}; {effect.rule} above is the same fault", self.out.width, INDENT, ""))
+            return
         shown = self._blocks.get(alert.rule, 0)
         if shown >= BLOCKS_PER_RULE:
             self._counted[alert.rule] = self._counted.get(alert.rule, 0) + 1
@@ -524,6 +530,22 @@ class ConsoleReport:
         if shown + 1 == BLOCKS_PER_RULE:
             lines = [*lines[: MOST_LINES - 1], f"{INDENT}third time: further ones are only counted"]
         self.out.write(lines)
+
+    def _effect_shown(self, alert: Alert) -> Alert | None:
+        """An alert of the same step that this one explains and that has its block already: its event came first."""
+        session = self._session
+        assert session is not None
+        explains = session.rules[alert.rule].explains
+        return next(
+            (
+                other
+                for other in session.alerts
+                if other.fired_step == alert.fired_step
+                and id(other) in self._shown
+                and any(named(pattern, other.name) for pattern in explains)
+            ),
+            None,
+        )
 
     def _amend(self, alert: Alert) -> None:
         """Another cause of a rule that has its block: one sentence, once for each."""

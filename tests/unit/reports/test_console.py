@@ -225,3 +225,22 @@ def test_a_terminal_says_how_wide_its_lines_are(watched: Watched) -> None:
         result = watched(series={"loss": flapping(1)}, rules=rules, env={"COLUMNS": str(columns)})
         widths = [len(line) for line in result.stderr.splitlines() if "record:" not in line]
         assert columns - 12 < max(widths) <= columns
+
+
+def test_one_fault_is_one_block_whichever_of_its_events_came_first(
+    sessions: Any, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Under ``watch()`` the gradients of a step are seen before its loss."""
+    session = sessions.open_session(target="t", rules=sessions.RULES)
+    session.bind(sessions.NumbersOnly())
+    for step in range(1, 4):
+        broken = math.nan if step == 3 else 1.0
+        session.log({"norm": broken}, step=step)
+        session.emit(sessions.Event(sessions.EventKind.BEFORE_UPDATE, step))
+        session.log({"loss": broken}, step=step)
+        session.emit(sessions.Event(sessions.EventKind.STEP_END, step))
+    session.finish(sessions.Ending())
+    shown = " ".join(capfd.readouterr().err.split())
+    assert "ERROR norm-not-finite step 3: " in shown
+    assert "ERROR loss-not-finite step 3: loss is nan; norm-not-finite above is the same fault " in shown
+    assert "try: look at the batch" not in shown

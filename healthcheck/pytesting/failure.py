@@ -96,7 +96,7 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
     from healthcheck.core.text import number, step
-    from healthcheck.reports.console import action_text, evidence_path, facts_text
+    from healthcheck.reports.alertblock import action_text, evidence_path, facts_text
 
     entry = report["rules"].get(alert.rule, {})
     lines = [f"{alert.name} at step {step(alert.fired_step)}: {alert.message}"]

@@ -211,7 +211,7 @@ def test_many_runs_become_a_table_whose_exit_code_is_the_worst(says: Says, tmp_p
     table = [line.split() for line in out.splitlines() if line.startswith("  run")]
     assert [row[0] for row in table] == ["run", *(f"run{i}.csv" for i in range(6))]
     assert table[4][1:4] == ["STOPPED", "loss-nan", "80"]
-    assert "6 runs, 600 rows: failed 1, ok 5" in out
+    assert "6 runs, 600 rows: stopped 1, ok 5" in out
 
 
 def test_among_very_many_runs_those_that_are_ok_are_counted_and_the_others_listed(says: Says, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck.core.alerts import ActionOutcome, Alert, SeriesFact, Severity
-from healthcheck.reports.console import alert_block, mentions
+from healthcheck.reports.alertblock import alert_block, mentions
 
 
 def no_history(series: str, n: int) -> list[tuple[int, float]]:

@@ -5,7 +5,7 @@
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
 #   make bench   the benchmarks behind the numbers in the documentation
 #   make docs    write the generated pages again
-#   make golden  write the golden files again: published packs, the schema of rule files, messages about bad rule files
+#   make golden  write the golden files again: published packs, the schema of rule files, messages about bad rule files, what a console shows
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -64,7 +64,7 @@ docs: $(READY)
 
 # Read the diff: what is written here is promised to users.
 golden: $(READY)
-	HEALTHCHECK_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/rules/test_published_packs.py tests/rulefile tests/unit/rulelang/test_schema.py
+	HEALTHCHECK_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/rules/test_published_packs.py tests/rulefile tests/unit/rulelang/test_schema.py tests/console
 
 wheels: $(READY)
 	rm -rf dist build plugins/*/build  # a build folder hands its old files on

@@ -88,7 +88,7 @@ def vary(given: Given, corpus: Path, whole: Mapping[str, Scored]) -> list[Tuned]
         known = whole[entry["id"]]
         run = given.read(str(corpus / entry["file"]))
         facts = record_facts(run, given.host.registry)
-        plays, _ = play(run, [c.fresh() for c in copies], start_step=facts.start_step, known=facts.known)
+        plays, _ = play(run, [c.fresh() for c in copies], facts=facts)
         steps = {name: list(column.steps) for name, column in run.series().items()}
         for (number, value), judged in zip(variants, plays, strict=True):
             others = [f for f in known.found if f.name != number.rule]

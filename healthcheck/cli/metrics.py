@@ -11,7 +11,7 @@ from healthcheck.core.text import number, step
 from healthcheck.record.runs import Run, find_run
 from healthcheck.reports.statistics import approaches, summarise
 from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import causes_of
+from healthcheck.reports.wording import checks
 
 NAME = "metrics"
 HELP = "all metrics that rules may name; with RUN: what was normal in that run, and how close each rule came"
@@ -115,7 +115,7 @@ def _approach_lines(run: Run) -> list[str]:
         return ["  no report (the run is " + run.status + "): closest approaches are written at the end"]
     rows = []
     silent = []
-    for found in approaches(dict(causes_of(run.report))):
+    for found in approaches(dict(checks(run.report["rules"]))):
         if found.verdict == "not judged":
             silent.append([found.rule, found.reason])
         else:

@@ -18,8 +18,9 @@ from healthcheck.cli.options import (
 from healthcheck.core.errors import UsageError
 from healthcheck.core.text import plural, shorten
 from healthcheck.record.runs import new_rules, reading_folder
-from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
+from healthcheck.reports.planned import Plan, by_reason, make_plan
 from healthcheck.reports.tables import table_lines
+from healthcheck.reports.wording import width_of, wrapped
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "plan"
@@ -79,38 +80,49 @@ def plan_json(plan: Plan, rules: RuleSet, max_steps: int | None) -> dict[str, An
 
 
 def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None) -> list[str]:
+    """All that is printed, in lines that fit the terminal; what fires when stands in ``explain`` and in the JSON."""
+    width = width_of(sys.stdout)
     what = f" for {script}" if script else ""
     length = f", {plural(max_steps, 'step')}" if max_steps is not None else ""
     profile = f", profile {rules.profile}" if rules.profile else ""
     source = f" of {rules.source}" if rules.source else ""
-    lines = [f"{plural(len(plan.rules), 'rule')}{source}{profile}{what}{length}"]
+    lines = wrapped(f"{plural(len(plan.rules), 'rule')}{source}{profile}{what}{length}", width, "  ", "")
     stops = [planned.rule.id for planned in plan.rules if planned.may_stop]
     observe = rules.settings.get("mode") == "observe"
-    lines.append(
-        f"  may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
-    )
+    stoppers = f"may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")
+    lines += wrapped(stoppers, width, "    ", "  ")
     table = []
     for planned in plan.rules:
-        here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
-        then = " + ".join(planned.actions)
-        table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here, planned.asks])
-    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "here", "fires when"))]
-    blocked = unjudged_reasons(plan.rules)
+        if not planned.outside:
+            here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
+            then = " ".join(planned.actions)
+            table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here])
+    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "judged here"), most=width)]
+    blocked = by_reason((p.rule.id, p.blocked) for p in plan.rules)
     if blocked:
-        count = sum(map(len, blocked.values()))
-        lines += ["", f"cannot be judged here: {count} of {len(plan.rules)}"]
-        lines += [f"  {reason}: {', '.join(ids)}" for reason, ids in blocked.items()]
+        lines += ["", f"not judged here, though they apply: {sum(map(len, blocked.values()))} of {len(table)}"]
+        lines += _listed(blocked, width)
         required = [p.rule.id for p in plan.rules if p.blocked and p.rule.required]
         if required:
-            lines.append(f"  required, so the run would fail: {', '.join(required)}")
-    lines += ["", f"metrics: {shorten([_named(key, every) for key, every in plan.metrics.items()], 40)}"]
-    lines.append(f"probes: {', '.join(plan.probes) or 'none'}")
-    lines += [f"derived: {name} = {text}" for name, text in plan.derived.items()]
+            lines += wrapped(f"required, so the run would fail: {', '.join(required)}", width, "    ", "  ")
+    outside = by_reason((p.rule.id, p.outside) for p in plan.rules)
+    if outside:
+        lines += ["", f"do not apply here: {sum(map(len, outside.values()))} of {len(plan.rules)}"]
+        lines += _listed(outside, width)
+    more = [
+        f"metrics: {shorten([_named(key, every) for key, every in plan.metrics.items()], 40)}",
+        f"probes: {', '.join(plan.probes) or 'none'}",
+        *(f"derived: {name} = {text}" for name, text in plan.derived.items()),
+    ]
     if plan.logged:
-        lines.append(f"only if the script logs it: {', '.join(plan.logged)}")
+        more.append(f"only if the script logs it: {', '.join(plan.logged)}")
     if plan.off:
-        lines.append(f"off: {', '.join(plan.off)}")
-    return lines
+        more.append(f"off: {', '.join(plan.off)}")
+    return [*lines, "", *(line for text in more for line in wrapped(text, width, "  ", ""))]
+
+
+def _listed(reasons: dict[str, list[str]], width: int) -> list[str]:
+    return [line for why, ids in reasons.items() for line in wrapped(f"{why}: {', '.join(ids)}", width, "    ", "  ")]
 
 
 def _named(key: str, every: int) -> str:

@@ -52,9 +52,9 @@ from healthcheck.replay.tuning import (
 )
 from healthcheck.replay.views import ending, table, timeline
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
-from healthcheck.reports.wording import with_exit
+from healthcheck.reports.wording import width_of, with_exit
 from healthcheck.rulelang.sources import is_pack_name
-from healthcheck.run.ending import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE
+from healthcheck.run.ending import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE, VERDICTS
 
 if TYPE_CHECKING:
     from healthcheck.assembly import RuleChoice
@@ -308,11 +308,12 @@ def judge_of(given: Given, old: Given | None = None) -> Callable[[str], Outcome]
         except (HealthCheckError, OSError) as error:
             return Outcome(path, problem=str(error))
         facts = record_facts(run, given.host.registry)
-        plays, seen = play(run, [copies.fresh() for copies in versions], start_step=facts.start_step, known=facts.known)
+        plays, seen = play(run, [copies.fresh() for copies in versions], facts=facts)
         if seen.problem and not seen.batches:
             return Outcome(path, problem=seen.problem)
         run.notes.extend(facts.notes)
-        reports = [replay_report(p, run, seen, path=path, resumed_from=facts.resumed_from) for p in plays]
+        registry = given.host.registry
+        reports = [replay_report(p, run, seen, registry, path=path) for p in plays]
         return Outcome(path, reports[0], extra=None if old is None else reports[1])
 
     return judge
@@ -377,15 +378,16 @@ def _print_text(args: argparse.Namespace, outcomes: Sequence[Outcome], code: int
         print("\n".join(table(reports, whole=args.timeline)))
     say_problems(outcomes)
     if len(reports) == 1 and len(outcomes) == 1:
-        print(with_exit(f"healthcheck: {ending(reports[0])}", code))
+        print("\n".join(with_exit(f"healthcheck: {ending(reports[0])}", code, width_of(sys.stdout))))
         return
-    counts = {name: sum(r["verdict"] == name for r in reports) for name in ("failed", "warned", "ok", "not judged")}
+    counts = {name: sum(r["verdict"] == name for r in reports) for name in reversed(VERDICTS)}
     parts = [f"{name} {n}" for name, n in counts.items() if n]
     unread = sum(bool(o.problem) for o in outcomes)
     if unread:
         parts.append(f"unreadable {unread}")
     rows = sum(r["record"]["rows"] for r in reports)
-    print(with_exit(f"healthcheck: {plural(len(reports), 'run')}, {plural(rows, 'row')}: {', '.join(parts)}", code))
+    text = f"healthcheck: {plural(len(reports), 'run')}, {plural(rows, 'row')}: {', '.join(parts)}"
+    print("\n".join(with_exit(text, code, width_of(sys.stdout))))
 
 
 # --------------------------------------------------------------------------- --against: other rules
@@ -551,9 +553,7 @@ def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: fro
             followed.append(CriticalValue(plays[0], plays[0].rules[rule_id]))
             return followed[0].look
 
-        plays, seen = play(
-            run, [c.fresh() for c in copies], start_step=facts.start_step, known=facts.known, follow=follow
-        )
+        plays, seen = play(run, [c.fresh() for c in copies], facts=facts, follow=follow)
         swept.rows = seen.batches
         if seen.problem and not seen.batches:
             swept.problem = seen.problem

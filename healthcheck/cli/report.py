@@ -12,7 +12,7 @@ from healthcheck.core.text import moment, step
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
 from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import actions_done, closing_line, count_line
+from healthcheck.reports.wording import actions_done, how_it_ended, judged_line, width_of, with_exit
 
 NAME = "report"
 HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
@@ -78,7 +78,8 @@ def _text(run: Run, content: dict[str, Any]) -> list[str]:
             [rule, entry["verdict"], f"{entry['samples']:,} samples", entry.get("reason", "")]
             for rule, entry in report["rules"].items()
         ]
-        lines += ["", *table_lines(rows, "llrl"), "", f"  {count_line(report['rules'])}", closing_line(report)]
+        lines += ["", *table_lines(rows, "llrl"), "", f"  {judged_line(report['rules'])}"]
+        lines += with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]), width_of(sys.stdout))
     return lines
 
 

@@ -24,7 +24,7 @@ from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
-from healthcheck.reports.wording import actions_done, cause_name, causes_of, count_line
+from healthcheck.reports.wording import actions_done, cause_name, checks, how_it_ended, judged_line
 from healthcheck.rulelang.rule import RuleSet
 
 NAME = "why"
@@ -255,7 +255,7 @@ def _thinned(rows: Sequence[TraceRow]) -> list[Any]:
 def silent_text(run: Run, rule: str | None) -> list[str]:
     """What to say where nothing fired: the verdict, and how close it came."""
     entries: dict[str, Any] = {**(run.report or {}).get("rules", {})}
-    by_cause = dict(causes_of(run.report)) if run.report else {}
+    by_cause = dict(checks(run.report["rules"])) if run.report else {}
     if rule is not None:
         entry = entries.get(rule) or by_cause.get(rule)
         if entry is None:
@@ -265,8 +265,8 @@ def silent_text(run: Run, rule: str | None) -> list[str]:
         return [f"{rule} did not fire in {run.name}: {entry['samples']:,} samples judged", *_approaches({rule: entry})]
     if run.report is None:
         return [f"no alert in {run.name} so far; the run is {run.status} (no report)", *ranks_text(run)]
-    head = f"no alert in {run.name}: {run.report.get('exit_words', '')}, {step(run.steps)} steps"
-    return [head, f"  {count_line(entries)}", *ranks_text(run), *_approaches(by_cause)]
+    head = f"no alert in {run.name}: {how_it_ended(run.report)}"
+    return [head, f"  {judged_line(entries)}", *ranks_text(run), *_approaches(by_cause)]
 
 
 def _approaches(entries: dict[str, Any], most: int = 5) -> list[str]:

@@ -57,6 +57,20 @@ class State(str, Enum):
         return self.value
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why something was not judged."""
+
+    reason: str
+    """A sentence fragment: ``no GPU``."""
+    remedy: str = ""
+    """What the person who runs it can do, as an imperative: ``log eval.loss``; empty where nobody knows."""
+    applies: bool = True
+    """False where the run has nothing of the kind that is judged."""
+    steps: int = 0
+    """How long the run would have to be, where it was too short; 0 where that is not the reason."""
+
+
 class Outcome(str, Enum):
     """How one rule ended. ``NOT_JUDGED`` is never a pass; its verdict carries the reason."""
 
@@ -70,7 +84,8 @@ class Outcome(str, Enum):
     """Nothing was found, but not every cause that applies was judged; the verdict names those that were not."""
     NOT_JUDGED = "not judged"
     DOES_NOT_APPLY = "does not apply"
-    """A rule that came on by itself (``applies_if``) for runs of another kind."""
+    """The run has nothing that it could judge: a rule about GPUs on a machine without one, or one that comes on by itself
+    (``applies_if``) for runs of another kind. Not counted."""
 
     def __str__(self) -> str:
         return self.value
@@ -424,6 +439,11 @@ class Verdict:
     outcome: Outcome
     severity: Severity
     reason: str = ""
+    """Why it was not judged or does not apply."""
+    remedy: str = ""
+    """What can be done so that it is judged."""
+    needs_steps: int = 0
+    """From which length of a run it is judged, where this one was too short."""
     origin: str = ""
     """``team.yaml:14``: where the rule stands."""
     episodes: int = 0

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
-from healthcheck.core.alerts import Finding, Outcome, Severity, State, Verdict
+from healthcheck.core.alerts import Finding, Missing, Outcome, Severity, State, Verdict
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import RuleState
 from healthcheck.engine.rulestate import CauseState
 from healthcheck.rulelang.rule import Cause
 
+WhyNoData = Callable[[Cause], Missing]
+"""Why a cause's metric gave no sample (no GPU, ...), and what can be done about it."""
+
 
 def verdicts(
-    engine: Engine, why_no_data: Callable[[Cause], str], broken: Mapping[str, str] | None = None
+    engine: Engine, why_no_data: WhyNoData, broken: Mapping[str, str] | None = None, *, steps: int = 0
 ) -> list[Verdict]:
     """One verdict per rule, in file order, with one for each of its causes.
 
-    :param why_no_data: the reason why a cause's metric gave no sample ("no GPU", ...).
     :param broken: causes that could not be judged to the end, by name, and why.
+    :param steps: length of the run, to say from which length on a cause would have been judged; 0: unknown.
     """
-    return [_of_rule(rule, why_no_data, broken or {}) for rule in engine.rules.values()]
+    return [_of_rule(rule, why_no_data, broken or {}, steps) for rule in engine.rules.values()]
 
 
-def _of_rule(state: RuleState, why_no_data: Callable[[Cause], str], broken: Mapping[str, str]) -> Verdict:
-    causes = [_of_cause(cause, why_no_data, broken) for cause in state.causes]
+def _of_rule(state: RuleState, why_no_data: WhyNoData, broken: Mapping[str, str], steps: int) -> Verdict:
+    causes = [_of_cause(cause, why_no_data, broken, steps) for cause in state.causes]
     rule = state.rule
     verdict = Verdict(
         rule=rule.id,
@@ -44,19 +48,24 @@ def _of_rule(state: RuleState, why_no_data: Callable[[Cause], str], broken: Mapp
             verdict.outcome = outcome
             return verdict
     if not state.applies:
-        verdict.outcome = Outcome.DOES_NOT_APPLY
         for cause in causes:
-            cause.outcome, cause.reason = Outcome.DOES_NOT_APPLY, ""
-    elif outcomes == {Outcome.NOT_JUDGED}:
+            cause.outcome, cause.reason, cause.remedy, cause.needs_steps = Outcome.DOES_NOT_APPLY, "", "", 0
+        outcomes = {Outcome.DOES_NOT_APPLY}
+    if outcomes == {Outcome.DOES_NOT_APPLY}:
+        verdict.outcome = Outcome.DOES_NOT_APPLY
+        verdict.reason = "; ".join(dict.fromkeys(cause.reason for cause in causes if cause.reason))
+    elif outcomes <= {Outcome.NOT_JUDGED, Outcome.DOES_NOT_APPLY}:
         verdict.outcome = Outcome.NOT_JUDGED
-        verdict.reason = "; ".join(dict.fromkeys(cause.reason for cause in causes))
+        verdict.reason = "; ".join(dict.fromkeys(cause.reason for cause in verdict.missing))
+        verdict.remedy = "; ".join(dict.fromkeys(cause.remedy for cause in verdict.missing if cause.remedy))
+        verdict.needs_steps = max(cause.needs_steps for cause in verdict.missing)
     elif Outcome.NOT_JUDGED in outcomes:
         verdict.outcome = Outcome.PARTLY_JUDGED
         verdict.reason = "; ".join(f"{cause.cause}: {cause.reason}" for cause in verdict.missing)
     return verdict
 
 
-def _of_cause(state: CauseState, why_no_data: Callable[[Cause], str], broken: Mapping[str, str]) -> Verdict:
+def _of_cause(state: CauseState, why_no_data: WhyNoData, broken: Mapping[str, str], steps: int) -> Verdict:
     cause = state.rule
     closest = state.closest
     verdict = Verdict(
@@ -84,8 +93,9 @@ def _of_cause(state: CauseState, why_no_data: Callable[[Cause], str], broken: Ma
         verdict.outcome = Outcome.NOT_JUDGED
         verdict.reason = broken[cause.id]
     elif not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
-        verdict.outcome = Outcome.NOT_JUDGED
-        verdict.reason = _why_not(state, why_no_data)
+        missing = _why_not(state, why_no_data, steps)
+        verdict.outcome = Outcome.NOT_JUDGED if missing.applies or cause.required else Outcome.DOES_NOT_APPLY
+        verdict.reason, verdict.remedy, verdict.needs_steps = missing.reason, missing.remedy, missing.steps
     return verdict
 
 
@@ -93,22 +103,36 @@ def _counts(finding: Finding) -> bool:
     return finding.counts and finding.severity > Severity.INFO
 
 
-def _why_not(state: CauseState, why_no_data: Callable[[Cause], str]) -> str:
+def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
     rule = state.rule
     if not state.samples:
         if state.held:
             guards = ", ".join(g.metric for g in rule.only_if)
-            return f"its guard ({guards}) never held"
+            return Missing(f"its guard ({guards}) never held", applies=False)
         return why_no_data(rule)
     had = max((s.n for s in state.series.values() if s is not None), default=0)
     need = max(rule.min_samples, rule.condition.min_samples)
     if rule.warmup.amount and rule.warmup.unit == "samples":
         need = max(need, int(rule.warmup.amount) + 1)
     if had <= need:
-        return (
-            f"needs {max(need, had + 1)} samples (had {had})"  # a baseline must be full before a sample is judged by it
-        )
+        need = max(need, had + 1)  # a baseline must be full before a sample is judged by it
+        return too_short(f"needs {need} samples (had {had})", _rounded(steps * need / had) if had else 0)
     others = dict.fromkeys(str(s) for s, _ in rule.condition.parts if s is not None)
     if others and not rule.warmup.amount:
-        return f"no sample of {' or '.join(others)} came with it"
-    return f"still warming up ({rule.warmup})"
+        return Missing(f"no sample of {' or '.join(others)} came with it", applies=False)
+    length = int(rule.warmup.amount) + rule.every if rule.warmup.unit == "steps" else 0
+    return too_short(f"still warming up ({rule.warmup})", length)
+
+
+def too_short(reason: str, steps: int) -> Missing:
+    """A run that ended before this could be judged.
+
+    :param steps: from which length on it is judged; 0: unknown.
+    """
+    return Missing(reason, f"run at least {steps:,} steps" if steps else "run longer", steps=steps)
+
+
+def _rounded(steps: float) -> int:
+    """Upwards to two digits: how often samples come is only known from those that came."""
+    size: int = 10 ** max(0, len(str(int(steps))) - 2)
+    return math.ceil(steps / size) * size

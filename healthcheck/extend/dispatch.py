@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 """Loop or judgement hook, without its prefix -> its arguments in order."""
 
 
-REPORT_METHODS = ("start", "samples", "transition", "alert", "amended", "cleared", "acted", "note", "finish")
+REPORT_METHODS = ("start", "samples", "transition", "alert", "amended", "cleared", "acted", "note", "detail", "finish")
 """Methods of a report that a session calls; see :class:`healthcheck.core.protocols.Report`."""
 
 

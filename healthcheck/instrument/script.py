@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
@@ -193,6 +193,8 @@ def _main_inside(path: str) -> tuple[ModuleSpec, CodeType]:
 
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_FUNCTIONAL = ("torch.func", "torch._functorch", "functorch")
+"""Modules of the functions that ``torch.func`` offers."""
 _COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
@@ -250,6 +252,24 @@ class InProcess:
         return self.session.stop.raised > 0 and caused_by_stop(error)
 
 
+def trained_unseen(names: Sequence[str]) -> str:
+    """One sentence about child processes that trained while nobody watched them."""
+    many = len(names) > 1
+    return (
+        f"{len(names)} child process{'es' if many else ''} trained and {'were' if many else 'was'} not watched "
+        f"({', '.join(dict.fromkeys(names))}): start them with torchrun --no-python healthcheck run, or call "
+        "healthcheck.watch() inside"
+    )
+
+
+def uses_functional_gradients(names: Mapping[str, Any]) -> bool:
+    """Whether a module's globals hold functions of ``torch.func``."""
+    return any(
+        str(getattr(value, "__module__", "")).startswith(_FUNCTIONAL) or getattr(value, "__name__", "") == "torch.func"
+        for value in list(names.values())
+    )
+
+
 class ScriptTrainer:
     """Runs a script under a session. Nothing is attached when nobody wants to know anything.
 
@@ -267,6 +287,8 @@ class ScriptTrainer:
         self._store = store
         self._children = Children(self._patches, self._inside.imports)
         self._finishing = self._hurried = self._failing = False
+        self._argv: list[str] = []
+        self._main: MainModule | None = None
 
     def run(self, target: str, argv: list[str], as_module: bool = False, *, restore: bool = True) -> int:
         """Run the script to its end and return the exit code of the run.
@@ -276,7 +298,8 @@ class ScriptTrainer:
 
         Raises ``UsageError`` for a target that cannot be run; nothing of it was executed then.
         """
-        main = MainModule(Target(target, list(argv), as_module))
+        main = self._main = MainModule(Target(target, list(argv), as_module))
+        self._argv = list(argv)
         if not restore:
             atexit.register(self._part)  # before the script registers any: the last comes first
         if self.session.watching:
@@ -345,22 +368,36 @@ class ScriptTrainer:
         self._finishing = True
         self._inside.machine.finish()
         unwatched = self._children.unwatched()
-        if unwatched:
-            who = ", ".join(dict.fromkeys(unwatched))
-            self.session.note(
-                f"{len(unwatched)} child process{'es' if len(unwatched) > 1 else ''} trained and "
-                f"{'were' if len(unwatched) > 1 else 'was'} not watched ({who}): start them with "
-                "torchrun --no-python healthcheck run, or call healthcheck.watch() inside"
-            )
-        elif self.session.watching and not self._inside.hooks.torch_seen and _came_to_its_end(ending):
-            self.session.note("the script never imported torch: there was no training to watch")
+        if unwatched and self.session.step:
+            self.session.note(trained_unseen(unwatched))
+        ending.advice = self._advice(unwatched)
         report = self.session.finish(ending)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         code = int(report.get("exit_code", ending.script_exit_code or 0))
-        self._failing = code != 0 and report.get("exit_reason") != "script_error"
+        self._failing = code != 0 and report.get("verdict") != "script failed"
         return code
+
+    def _advice(self, unwatched: list[str]) -> str:
+        """Why a script came to its end without a step that was seen, and what helps."""
+        if self.session.step or not self.session.watching:
+            return ""
+        if unwatched:
+            return trained_unseen(unwatched)
+        if not self._inside.hooks.torch_seen:
+            return "the script never imported torch: there was no training to watch"
+        if {"-h", "--help"} & set(self._argv):
+            return "the script only printed its help: leave --help out to watch a training"
+        if self._main is not None and uses_functional_gradients(vars(self._main.module)):
+            return (
+                "torch.func computes gradients without backward(), which nobody sees: call healthcheck.watch(model) in the "
+                "script and its step(loss=loss) once per step, and run it with plain python"
+            )
+        return (
+            "no optimizer stepped and no backward() ran in this process: is this the command that trains, and does it "
+            "train here?"
+        )
 
     def _part(self) -> None:
         """The last thing that this process does; a status that is ours must not cost the other ranks their end."""
@@ -413,11 +450,6 @@ def quiet_stop(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             original(args)
 
     return excepthook
-
-
-def _came_to_its_end(ending: Ending) -> bool:
-    """Whether nothing broke it off: else what it did not do says nothing about it."""
-    return ending.exception is None and ending.signal is None and not ending.interrupted
 
 
 # -- tracebacks as plain `python` would print them ----------------------------------------

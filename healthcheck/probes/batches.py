@@ -45,7 +45,7 @@ class BatchProbe:
             "batch.targets",
             f"Labels that count in the step's poorest micro-batch, where {IGNORE} marks those that do not.",
             cost=Cost.DEVICE,
-            needs=("batches",),
+            needs=("batches", "labels that mark what does not count"),
         ),
         Metric(
             "batch.nonfinite", "NaN and infinite values in the step's batches.", cost=Cost.DEVICE, needs=("batches",)
@@ -60,7 +60,7 @@ class BatchProbe:
             "batch.one_label",
             "1 if all rows of the batch have one label, and other batches had another one; else 0.",
             cost=Cost.HOST,
-            needs=("batches",),
+            needs=("batches", "class labels in the batch"),
         ),
     )
 

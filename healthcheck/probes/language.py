@@ -188,13 +188,13 @@ class TokenProbe:
             _AHEAD,
             "Positions from a token that is read to the one that is predicted from it; 1 is the next token. Only where they are the same tokens.",
             cost=Cost.HOST,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a language model"),
         ),
         Metric(
             _SEEN,
             "Layers of attention, in a model of the next token, in which a position sees the token that it is asked for.",
             cost=Cost.HOST,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a language model"),
         ),
     )
 
@@ -337,14 +337,14 @@ class PaddingProbe:
             "Part of the targets that are padding behind padding, and count in the loss.",
             "fraction",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a language model", "padding"),
         ),
         Metric(
             _ENDS,
             f"Part of the batch's end-of-text tokens that are labelled {IGNORE}, and so are never learnt.",
             "fraction",
             cost=Cost.HOST,
-            needs=("batches",),
+            needs=("a language model", "batches", "tokens that end a text"),
         ),
     )
 

@@ -47,7 +47,7 @@ class LabelLeakProbe:
             "input.tells_label",
             "Columns of a table of inputs that tell the label by themselves.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "a table of inputs"),
         ),
     )
 

@@ -69,9 +69,12 @@ class LearningRateProbe:
         Metric(
             "lr.fraction",
             f"Learning rate under a scheduler, divided by its highest in the last {STRETCH} to {2 * STRETCH} updates.",
+            needs=("a schedule",),
         ),
         Metric(
-            "lr.warmups", "How often the learning rate fell from its peak to where its warm-up began, at one stroke."
+            "lr.warmups",
+            "How often the learning rate fell from its peak to where its warm-up began, at one stroke.",
+            needs=("a schedule", "a warm-up"),
         ),
         Metric("optimizer.replaced", "1 when a new optimizer without state takes over a trained model, else 0."),
     )
@@ -337,7 +340,9 @@ class ScheduleReachProbe:
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
-            "lr.reached", "Highest rate so far as a part of the schedule's goal, once that is out of reach; else 1."
+            "lr.reached",
+            "Highest rate so far as a part of the schedule's goal, once that is out of reach; else 1.",
+            needs=("a schedule", "a schedule that begins below its goal"),
         ),
     )
 

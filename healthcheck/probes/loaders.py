@@ -40,10 +40,15 @@ class DryLoaderProbe:
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS)
     provides: tuple[Metric, ...] = (
         Metric(
-            "batch.empty_passes", "Passes in a row over a loader for training that gave no batch, after some that did."
+            "batch.empty_passes",
+            "Passes in a row over a loader for training that gave no batch, after some that did.",
+            needs=("a pass over the loader that gave no batch",),
         ),
         Metric(
-            "batch.stale", "Updates since the loader's last batch, while the loss is still over it.", cost=Cost.HOST
+            "batch.stale",
+            "Updates since the loader's last batch, while the loss is still over it.",
+            cost=Cost.HOST,
+            needs=("many updates since the loader's last batch",),
         ),
     )
 

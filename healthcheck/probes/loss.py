@@ -51,6 +51,7 @@ class LossProbe:
             "Loss divided by ln(classes) of the last linear layer: 1 is what guessing costs a classifier. Losses that are"
             " seen to be no cross entropy over these classes have none.",
             cost=Cost.DEVICE,
+            needs=("a loss over classes",),
         ),
         Metric(
             "loss.start",

@@ -90,7 +90,7 @@ class PredictionProbe:
             _CLASS,
             f"Labels of a classifier in a row, of the batches looked at, that were all of one class; of two classes {RARE} each.",
             cost=Cost.HOST,
-            needs=("the graph of the loss",),
+            needs=("the graph of the loss", "class labels"),
         ),
         Metric(
             _REACH,

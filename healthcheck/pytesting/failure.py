@@ -53,9 +53,9 @@ def longrepr(error: HealthCheckFailed, place: tuple[str, int]) -> Any:
 
 def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed | None:
     """What a finished session makes of its test; None if the test may pass."""
-    from healthcheck.reports.wording import closing_line
+    from healthcheck.reports.wording import closing_line, verdict_word
 
-    ending = " ".join(closing_line(report).split())
+    ending = closing_line(report)
     broken = report["plugin_errors"]
     if broken:
         first = broken[0]
@@ -76,7 +76,7 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
     if not report["steps"]:
         reasons = ["  the test made no update of an optimizer in this process; does it train, and here?"]
     trace = [f"  {line}" for e in report["internal_errors"] for line in str(e.get("traceback", "")).splitlines()]
-    return HealthCheckFailed(str(report["exit_words"]), [*(trace or reasons), ending])
+    return HealthCheckFailed(f"{verdict_word(report)}, {report['exit_words']}", [*(trace or reasons), ending])
 
 
 def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
@@ -96,10 +96,10 @@ def failing_alerts(session: Session, report: Mapping[str, Any]) -> list[Alert]:
 def block(session: Session, alert: Alert, report: Mapping[str, Any]) -> list[str]:
     """One alert: rule, step, value, normal, hint, place of the rule, evidence."""
     from healthcheck.core.text import number, step
-    from healthcheck.reports.console import action_text, evidence_path, facts_text
+    from healthcheck.reports.alertblock import action_text, evidence_path, facts_text
 
     entry = report["rules"].get(alert.rule, {})
-    lines = [f"{alert.rule}: {alert.message} at step {step(alert.fired_step)}"]
+    lines = [f"{alert.name} at step {step(alert.fired_step)}: {alert.message}"]
     scored = alert.score is not None and alert.score != alert.value and math.isfinite(alert.value)
     score = f", score {number(alert.score)}" if scored else ""
     lines.append(f"  value     {number(alert.value)}{score}; limit: {alert.threshold}")

@@ -55,15 +55,17 @@ class WatchedTests:
 
         terminal = terminalreporter
         terminal.section("healthcheck")
-        order = {"failed": 0, "warned": 1, "not judged": 2, "ok": 3}
+        from healthcheck.run.ending import VERDICTS
+
         tests = sorted(
-            self.tests.values(), key=lambda t: (t["outcome"] == "passed", order.get(t["facts"]["verdict"], 9))
+            self.tests.values(),
+            key=lambda t: (t["outcome"] == "passed", -VERDICTS.index(str(t["report"]["verdict"]))),
         )
         width = max((len(test["nodeid"]) for test in tests[:MOST_ROWS]), default=0)
         for test in tests[:MOST_ROWS]:
             facts = test["facts"]
             alerts = "" if facts["alerts"] == "none" else f"   {facts['alerts']}"
-            row = f"{test['nodeid']:{width}}  {facts['verdict']:10}  {facts['steps']:>6} steps{alerts}"
+            row = f"{test['nodeid']:{width}}  {facts['verdict']:14}  {facts['steps']:>6} steps{alerts}"
             terminal.write_line(visible(row))
         if len(tests) > MOST_ROWS:
             terminal.write_line(f"and {len(tests) - MOST_ROWS} more watched tests")

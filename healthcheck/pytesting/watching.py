@@ -330,7 +330,7 @@ def _attach(
 
     :param shown_already: the failure itself shows the alerts already.
     """
-    from healthcheck.reports.wording import closing_block, count_line
+    from healthcheck.reports.wording import closing_block, judged_line, verdict_word
 
     lines = list(watched.notes)
     for alert in session.alerts:
@@ -341,9 +341,9 @@ def _attach(
     item.add_report_section("call", "healthcheck", "\n".join(map(visible, lines)))
     alerts = [f"{a.rule}@{a.fired_step}" for a in session.alerts]
     facts = {
-        "verdict": report["verdict"],
+        "verdict": verdict_word(report),
         "steps": report["steps"],
-        "counts": count_line(report["rules"]),
+        "counts": judged_line(report["rules"]),
         "alerts": ", ".join(alerts) or "none",
     }
     item.user_properties += [(f"healthcheck_{name}", str(value)) for name, value in facts.items()]

@@ -68,7 +68,7 @@ class RestartReport:
 def stop_place(report: Mapping[str, Any]) -> tuple[str, int] | None:
     """``(rule, step)`` of an executed stop by a rule: the step of the sample, not of the agreement."""
     stop = report.get("stop") or {}
-    if report.get("exit_reason") != "stop" or not stop.get("rule"):
+    if report.get("verdict") != "stopped" or not stop.get("rule"):
         return None
     fired = [a["fired_step"] for a in report.get("alerts", ()) if a.get("rule") == stop["rule"]]
     return str(stop["rule"]), int(fired[-1] if fired else stop["step"])

@@ -6,13 +6,13 @@ import copy
 import json
 import math
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
+from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Missing, Outcome, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
 from healthcheck.engine.columns import Moment, step_by_step
@@ -23,10 +23,14 @@ from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.readers.series import RecordedRun
+from healthcheck.rulelang.accepted import Accepted, find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
-from healthcheck.run.ending import JudgedRun, judged_exit_code, run_report
+from healthcheck.run.board import History
+from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
+from healthcheck.run.explosion import name_explosion
+from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:
     from healthcheck.extend.registry import Registry
@@ -34,33 +38,78 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a record for :func:`healthcheck.replay.play.play`."""
+    """What is known of a recorded run beside its samples."""
 
     start_step: int | None = None
+    """The step after which the run began; None: one logging interval before the first row."""
     known: Collection[str] = ()
+    """Metrics that the record would hold if they had existed."""
     resumed_from: int | None = None
     notes: tuple[str, ...] = ()
+    ended: tuple[str, str] | None = None
+    """Verdict and words of a run whose script did not come to a good end: that is so whatever its rules say."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    """Why causes were not judged while the run was live, by their ids."""
+    target: str = ""
+    """What was run."""
+    accepted: Accepted = field(default_factory=Accepted)
+    """Alerts of earlier runs that are known and do not count; they name what was run."""
 
 
 def record_facts(run: RecordedRun, registry: Registry) -> Facts:
     """Of a foreign file nothing is known; of our own record, what its folder says."""
     if run.reader.name != "record":
-        return Facts()
+        return Facts(accepted=_accepted())
     folder = run.path if run.path.is_dir() else run.path.parent
-    resumed = _run_json(folder).get("resumed_from")
+    run_facts = _json_file(folder / "run.json")
+    resumed = run_facts.get("resumed_from")
     start = resumed if isinstance(resumed, int) else 0
     known = _collected(folder / "rules.yaml", registry)
+    report = _json_file(folder / "report.json")
+    ended = (
+        (str(report["verdict"]), str(report.get("exit_words", "")))
+        if report.get("verdict") in VERDICTS_OF_THE_SCRIPT
+        else None
+    )
     notes = []
     if start:
         notes.append(
             f"this attempt was resumed after step {start:,}: what its rules had seen before is not in this record"
         )
-    return Facts(start, known, start or None, tuple(notes))
+    return Facts(
+        start,
+        known,
+        start or None,
+        tuple(notes),
+        ended,
+        dict(_live_reasons(report.get("rules"))),
+        str(run_facts.get("target", "")),
+        _accepted(),
+    )
 
 
-def _run_json(folder: Path) -> dict[str, Any]:
+def _accepted() -> Accepted:
+    """As a live run in this folder finds them."""
+    known = find_accepted(Path.cwd())
+    return load_accepted(known) if known is not None else Accepted()
+
+
+def _live_reasons(rules: Any, rule: str = "") -> Iterator[tuple[str, Missing]]:
+    """Why causes were not judged, by their ids, as a report has it."""
+    for name, entry in rules.items() if isinstance(rules, dict) else ():
+        if not isinstance(entry, dict):
+            continue
+        if entry.get("causes"):
+            yield from _live_reasons(entry["causes"], f"{name}.")
+        elif entry.get("verdict") in (Outcome.NOT_JUDGED.value, Outcome.DOES_NOT_APPLY.value):
+            applies, steps = entry["verdict"] == Outcome.NOT_JUDGED.value, entry.get("needs_steps")
+            reason, remedy = str(entry.get("reason", "")), str(entry.get("remedy", ""))
+            yield rule + name, Missing(reason, remedy, applies, steps if isinstance(steps, int) else 0)
+
+
+def _json_file(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -166,8 +215,10 @@ class Seen:
 class Play:
     """One rule set judging one record; parameters as in :func:`play`."""
 
-    def __init__(self, rules: RuleSet, *, start_step: int = 0, known: Collection[str] = ()) -> None:
+    def __init__(self, rules: RuleSet, facts: Facts, *, start_step: int = 0) -> None:
+        known = facts.known
         self.rules = rules
+        self.facts = facts
         self.engine = Engine(rules, start_step=start_step, recorded=True, known=known)
         self.alerts: list[Alert] = []
         self.stop: StopRequest | None = None
@@ -175,10 +226,19 @@ class Play:
         self.plugin_errors: list[dict[str, Any]] = []
         self.broken: dict[str, str] = {}
         """Rule -> why it judges nothing more."""
+        self.history = History()
+        """Of the metrics that a rule may find not finite: what they were before."""
+        self.breakable = frozenset(c.selector.metric for c in rules.causes if c.condition.judges_nonfinite)
         self._observing = rules.settings.get("mode") == "observe"
 
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
+        for alert in (*result.alerts, *result.amended):
+            for name, finding in zip(alert.names, alert.findings, strict=True):
+                name_explosion(finding, self.history)
+                series = [fact.name for fact in finding.series]
+                finding.accepted = self.facts.accepted.reason(name, series, self.facts.target)
+            alert.settle()
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
             why = planned.held or (OBSERVE_MODE if self._observing or planned.cause.mode == "observe" else "")
@@ -210,21 +270,28 @@ class Play:
             error = {"hook": f"condition of {found.rule}", "step": self.engine.step, "error": describe(found.error)}
             self.plugin_errors.append({"plugin": found.owner, **error, "place": place_of(found.error), "count": 1})
 
-    def reason_without_data(self, rule: Cause, seen: Seen) -> str:
-        """``the record has no grad_norm``."""
+    def reason_without_data(self, rule: Cause, seen: Seen, registry: Registry) -> Missing:
+        """``the record has no grad_norm``; whether it applies goes by what the record does have."""
         wanted = [rule.selector.metric]
         for derived in self.rules.derived:
             if derived.name == wanted[0]:
                 missing = [name for name in derived.inputs if name.partition("[")[0] not in seen.metrics]
                 if not missing:
-                    return "undefined for all samples"
+                    return Missing("undefined for all samples", applies=always_applies(rule))
                 wanted = missing
         near = [name for name in seen.metrics if name.startswith(f"{rule.selector.metric}[")]
         other = f" (it has {', '.join(near[:3])})" if near else ""
         text = str(rule.selector) if wanted == [rule.selector.metric] else ", ".join(wanted)
-        return f"the record has no {text}{other}"
+        return Missing(
+            f"the record has no {text}{other}", applies=applies_without(rule, wanted, seen.metrics, registry)
+        )
 
-    def judged(self, seen: Seen, *, target: str, resumed_from: int | None = None) -> tuple[JudgedRun, list[Verdict]]:
+    def judged(self, seen: Seen, registry: Registry, *, target: str) -> tuple[JudgedRun, list[Verdict]]:
+        facts = self.facts
+
+        def why(rule: Cause) -> Missing:
+            return facts.missing.get(rule.id) or self.reason_without_data(rule, seen, registry)
+
         run = JudgedRun(
             engine=self.engine,
             rules=self.rules,
@@ -232,28 +299,25 @@ class Play:
             target=target,
             steps=seen.last_step,
             seconds=round(seen.seconds, 3),
-            resumed_from=resumed_from,
+            resumed_from=facts.resumed_from,
             stop=self.stop,
             stop_held=True,
             plugin_errors=self.plugin_errors,
             internal_errors=self.internal_errors,
         )
-        return run, verdicts(self.engine, lambda rule: self.reason_without_data(rule, seen), self.broken)
+        return run, verdicts(self.engine, why, self.broken, steps=seen.last_step)
 
 
 def play(
     run: RecordedRun,
     rulesets: Sequence[RuleSet],
     *,
-    start_step: int | None = None,
-    known: Collection[str] = (),
+    facts: Facts = Facts(),
     follow: Callable[[Sequence[Play]], Callable[[], None] | None] | None = None,
 ) -> tuple[list[Play], Seen]:
     """Judge a record by several rule sets in one reading.
 
-    :param start_step: the step after which the run began; None: one logging interval before the
-        first row.
-    :param known: metrics that the record would hold if they had existed.
+    :param facts: what is known of the run beside its samples (:func:`record_facts`).
     :param follow: given the plays, makes what is called after each evaluation (see ``sweep``).
 
     Never raises because of the file: ``Seen.problem`` says why reading ended early.
@@ -263,9 +327,8 @@ def play(
     if run.reader.name == "record":
         batches = _as_judged(batches)
     head = list(islice(batches, 2))
-    if start_step is None:
-        start_step = _play_start(head)
-    plays = [Play(rules, start_step=start_step, known=known) for rules in rulesets]
+    start_step = facts.start_step if facts.start_step is not None else _play_start(head)
+    plays = [Play(rules, facts, start_step=start_step) for rules in rulesets]
     if head:
         seen.first_step = head[0][0]
         look = follow(plays) if follow is not None else None
@@ -294,6 +357,9 @@ def _feed(
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
+        for p in plays:
+            if p.breakable:
+                p.history.remember(sample for sample in samples if sample.metric in p.breakable)
         if ticking and now - ticked >= 1.0:
             block += _looks(last, before, now)
             ticked = now
@@ -359,12 +425,16 @@ def _play_start(head: Sequence[Batch]) -> int:
     return max(0, first - max(1, gap))
 
 
-def replay_report(
-    play: Play, run: RecordedRun, seen: Seen, *, path: str, resumed_from: int | None = None
-) -> dict[str, Any]:
-    """The report contract for one record, with ``path`` and what was read."""
-    judged, found = play.judged(seen, target=path, resumed_from=resumed_from)
-    report = run_report(judged, found, judged_exit_code(judged, found))
+def replay_report(play: Play, run: RecordedRun, seen: Seen, registry: Registry, *, path: str) -> dict[str, Any]:
+    """The report contract for one record, with ``path`` and what was read.
+
+    The exit code is that of what was judged; how the script itself ended stays the verdict.
+    """
+    judged, found = play.judged(seen, registry, target=path)
+    end = judged_end(judged, found)
+    if play.facts.ended is not None and not judged.internal_errors:
+        end = End(end.code, *play.facts.ended)
+    report = run_report(judged, found, end)
     report["path"] = path
     report["trainer"] = "replay"
     record: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.core.text import duration, number, plural, shorten, step
 from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import count_line, short_reason
+from healthcheck.reports.wording import how_it_ended, judged_line, unjudged, verdict_word
 
 NAME_WIDTH = 60
 MOST = 60
@@ -32,7 +32,7 @@ def table(reports: Sequence[Mapping[str, Any]], *, whole: bool = False) -> list[
         rows.append(
             [
                 _short(str(report["path"])),
-                str(report["verdict"]),
+                verdict_word(report),
                 str(first["rule"]) if first else _why(report),
                 step(first["fired_step"]) if first else "-",
                 str(len(report["alerts"])),
@@ -54,7 +54,7 @@ def by_rule(reports: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _why(report: Mapping[str, Any]) -> str:
-    return str(report["exit_words"]) if report["exit_reason"] == "nothing_judged" else "-"
+    return str(report["exit_words"]) if report["verdict"] == "not judged" else "-"
 
 
 def _short(path: str) -> str:
@@ -78,7 +78,7 @@ def timeline(report: Mapping[str, Any], *, quiet: bool = False) -> list[str]:
         lines += alert_lines(report)
         lines += _not_judged(report)
         lines += [f"  note: {note}" for note in notes(report)]
-        lines.append(f"  {count_line(report['rules'])}")
+        lines.append(f"  {judged_line(report['rules'])}")
     return lines
 
 
@@ -137,27 +137,19 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _not_judged(report: Mapping[str, Any]) -> list[str]:
-    """Rules without a verdict by reason; metrics that the record lacks are one reason."""
+    """Checks that apply and have no verdict, by reason; metrics that the record lacks are one reason."""
     silent: dict[str, list[str]] = {}
     absent: dict[str, None] = {}
-    for rule, entry in report["rules"].items():
-        if entry["verdict"] == "not judged":
-            reason = str(entry.get("reason", ""))
-            if reason.startswith(_ABSENT):
-                absent[reason.removeprefix(_ABSENT)] = None
-            else:
-                silent.setdefault(short_reason(reason), []).append(rule)
-    lines = [f"  not judged  {shorten(rules, 4)}: {reason}" for reason, rules in silent.items()]
+    for name, entry in unjudged(report["rules"]):
+        reason = str(entry.get("reason", ""))
+        if reason.startswith(_ABSENT):
+            absent[reason.removeprefix(_ABSENT)] = None
+        else:
+            silent.setdefault("the run is too short" if entry.get("needs_steps") else reason, []).append(name)
+    lines = [f"  not judged  {shorten(names, 4)}: {reason}" for reason, names in silent.items()]
     return [*lines, f"  the record has no {shorten(list(absent), 8)}"] if absent else lines
 
 
 def ending(report: Mapping[str, Any]) -> str:
     """The closing line's words for one run."""
-    words = report["exit_words"]
-    what = {
-        "alert": "FAILED",
-        "stop": "FAILED",
-        "nothing_judged": "NOT JUDGED",
-        "monitor_error": "INTERNAL ERROR",
-    }.get(report["exit_reason"], "OK" if report["verdict"] != "warned" else "WARNED")
-    return what if words in ("ok", "") else f"{what}, {words}"
+    return how_it_ended(report)

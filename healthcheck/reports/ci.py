@@ -17,14 +17,15 @@ from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
     by_cause,
     by_severity,
-    causes_of,
-    count_line,
+    checks,
     excused,
     fails_from,
     headline,
     how_it_ended,
+    judged_line,
     place,
     story,
+    verdict_word,
 )
 
 PER_KIND = 10
@@ -53,7 +54,7 @@ def workflow_commands(reports: Sequence[Mapping[str, Any]], folder: Path) -> lis
         lines.append(f"::{kind} {where}title={_property('healthcheck ' + str(alert['rule']))}::{_message(text)}")
     # Nothing judged, or a script's own error: say that at least.
     silent = [report for report in reports if report["exit_code"] and not report["alerts"]]
-    return lines + [f"::error title=healthcheck::{_message(str(report['exit_words']))}" for report in silent]
+    return lines + [f"::error title=healthcheck::{_message(how_it_ended(report))}" for report in silent]
 
 
 def job_summary(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -66,7 +67,7 @@ def job_summary(reports: Sequence[Mapping[str, Any]]) -> str:
             parts.append("| | rule | step | what | try |\n|---|---|---|---|---|")
             parts += [_row(alert) for alert in by_severity(report["alerts"])]
             parts.append("")
-        parts.append(count_line(report["rules"]) + "\n")
+        parts.append(_cell(judged_line(report["rules"])) + "\n")
     return "\n".join(parts) + "\n"
 
 
@@ -121,15 +122,16 @@ def _property(text: str) -> str:
 # One suite is the run, one case is a cause, called ``rule.cause`` (or by its rule, where that is its own only cause). What
 # does not apply to the run has no case. A failed cause at or above ``fail_on`` is a ``failure``;
 # below it the case passes and carries its text in ``system-out`` (JUnit has no warning, and mapping
-# warnings to failures or skips surprises people). Not judged is ``skipped`` with its reason; a broken
-# action or plugin is an ``error``. Valid for the Jenkins xUnit schema (tests/unit/reports/xunit.xsd),
+# warnings to failures or skips surprises people). What applies and was not judged is ``skipped`` with its
+# reason; what does not apply is listed in the suite's ``system-out``. A broken action or plugin is an ``error``.
+# The suite's property ``verdict`` is the word of every other output. Valid for the Jenkins xUnit schema (tests/unit/reports/xunit.xsd),
 # which has no attributes for a case's place: the rule's file and line stand in the case's text.
 
 
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold; messages may come from anywhere."""
 
-_BROKEN_ENDS = ("script_error", "interrupted", "nothing_judged", "monitor_error")
+_BROKEN_ENDS = ("script failed", "interrupted", "not judged", "internal error")
 
 
 def junit_xml(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -152,7 +154,7 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
     level = fails_from(report)
     cases = [
         _case(name, cause, entry, _alerts_of(report, cause), level)
-        for cause, entry in causes_of(report)
+        for cause, entry in checks(report["rules"])
         if entry["verdict"] != "does not apply"
     ]
     cases += [
@@ -163,13 +165,23 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
         _broken(name, f"plugin {e['plugin']}", f"{e['hook']}: {e['error']}") for e in report.get("plugin_errors", ())
     ]
     cases += [_broken(name, "healthcheck", str(e["error"])) for e in report.get("internal_errors", ())]
-    if report["exit_reason"] in _BROKEN_ENDS:
+    if report["verdict"] in _BROKEN_ENDS and report["exit_code"]:
         cases.append(_broken(name, "the run itself", str(report["exit_words"])))
     suite = ET.Element("testsuite", name=name, tests=str(len(cases)))
     for attribute, child in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(attribute, str(sum(case.find(child) is not None for case in cases)))
     suite.set("time", f"{float(report['seconds']):.3f}")
+    properties = ET.SubElement(suite, "properties")
+    for key, value in (("verdict", verdict_word(report)), ("judged", judged_line(report["rules"]))):
+        ET.SubElement(properties, "property", name=key, value=_text(value))
     suite.extend(cases)
+    outside = [
+        f"{check}: {entry.get('reason', '')}"
+        for check, entry in checks(report["rules"])
+        if entry["verdict"] == "does not apply"
+    ]
+    lines = [f"healthcheck: {how_it_ended(report)}  exit {report['exit_code']}"]
+    ET.SubElement(suite, "system-out").text = _text("\n".join([*lines, *(f"does not apply: {x}" for x in outside)]))
     return suite
 
 
@@ -181,6 +193,7 @@ def _case(
     failing = [a for a in alerts if not excused(a) and Severity.parse(a["severity"]) >= level]
     without = entry["verdict"] == "not judged"
     reason = str(entry.get("reason") or "not judged")
+    remedy = f"\ntry: {entry['remedy']}" if entry.get("remedy") else ""
     if failing:
         failure = ET.SubElement(
             case, "failure", message=_text(headline(failing[0])), type=_text(str(failing[0]["severity"]))
@@ -190,7 +203,7 @@ def _case(
         failure = ET.SubElement(case, "failure", message=_text(f"required but not judged: {reason}"), type="error")
         failure.text = _text(origin)
     elif without:
-        ET.SubElement(case, "skipped", message=_text(reason)).text = _text(origin)
+        ET.SubElement(case, "skipped", message=_text(reason)).text = _text(origin + remedy)
     rest = [a for a in alerts if a not in failing]
     if rest or not (failing or without):
         ET.SubElement(case, "system-out").text = _text("\n".join([origin, *map(story, rest)]))
@@ -242,9 +255,9 @@ def _run(report: Mapping[str, Any]) -> dict[str, Any]:
         },
         "invocations": [
             {
-                "executionSuccessful": report["exit_reason"] not in ("monitor_error", "script_error"),
+                "executionSuccessful": report["verdict"] not in ("internal error", "script failed"),
                 "exitCode": report["exit_code"],
-                "exitCodeDescription": str(report["exit_words"]),
+                "exitCodeDescription": how_it_ended(report),
             }
         ],
         "results": [_result(report, alert, ids) for alert in alerts],

@@ -7,22 +7,39 @@ after one try of the interpreter's original stderr: training goes on in silence.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity, Transition
+from healthcheck.core.alerts import Alert, Severity, Transition
 from healthcheck.core.text import number, plural, shorten, step, visible
 from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
+from healthcheck.reports.alertblock import (
+    INDENT,
+    LABEL,
+    MOST_LINES,
+    alert_block,
+    evidence_path,
+    names_with_steps,
+    only_noted,
+)
 from healthcheck.reports.planned import cannot_fill
-from healthcheck.reports.wording import PAST, closing_block, closing_line
+from healthcheck.reports.wording import (
+    closing_block,
+    fitting,
+    how_it_ended,
+    score_name,
+    width_of,
+    with_exit,
+    wrapped,
+)
+from healthcheck.rulelang.rule import named
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -70,6 +87,11 @@ class Stderr:
             except (OSError, ValueError):  # broken pipe, full disk, closed file
                 continue
         self.given_up = True
+
+    @property
+    def width(self) -> int:
+        """Columns that a line may have."""
+        return width_of(sys.stderr)
 
     def colour(self, text: str, name: str) -> str:
         """``text`` in a colour where that is wanted: FORCE_COLOR, NO_COLOR, else a terminal."""
@@ -129,7 +151,7 @@ def _above_tqdm(stream: TextIO, text: str) -> bool:
 
 _EDGE_COLOURS = (
     (re.compile(r"^(ERROR|healthcheck: (STOPPED|FAILED|SCRIPT FAILED|INTERNAL ERROR|NOT JUDGED))"), "#c0392b"),
-    (re.compile(r"^WARN"), "#b7791f"),
+    (re.compile(r"^(WARN|healthcheck: WARNED)"), "#b7791f"),
     (re.compile(r"^healthcheck: OK"), "#2e8b57"),
 )
 """How a block begins -> the colour of its edge. The words say it too."""
@@ -167,194 +189,6 @@ def show(lines: Sequence[str]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The block of one alert: at most five lines, always in the same order.
-#
-# What, where and what is normal; what else was seen; what we did; where the evidence lies; what to try.
-
-
-LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
-INDENT = " " * 6
-MOST_LINES = 5
-
-_SILENT = {"note", "warn", "evidence"}
-"""Actions with a line of their own, or whose work is the block itself."""
-
-History = Callable[[str, int], list[tuple[int, float]]]
-
-
-def alert_block(
-    alert: Alert,
-    explained: Sequence[Alert],
-    history: History,
-    *,
-    world_size: int = 1,
-    place: Callable[[str], str] = str,
-    named: str = "",
-    again: bool = False,
-) -> list[str]:
-    """The lines of one alert; the first is not indented.
-
-    :param explained: alerts that this one explains; their facts are shown here.
-    :param history: ``history(series, n)``, for the value before a non-finite one.
-    :param place: how a path is shown.
-    :param named: how the commands name this run; empty where ``latest`` is it.
-    :param again: the rule fired before and that was over by itself: then its known false alarms are pointed at.
-    """
-    evidence = evidence_path(alert)
-    rest = (
-        _seen(alert, explained),
-        _done(alert),
-        f"evidence: {place(evidence)}" if evidence else "",
-        _advice(alert, named, again),
-    )
-    lines = [_headline(alert, history, world_size), *(INDENT + text for text in rest if text)]
-    return lines[:MOST_LINES]
-
-
-def only_noted(alert: Alert) -> bool:
-    """Whether its rule asks to keep the alert for the end instead of saying it now (``then: [note]``)."""
-    return bool(alert.actions) and all(outcome.action == "note" for outcome in alert.actions)
-
-
-def _headline(alert: Alert, history: History, world_size: int) -> str:
-    message = alert.message or f"{alert.series[0].name if alert.series else alert.rule} is {number(alert.value)}"
-    extra = []
-    if not _mentioned(message, alert.value):
-        extra.append(f"value {number(alert.value)}")
-    before = _before(alert, history)
-    if before:
-        extra.append(before)
-    elif alert.normal is not None and math.isfinite(alert.normal) and not _mentioned(message, alert.normal):
-        extra.append(f"normal {number(alert.normal)}")
-    if math.isfinite(alert.value) and alert.threshold and not mentions(message, alert.threshold):
-        scored = alert.score is not None and alert.score != alert.value and not _mentioned(message, alert.score)
-        extra.append((f"score {number(alert.score)}, " if scored else "") + f"limit {alert.threshold}")
-    if world_size > 1:
-        extra.append(f"on rank {alert.rank}")
-    tail = f" ({', '.join(extra)})" if extra else ""
-    return f"{LABEL[alert.severity]} {alert.rule}  step {step(alert.fired_step)}   {message}{tail}"
-
-
-def mentions(text: str, what: str) -> bool:
-    """Whether a number stands in a text as a word of its own: "2" does not stand in "loss is 20"."""
-    return re.search(rf"(?<![\w.,]){re.escape(what)}(?![\w]|[.,]\d)", text) is not None
-
-
-def _mentioned(message: str, value: float | None) -> bool:
-    """Whether a message says this number already, in whatever precision."""
-    if value is None:
-        return True
-    forms = {number(value)} | {format(value, spec) for spec in ("g", ".4g", ".3g", ".2g", ".1f", ".2f", ".3f")}
-    if math.isfinite(value) and 0 < abs(value) < 1:
-        forms |= {f"{value:.0%}", f"{value:.1%}"}
-    return any(mentions(message, form) for form in forms)
-
-
-def _before(alert: Alert, history: History) -> str:
-    """``2.31 one step earlier``: what is normal, where only the value before can say it."""
-    if math.isfinite(alert.value) or not alert.series:
-        return ""
-    for at, value in reversed(history(alert.series[0].name, 50)):
-        if at < alert.fired_step and math.isfinite(value):
-            gap = alert.fired_step - at
-            return f"{number(value)} {'one step' if gap == 1 else plural(gap, 'step')} earlier"
-    return ""
-
-
-def _seen(alert: Alert, explained: Sequence[Alert]) -> str:
-    """Facts of this alert and of those it explains; seen, never guessed."""
-    parts: list[str] = []
-    for source in (alert, *explained):
-        parts += [text for text in facts_text(source) if text not in parts]
-    if alert.count > 1:
-        names = shorten([fact.name for fact in alert.series], 3)
-        parts.append(f"{alert.count:,} series: {names}" if alert.count > 3 else f"in {names}")
-    if alert.detected_step > alert.fired_step:
-        parts.append(f"seen at step {step(alert.detected_step)}")
-    return "; ".join(parts)
-
-
-def facts_text(alert: Alert) -> list[str]:
-    """``first bad gradient: head.scale, 1 of 64 values``, ``weights: finite``, one per fact."""
-    facts = {key: value for key, value in alert.facts.items() if value not in ("", None)}
-    parts = []
-    first = facts.pop("first", None)
-    tensors = facts.pop("tensors", None)
-    if first is not None:
-        what = str(tensors or "")
-        name = "gradient" if "gradient" in what else "tensor" if "tensor" in what else "place"
-        parts.append(f"first bad {name}: {first}")
-    if tensors is not None:
-        parts.append(str(tensors))
-    parts += [f"{key.replace('_', ' ')}: {_fact(value)}" for key, value in facts.items()]
-    return parts
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return number(value)
-    if isinstance(value, (list, tuple)):
-        return shorten([_fact(item) for item in value])
-    return str(value)
-
-
-def _done(alert: Alert) -> str:
-    """What we did, what we would have done and why we did not."""
-    said = [text for text in map(action_text, alert.actions) if text]
-    if alert.muted:
-        said.append(f"muted: {alert.muted}")
-    if alert.accepted:
-        said.append(f"accepted: {alert.accepted}")
-    return "; ".join(dict.fromkeys(said)) or "only reported; training goes on"
-
-
-def action_text(outcome: ActionOutcome) -> str:
-    """One action as a sentence fragment; empty for those whose work is the block itself."""
-    past = PAST.get(outcome.action, f"ran {outcome.action}")
-    if outcome.held:
-        if outcome.action in _SILENT:
-            return ""
-        reason = "observe" if outcome.text == OBSERVE_MODE else outcome.text
-        return f"would have {past} ({reason})"
-    if outcome.action in _SILENT:
-        return "" if outcome.done or not outcome.text else f"{outcome.action}: {outcome.text}"
-    if outcome.done:
-        return outcome.text or past
-    return outcome.text if "not " in outcome.text else f"{outcome.action}: {outcome.text}"
-
-
-def evidence_path(alert: Alert) -> str:
-    """Where the evidence of an alert lies, or an empty string."""
-    for outcome in alert.actions:
-        if outcome.action == "evidence" and outcome.done:
-            return str(outcome.data.get("path") or outcome.text)
-    return ""
-
-
-def _advice(alert: Alert, named: str, again: bool) -> str:
-    number_of = str(alert.number) if alert.number > 1 else ""
-    more = " ".join(word for word in ("more: healthcheck why", named, number_of) if word)
-    if again and alert.docs:
-        more += f"        known false alarms: healthcheck explain {alert.rule}"
-    return f"try: {alert.hint}        {more}" if alert.hint else more
-
-
-def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
-    """``grads-not-finite at step 131``, repeated rules counted."""
-    first: dict[str, Alert] = {}
-    times: dict[str, int] = {}
-    for alert in alerts:
-        first.setdefault(alert.rule, alert)
-        times[alert.rule] = times.get(alert.rule, 0) + 1
-    return [
-        f"{rule} at step {step(alert.fired_step)}" + (f" ({times[rule]} times)" if times[rule] > 1 else "")
-        for rule, alert in first.items()
-    ]
-
-
-# --------------------------------------------------------------------------------------------------
 # What a person reads while training: two lines at the start, a block per alert, a closing block.
 #
 # To stderr only. Rank 0 speaks; the others stay quiet and leave their alerts in the record.
@@ -362,7 +196,7 @@ def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
 
 BLOCKS_PER_RULE = 3
 """After so many blocks of one rule its further episodes are only counted."""
-_HARMLESS = {"note", "warn", "evidence", "stop"}
+_HARMLESS = {"note", "warn", "evidence", "dump_stacks", "stop"}
 """Actions that change nothing in the run, and the one that has its own words."""
 _COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -417,46 +251,67 @@ class ConsoleReport:
         if self.verbosity >= 0:
             self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
 
+    def detail(self, text: str) -> None:
+        if self.verbosity >= 1:
+            self.note(text)
+
     def finish(self, report: dict[str, Any]) -> None:
         for alert in list(self._waiting.values()):  # a stop left before their actions were shown
             self._show(alert)
         self._waiting.clear()
         if self.verbosity <= -2 or (not report["rules"] and report["exit_reason"] == "ok"):
             return
+        width = self.out.width
         if self.verbosity == -1:
-            self.out.write([closing_line(report)])
+            self.out.write(with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]), width))
             return
-        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1)
+        lines = closing_block(report, self._record(), named=self._named(), details=self.verbosity >= 1, width=width)
+        more = []
+        session = self._session
+        kept = [self._place(path) for path in map(evidence_path, session.alerts if session is not None else ()) if path]
+        if kept:
+            more.append(f"evidence: {shorten(kept, 3)}")
         if self._noted:
-            lines.insert(2, f"  noted: {shorten(names_with_steps(self._noted))}")
+            more.append(f"noted: {shorten(names_with_steps(self._noted))}")
         if self._counted:
             counted = [f"{rule} {plural(n, 'time')}" for rule, n in self._counted.items()]
-            lines.insert(2, f"  further alerts, without a block: {shorten(counted)}")
+            more.append(f"further alerts, without a block: {shorten(counted)}")
+        at = next((n for n, line in enumerate(lines) if n and not line.startswith("    ")), len(lines)) + 1
+        lines[at:at] = [line for text in more for line in wrapped(text, width, "    ", "  ")]
         self.out.write(lines, colour=_verdict(lines[0], report))
 
     # -- inside -----------------------------------------------------------------------
 
     def _start_lines(self, session: Session) -> list[str]:
         info, rules = session.info, session.rules
-        source = f" of {rules.source}" if rules.source else ""
+        width = self.out.width
+        name = rules.source.partition(" (")[0]
+        source = f" of {name}" if name else ""
         profile = f", profile {rules.profile}" if rules.profile else ""
         again = f", from step {step(info.resumed_from)} on" if info.resumed_from else ""
         ranks = f", {info.world_size} ranks" if info.world_size > 1 else ""
-        head = f"healthcheck {VERSION}: watching {info.target}{again}{ranks}, {plural(len(rules.rules), 'rule')}{source}{profile}"
-        more = [*_cannot_be_judged(session), *_new_here(session), *(f"  {text}" for text in info.notes)]
-        return [head, f"  {self._stoppers(session)}", *more]
+        begin, rest = f"healthcheck {VERSION}: watching ", f"{again}{ranks}, {plural(len(rules.rules), 'rule')}"
+        heads = [f"{begin}{info.target}{rest}{source}{profile}"]
+        heads += [f"{begin}{Path(info.target).name}{rest}{where}{profile}" for where in (source, "")]
+        more = [*_cannot_be_judged(session), *_new_here(session), *info.notes]
+        lines = wrapped(fitting(width, *heads), width, "  ", "")
+        lines += wrapped(fitting(width - 2, *self._stoppers(session)), width, "    ", "  ")
+        return [*lines, *(f"  {text}" for text in more)]
 
     @staticmethod
-    def _stoppers(session: Session) -> str:
+    def _stoppers(session: Session) -> list[str]:
+        """What may be done to the run; from the longest wording to the shortest."""
         stop = [rule.id for rule in session.rules.rules if rule.may_stop]
         if session.observing:
             held = f": {shorten(stop)} would" if stop else ""
-            return f"observe mode: nothing is stopped or changed{held}"
+            return [f"observe mode: nothing is stopped or changed{held}", "observe mode: nothing is stopped or changed"]
         other = dict.fromkeys(a.name for rule in session.rules.causes for a in rule.actions if a.name not in _HARMLESS)
         rest = f"other actions: {', '.join(other)}" if other else "everything else only warns"
         if not stop:
-            return f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"
-        return f"may stop the run: {shorten(stop, 6)}; {rest}   (--observe: never)"
+            return [f"no rule may stop the run; {rest}" if other else "no rule may stop the run: all of them only warn"]
+        never = "   (--observe: never)"
+        found = [f"may stop the run: {shorten(stop, most)}; {rest}" for most in (6, 2, 1)]
+        return [found[0] + never, *found, f"may stop the run: {plural(len(stop), 'rule')}; {rest}"]
 
     def _show(self, alert: Alert) -> None:
         if alert.explained_by or self.verbosity <= -2:
@@ -465,6 +320,11 @@ class ConsoleReport:
             return
         if only_noted(alert) and self.verbosity < 1:
             self._noted.append(alert)
+            return
+        effect = self._effect_shown(alert)
+        if effect is not None:
+            text = f"{LABEL[alert.severity]} {alert.name}  step {step(alert.fired_step)}: {alert.message}"
+            self.out.write(wrapped(f"{text}; {effect.rule} above is the same fault", self.out.width, INDENT, ""))
             return
         shown = self._blocks.get(alert.rule, 0)
         if shown >= BLOCKS_PER_RULE:
@@ -477,24 +337,50 @@ class ConsoleReport:
         explained = [
             a for a in session.alerts if a.explained_by == alert.rule and a.detected_step == alert.detected_step
         ]
-        world_size, place = session.info.world_size, self._place
-        named = self._named()
-        again = shown == 1 and any(a.rule == alert.rule and a.cleared_step is not None for a in session.alerts)
         lines = alert_block(
-            alert, explained, session.history, world_size=world_size, place=place, named=named, again=again
+            alert,
+            explained,
+            session.history,
+            score=score_name(session.rules.cause(alert.name)),
+            width=self.out.width,
+            world_size=session.info.world_size,
         )
         if alert.severity is Severity.INFO:
             lines = lines[:1]
         if shown + 1 == BLOCKS_PER_RULE:
-            lines[-1] += "   (third time: further ones are only counted)"
+            lines = [*lines[: MOST_LINES - 1], f"{INDENT}third time: further ones are only counted"]
         self.out.write(lines, colour=(0, len(LABEL[alert.severity]), _COLOUR[alert.severity]))
 
+    def _effect_shown(self, alert: Alert) -> Alert | None:
+        """An alert of the same step that this one explains and that has its block already: its event came first."""
+        session = self._session
+        assert session is not None
+        explains = session.rules[alert.rule].explains
+        return next(
+            (
+                other
+                for other in session.alerts
+                if other.fired_step == alert.fired_step
+                and id(other) in self._shown
+                and any(named(pattern, other.name) for pattern in explains)
+            ),
+            None,
+        )
+
     def _amend(self, alert: Alert) -> None:
-        """Another cause of a rule that has its block: one line."""
+        """Another cause of a rule that has its block: one sentence, once for each."""
         last = max(alert.findings, key=lambda finding: finding.detected_step)
-        how = "the cause is" if last.cause == alert.cause else "also"
-        text = f"healthcheck: step {step(last.fired_step)}  {alert.rule}: {how} {last.cause}: {last.message}"
-        self.out.write([text])
+        speaks = last.cause == alert.cause
+        label = LABEL[last.severity]
+        text = (
+            f"{label} {alert.rule}  step {step(last.fired_step)}: {'the cause is' if speaks else 'also'} {last.cause}"
+        )
+        place = f" at {last.where}" if last.where else ""
+        lines = wrapped(f"{text}: {last.message}{place}", self.out.width, INDENT, "")
+        if speaks and last.hint:
+            lines += wrapped(f"try: {last.hint}", self.out.width, INDENT)
+        lines = lines[:MOST_LINES]
+        self.out.write(lines, colour=(0, len(label), _COLOUR[last.severity]))
 
     def _transition(self, change: Transition) -> None:
         name = f"{change.rule}.{change.cause}" if change.cause else change.rule
@@ -533,8 +419,8 @@ def _verdict(line: str, report: dict[str, Any]) -> tuple[int, int, str]:
     head, separator, tail = line.partition(": ")
     start = len(head) + len(separator)
     end = min((at for at in (tail.find(","), tail.find("  ")) if at >= 0), default=len(tail))
-    healthy = report["exit_code"] == 0
-    return start, start + end, "green" if healthy and report["verdict"] == "ok" else "yellow" if healthy else "red"
+    colour = "green" if report["verdict"] == "ok" else "yellow" if report["exit_code"] == 0 else "red"
+    return start, start + end, colour
 
 
 def _cannot_be_judged(session: Session) -> list[str]:
@@ -545,9 +431,9 @@ def _cannot_be_judged(session: Session) -> list[str]:
     rules = [rule for rule in session.rules.causes if cannot_fill(rule, steps)]
     required = [rule.id for rule in rules if rule.required]
     lines = [
-        f"  {plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
+        f"{plural(steps, 'step')} are too few for {plural(len(rules), 'rule')} (healthcheck plan --max-steps {steps})"
     ]
-    return (lines if rules else []) + ([f"  required, so the run will fail: {shorten(required)}"] if required else [])
+    return (lines if rules else []) + ([f"required, so the run will fail: {shorten(required)}"] if required else [])
 
 
 def _new_here(session: Session) -> list[str]:
@@ -555,4 +441,4 @@ def _new_here(session: Session) -> list[str]:
     run_dir = session.info.run_dir
     found = new_rules(session.rules, run_dir.parent, but=run_dir) if run_dir is not None else []
     are = "rule is" if len(found) == 1 else "rules are"
-    return [f"  {len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []
+    return [f"{len(found)} {are} new since your last run here (healthcheck plan --new)"] if found else []

@@ -12,7 +12,7 @@ from typing import Any
 from healthcheck.core.samples import decode_number, series_name
 from healthcheck.core.text import duration, number, plural, step, visible_lines
 from healthcheck.record.lines import Batch, read_samples
-from healthcheck.reports.wording import actions_done, count_line, how_it_ended
+from healthcheck.reports.wording import actions_done, how_it_ended, judged_line, verdict_word
 
 
 def escape(text: str) -> str:
@@ -36,10 +36,10 @@ small, dt, .numbers, .axis, figcaption span { color: var(--soft); font-size: .87
 .said { font-family: ui-monospace, monospace; }
 .badge { display: inline-block; padding: 0 .5em; border: 1px solid currentColor; border-radius: 3px; font-size: .75rem;
   font-weight: 600; white-space: nowrap; vertical-align: middle; }
-.badge.failed, .error .sev { color: var(--bad); }
+.badge.failed, .badge.stopped, .badge.script-failed, .badge.internal-error, .error .sev { color: var(--bad); }
 .badge.warned, .warning .sev { color: var(--warn); }
 .badge.ok { color: var(--good); }
-.badge.not-judged, .info .sev { color: var(--soft); }
+.badge.not-judged, .badge.interrupted, .badge.does-not-apply, .info .sev { color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dd { margin: 0; overflow-wrap: anywhere; }
 article { background: var(--panel); border-left: 4px solid var(--soft); padding: .7rem .9rem; margin: .6rem 0; }
@@ -220,14 +220,6 @@ def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 MOST_ALERTS = 100
 MOST_CHARTS = 12
-_SHOWN = {
-    "failed": "FAILED",
-    "warned": "WARNED",
-    "ok": "OK",
-    "partly judged": "PARTLY JUDGED",
-    "not judged": "NOT JUDGED",
-    "does not apply": "DOES NOT APPLY",
-}
 FEW = 8
 """Rules of one verdict that are shown without a click."""
 _ORDER = ("failed", "warned", "partly judged", "not judged", "ok", "does not apply")
@@ -260,7 +252,7 @@ def page_html(reports: Sequence[Mapping[str, Any]], lines: Sequence[Line] = ()) 
 
 def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     rows = [
-        f'<tr><td><a href="#r{index}-top">{escape(name)}</a></td><td>{_badge(str(report["verdict"]))}</td>'
+        f'<tr><td><a href="#r{index}-top">{escape(name)}</a></td><td>{_badge(verdict_word(report), str(report["verdict"]))}</td>'
         f"<td class=n>{step(int(report['steps']))}</td><td class=n>{len(report['alerts']):,}</td></tr>"
         for index, (name, report) in enumerate(zip(names, reports, strict=True))
     ]
@@ -271,9 +263,9 @@ def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
 def _run(name: str, report: Mapping[str, Any], prefix: str, lines: Sequence[Line]) -> list[str]:
     said = f"{how_it_ended(report)}; exit {report['exit_code']}"
     parts = [
-        f'<header id="{prefix}top"><h1>{escape(name)} {_badge(str(report["verdict"]))}</h1>',
+        f'<header id="{prefix}top"><h1>{escape(name)} {_badge(verdict_word(report), str(report["verdict"]))}</h1>',
         f"<p class=said>{escape(said)}</p>",
-        f"<p>{escape(count_line(report['rules']))}</p>",
+        f"<p>{escape(judged_line(report['rules']))}</p>",
         _facts(report),
         "</header>",
     ]
@@ -363,9 +355,10 @@ def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence
         if rule in first:
             name = f'<a href="#{prefix}{name}-{first[rule]}">{name}</a>'
         verdict = str(entry["verdict"])
+        why = "; ".join(str(entry[key]) for key in ("reason", "remedy") if entry.get(key)) or entry.get("threshold", "")
         groups[verdict if verdict in groups and rule not in first else ""].append(
-            f"<tr><td>{name}</td><td>{_badge(verdict)}</td><td>{escape(near)}</td>"
-            f"<td>{escape(str(entry.get('reason') or entry.get('threshold') or ''))}</td>"
+            f"<tr><td>{name}</td><td>{_badge(verdict, verdict)}</td><td>{escape(near)}</td>"
+            f"<td>{escape(str(why))}</td>"
             f"<td>{escape(str(entry.get('origin', '')))}</td></tr>"
         )
     return "".join(_rule_table(group, rows) for group, rows in groups.items() if rows)
@@ -381,8 +374,8 @@ def _rule_table(group: str, rows: Sequence[str]) -> str:
     return f"<details{state}><summary>{len(rows)} {group}</summary>{table}</details>"
 
 
-def _badge(verdict: str) -> str:
-    return f'<span class="badge {escape(verdict.replace(" ", "-"))}">{_SHOWN.get(verdict, escape(verdict))}</span>'
+def _badge(shown: str, verdict: str) -> str:
+    return f'<span class="badge {escape(verdict.replace(" ", "-"))}">{escape(shown)}</span>'
 
 
 def _items(texts: Sequence[str]) -> str:

@@ -6,16 +6,17 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.samples import Cost, Metric
+from healthcheck.core.text import plural
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.registry import Registry
 from healthcheck.reports.wording import asks
 from healthcheck.rulelang.rule import Cause, RuleSet
-from healthcheck.run.ending import NEEDS
+from healthcheck.run.unjudged import NEEDS, always_applies
 
 _DEPENDS = {
     "amp": "only with a GradScaler",
@@ -25,8 +26,12 @@ _DEPENDS = {
     "max_steps": "only if the length of the run is known",
     "compile": "only with torch.compile",
     "optimizer": "only with an optimizer",
+    "gate": "only if a rule may hold back updates",
+    "batches": "only with a DataLoader",
 }
-"""Needs that only the script can meet: said, not decided."""
+"""Needs that only the script can meet, where ``only with ...`` would not say it."""
+_UNSAID = ("cuda", "linux", "ranks", "the graph of the loss")
+"""Needs that the machine decides, and the one that every ordinary loop meets."""
 
 
 @dataclass(slots=True)
@@ -37,10 +42,14 @@ class PlannedRule:
     asks: str
     actions: list[str]
     may_stop: bool
+    outside: str = ""
+    """Why it does not apply here; empty if it does."""
     blocked: str = ""
-    """Why it cannot be judged here; empty if it can."""
+    """It applies: why it will not be judged all the same; empty if it can be."""
+    remedy: str = ""
+    """What can be done about :attr:`blocked`."""
     depends: str = ""
-    """What the script must do for it to be judged."""
+    """What the script must do or have for it to apply."""
     cost: Cost = Cost.FREE
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +62,9 @@ class PlannedRule:
             "mode": self.rule.mode,
             "required": self.rule.required,
             "cost": self.cost.value,
-            "cannot_be_judged": self.blocked or None,
+            "here": "does not apply" if self.outside else "not judged" if self.blocked else "judged",
+            "reason": self.outside or self.blocked or None,
+            "remedy": self.remedy or None,
             "depends_on": self.depends or None,
             "origin": str(self.rule.origin),
         }
@@ -93,15 +104,28 @@ def make_plan(rules: RuleSet, registry: Registry, *, max_steps: int | None = Non
 
 def _plan_rule(rule: Cause, rules: RuleSet, registry: Registry, max_steps: int | None) -> PlannedRule:
     metrics = _metrics_of(rule, rules, registry)
-    blocked = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
-    depends = [_DEPENDS[need] for metric in metrics for need in metric.needs if need in _DEPENDS]
-    if not blocked and max_steps is not None:
-        blocked = cannot_fill(rule, max_steps)
+    outside = next((text for metric in metrics for need in metric.needs if (text := missing_here(need))), "")
+    depends = [_DEPENDS.get(need, f"only with {need}") for m in metrics for need in m.needs if need not in _UNSAID]
+    blocked = remedy = ""
+    if outside and always_applies(rule):
+        blocked, outside = outside, ""
+    if not outside and not blocked and max_steps is not None:
+        blocked, remedy = cannot_fill(rule, max_steps), f"more than {plural(max_steps, 'step')}"
     costs = list(Cost)
     cost = max((metric.cost for metric in metrics), key=costs.index, default=Cost.FREE)
     actions = [action.name for action in rule.actions]
     stops = rule.may_stop and rules.settings.get("mode", "act") == "act"
-    return PlannedRule(rule, asks(rule), actions, stops, blocked, "; ".join(dict.fromkeys(depends)), cost)
+    return PlannedRule(
+        rule,
+        asks(rule),
+        actions,
+        stops,
+        outside,
+        blocked,
+        remedy if blocked else "",
+        "; ".join(dict.fromkeys(depends)),
+        cost,
+    )
 
 
 def _metrics_of(rule: Cause, rules: RuleSet, registry: Registry) -> list[Metric]:
@@ -117,11 +141,11 @@ def missing_here(need: str) -> str:
     Asks the machine without importing torch: ``plan`` runs on login nodes.
     """
     if need == "cuda" and not _has_gpu():
-        return NEEDS["cuda"]
+        return NEEDS["cuda"].lacking
     if need == "linux" and not sys.platform.startswith("linux"):
-        return NEEDS["linux"]
+        return NEEDS["linux"].lacking
     if need == "ranks" and int(os.environ.get("WORLD_SIZE", "1") or 1) < 2:
-        return NEEDS["ranks"]
+        return NEEDS["ranks"].lacking
     return ""
 
 
@@ -151,10 +175,10 @@ def cannot_fill(rule: Cause, max_steps: int) -> str:
     return f"cannot fire before step {earliest:,}" if earliest > max_steps else ""
 
 
-def unjudged_reasons(rules: Sequence[PlannedRule]) -> dict[str, list[str]]:
-    """Reason -> ids of the rules that cannot be judged for it."""
+def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Reason -> ids, of pairs of id and reason; those without a reason are left out."""
     found: dict[str, list[str]] = {}
-    for planned in rules:
-        if planned.blocked:
-            found.setdefault(planned.blocked, []).append(planned.rule.id)
+    for rule, reason in reasons:
+        if reason:
+            found.setdefault(reason, []).append(rule)
     return found

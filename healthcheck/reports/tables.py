@@ -43,13 +43,15 @@ def table_lines(
     *,
     heads: Sequence[str] = (),
     indent: int = 2,
+    most: int = 0,
 ) -> list[str]:
     """Lines of a table without rules or boxes, as they fit standard output.
 
     :param rows: cells of each row; shorter rows are filled up. No rows and no heads make no lines.
     :param align: ``l`` or ``r`` for each column, as in ``llr``; missing ones mean ``l``.
     :param heads: names of the columns. A table without rows has no use for them: then there are no lines either.
-    :param indent: spaces before each line, which the width leaves out.
+    :param indent: spaces before each line.
+    :param most: columns of a line, wherever it goes; 0: those of the terminal, and as many as it takes in a pipe.
     """
     cells = [[visible(cell) for cell in row] for row in rows]  # escaped before anything is coloured
     if not cells:
@@ -62,7 +64,8 @@ def table_lines(
     from rich.text import Text
 
     on_terminal = _is_terminal()
-    width = (max(NARROWEST, shutil.get_terminal_size().columns) if on_terminal else PIPED_WIDTH) - indent
+    width = most or (max(NARROWEST, shutil.get_terminal_size().columns) if on_terminal else PIPED_WIDTH)
+    width -= indent
     table = [list(heads), *cells] if heads else cells
     count = max(map(len, table))
     columns = [[row[i] for row in table if i < len(row)] for i in range(count)]

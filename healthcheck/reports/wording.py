@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import os
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TextIO
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step
 from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
+from healthcheck.run.ending import warnings_of
 
 PAST = {
     "stop": "stopped",
@@ -65,15 +67,6 @@ def by_cause(alert: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def causes_of(report: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """``rule.cause`` and how it ended, for all causes; a rule that is its own only cause by its name."""
-    for rule, entry in report["rules"].items():
-        for cause, its in entry.get("causes", {}).items():
-            yield f"{rule}.{cause}", its
-        if "causes" not in entry:
-            yield rule, entry
-
-
 def headline(alert: Mapping[str, Any]) -> str:
     """``loss-not-finite at step 131: loss is nan``."""
     return f"{alert['rule']} at step {alert['fired_step']:,}: {alert.get('message', '')}"
@@ -124,134 +117,204 @@ def actions_done(alert: Mapping[str, Any]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The closing block: how the run ended and why, what was not judged, where the record is.
+# Text that fits a terminal.
 
 
-_GROUPS = (
-    (re.compile(r"^(needs \d+ samples|still warming up|first due at)"), "run too short"),
-    (re.compile(r"^(no sample of|nothing logged)"), "metric not seen"),
-    (re.compile(r"^the record has no "), "not in the record"),
-)
-"""Reasons with a number or a name in them -> the words that stand for all of their kind."""
+UNKNOWN_WIDTH = 80
+NARROWEST, WIDEST = 40, 200
 
-RIGHT = 88
-"""Column at which the closing line's exit code stands, where the text before it is shorter."""
+
+def width_of(stream: TextIO | None) -> int:
+    """Columns of what a stream writes to: ``COLUMNS``, else its terminal's, else 80."""
+    wanted = os.environ.get("COLUMNS", "")
+    width = int(wanted) if wanted.isdigit() else 0
+    if width <= 0:
+        try:
+            width = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
+        except (OSError, ValueError, AttributeError):
+            width = 0
+    return min(WIDEST, max(NARROWEST, width or UNKNOWN_WIDTH))
+
+
+def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
+    """A text in lines of at most ``width`` characters; a word that is longer has a line of its own.
+
+    :param indent: before every line.
+    :param first: before the first line instead.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def fitting(width: int, *candidates: str) -> str:
+    """The first of these texts that fits, else the last."""
+    return next((text for text in candidates if len(text) <= width), candidates[-1])
+
+
+# --------------------------------------------------------------------------------------------------
+# The closing block: how the run ended and why, what was judged, where the record is.
+
+
+EXIT_COLUMN = 72
+"""Where the closing line says ``exit n``: what stands there fits 80 columns."""
+
+
+def verdict_word(report: Mapping[str, Any]) -> str:
+    """The verdict as people read it everywhere: ``OK``, ``WARNED 2``, ``FAILED``, ``NOT JUDGED``, ..."""
+    word = str(report["verdict"]).upper()
+    return f"{word} {len(warnings_of(report)):,}" if word == "WARNED" else word
 
 
 def closing_line(report: Mapping[str, Any]) -> str:
-    """The line that scripts grep: verdict, reason in words, exit code."""
-    return with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]))
+    """The whole ending in one line: verdict, reason in words, exit code."""
+    return f"healthcheck: {how_it_ended(report)}  exit {report['exit_code']}"
 
 
-def with_exit(text: str, code: int) -> str:
-    """A closing line: what happened on the left, ``exit n`` on the right."""
-    return f"{text.ljust(RIGHT)}exit {code}" if len(text) < RIGHT - 1 else f"{text}  exit {code}"
+def with_exit(text: str, code: int, width: int = UNKNOWN_WIDTH) -> list[str]:
+    """A closing line: what happened on the left, ``exit n`` on the right; what does not fit goes on below it."""
+    tail = f"exit {code}"
+    first, *rest = wrapped(text, max(NARROWEST // 2, width - len(tail) - 2), "  ", "")
+    column = max(len(first) + 2, min(EXIT_COLUMN, width - len(tail)))
+    return [f"{first.ljust(column)}{tail}", *rest]
 
 
 def how_it_ended(report: Mapping[str, Any]) -> str:
     """``STOPPED at step 131 by loss-not-finite``, ``OK, 1,560 steps in 3 m 12 s``."""
-    reason, words = report["exit_reason"], report["exit_words"]
+    verdict, words = str(report["verdict"]), str(report["exit_words"])
     unit = str(report.get("unit", "step"))
     amount = plural(int(report["steps"]), unit)
-    took = duration(float(report["seconds"]))
     stop = report.get("stop") or {}
     asked = bool(stop) and not stop.get("rule")
-    length = f"stopped as asked after {amount}, {took}" if asked else f"{amount} in {took}"
-    if reason == "stop":
-        return f"STOPPED at step {step(int(stop['step']))} by {stop['rule']}"
-    if reason == "alert":
-        return f"FAILED, {words}, {length}"
-    if reason == "script_error":
-        return f"SCRIPT FAILED, {words} after {amount}"
-    if reason == "interrupted":
-        return f"INTERRUPTED, {words} after {amount}"
-    if reason == "monitor_error":
-        return f"INTERNAL ERROR, {words}, {length}"
-    if reason == "nothing_judged":
-        return f"NOT JUDGED, {words}, {length}"
-    why = f" ({words})" if words not in ("ok", "") else ""
+    took = f" in {duration(float(report['seconds']))}" if report["seconds"] else ""
+    length = f"stopped as asked after {amount}{took.replace(' in ', ', ')}" if asked else f"{amount}{took}"
+    word = verdict_word(report)
+    if verdict == "stopped":
+        return f"{word} {words}"
+    if verdict in ("interrupted", "script failed"):
+        return f"{word}, {words} after {amount}"
+    if verdict == "not judged" and not report["steps"]:
+        return f"{word}, {words}"
+    if verdict not in ("ok", "warned"):
+        return f"{word}, {words}, {length}"
+    why = f" ({words})" if words else ""
     fraction = report.get("overhead", {}).get("fraction")
     # Of a run of a second, start-up is most of it: a share would say nothing.
     worth_saying = fraction is not None and float(report["seconds"]) >= 1.0 and report["steps"]
     cost = f", cost {float(fraction) * 100:.1f} % of the time" if worth_saying else ""
-    device = report.get("overhead", {}).get("device_seconds_per_step")
-    if cost and device is not None:
-        cost += f" and {float(device) * 1e6:,.0f} us of the device a step"
-    return f"OK{why}, {length}{cost}"
+    return f"{word}{why}, {length}{cost}"
 
 
-def closing_block(report: Mapping[str, Any], record: str = "", *, named: str = "", details: bool = False) -> list[str]:
-    """All lines of the closing block.
+def closing_block(
+    report: Mapping[str, Any], record: str = "", *, named: str = "", details: bool = False, width: int = UNKNOWN_WIDTH
+) -> list[str]:
+    """All lines of the closing block; of a run without an alert or a problem three at most.
 
     :param record: path of the run's folder as shown to the user; empty without one.
     :param named: how the commands name this run; empty where ``latest`` is it.
-    :param details: name every rule that was not judged (``-v``).
+    :param details: name every check that was not judged (``-v``).
+    :param width: columns of the terminal.
     """
-    lines = [closing_line(report)]
-    lines += [f"  {text}" for text in (count_line(report["rules"]), _alerts_line(report), *_warnings(report)) if text]
+    lines = with_exit(f"healthcheck: {how_it_ended(report)}", int(report["exit_code"]), width)
+    judged = judged_line(report["rules"], width - 2, remedies=not report["alerts"])
+    for text in (str(report.get("advice", "")) or judged, *_alerts_lines(report), *_warnings(report)):
+        lines += wrapped(text, width, "    ", "  ")
     if details and report["steps"]:  # without a step all of them say the same
-        lines += [
-            f"  not judged  {rule}: {entry.get('reason', '')}"
-            for rule, entry in report["rules"].items()
-            if entry["verdict"] == "not judged"
-        ]
-    normal = f"normal for this run: healthcheck metrics {named or 'latest'}"
+        for name, entry in unjudged(report["rules"]):
+            remedy = f" ({entry['remedy']})" if entry.get("remedy") else ""
+            lines += wrapped(f"not judged  {name}: {entry.get('reason', '')}{remedy}", width, "    ", "  ")
     if record:
-        has_alerts = bool(report["alerts"])
-        left = f"why: healthcheck why {named}".rstrip() if has_alerts else normal if report["steps"] else ""
-        lines.append("  " + (f"{left}        record: {record}" if left else f"record: {record}"))
+        look = f"why: healthcheck why {named}".rstrip() if report["alerts"] else ""
+        look = look or (f"numbers: healthcheck metrics {named or 'latest'}" if report["steps"] else "")
+        both = "    ".join(text for text in (look, f"record: {record}") if text)
+        lines += [f"  {both}"] if len(both) + 2 <= width else [f"  {t}" for t in (look, f"record: {record}") if t]
     known = list(report.get("accepted_unused", ()))
     if known:
-        lines.append(f"accepted, but nothing needed it: {shorten(known)} (healthcheck-accepted.yaml)")
+        lines += wrapped(
+            f"accepted, but nothing needed it: {shorten(known)} (healthcheck-accepted.yaml)", width, "    ", "  "
+        )
     return lines
 
 
-def count_line(rules: Mapping[str, Mapping[str, Any]]) -> str:
-    """``failed 1, ok 17, not judged 7 (no GPU: 4, run too short: 2, ...)``."""
-    counts = Counter(str(entry["verdict"]) for entry in rules.values())
-    parts = [f"{name} {counts[name]}" for name in ("failed", "warned") if counts[name]]
-    parts.append(f"ok {counts['ok']}")
-    if counts["partly judged"]:
-        parts.append(f"partly judged {counts['partly judged']}")
-    if counts["not judged"]:
-        silent = [entry for entry in rules.values() if entry["verdict"] == "not judged"]
-        parts.append(f"not judged {counts['not judged']} ({grouped_reasons(silent)})")
-    return ", ".join(parts)
+def checks(rules: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Everything that is judged on its own: the causes of each rule, or the rule itself, with their verdicts."""
+    for rule, entry in rules.items():
+        causes = entry.get("causes")
+        if causes:
+            yield from ((f"{rule}.{cause}", found) for cause, found in causes.items())
+        else:
+            yield rule, entry
 
 
-def grouped_reasons(entries: Iterable[Mapping[str, Any]], most: int = 4) -> str:
-    """``no GPU: 4, run too short: 2``, most frequent first."""
-    reasons = Counter(short_reason(str(entry.get("reason") or "no reason known")) for entry in entries)
-    common = reasons.most_common(most)
-    text = ", ".join(f"{reason}: {count}" for reason, count in common)
-    rest = sum(reasons.values()) - sum(count for _, count in common)
-    return f"{text}, other reasons: {rest}" if rest else text
+def unjudged(rules: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Checks that apply to the run and were not judged."""
+    return [(name, entry) for name, entry in checks(rules) if entry["verdict"] == "not judged"]
 
 
-def short_reason(reason: str) -> str:
-    """The group that a reason belongs to."""
-    return next((words for pattern, words in _GROUPS if pattern.match(reason)), reason)
+def judged_line(rules: Mapping[str, Mapping[str, Any]], width: int = 0, *, remedies: bool = True) -> str:
+    """``58 of 66 checks that apply were judged; log eval.loss to judge over-fitting``.
+
+    :param width: leave out remedies that make the line longer than this; 0: name all.
+    :param remedies: say what can be done so that more is judged.
+    """
+    applying = [entry for _, entry in checks(rules) if entry["verdict"] != "does not apply"]
+    if not applying:
+        return "no check applies to this run" if rules else "there is nothing to judge: no rules"
+    without = [entry for entry in applying if entry["verdict"] == "not judged"]
+    if not without:
+        return (
+            f"all {plural(len(applying), 'check')} that apply were judged" if len(applying) > 1 else "1 check, judged"
+        )
+    text = f"{len(applying) - len(without)} of {plural(len(applying), 'check')} that apply were judged"
+    known = _remedies(without) if remedies else []
+    whole = "; ".join([text, *known])
+    if not width or len(whole) <= width:
+        return whole
+    sign = ";"
+    for remedy in known:  # without what each of them is good for
+        short = remedy.partition(" to judge ")[0]
+        if len(text) + 2 + len(short) <= width:
+            text, sign = f"{text}{sign} {short}", ","
+    return text
 
 
-def _alerts_line(report: Mapping[str, Any]) -> str:
+def _remedies(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What can be done so that more is judged, what helps most checks first; of lengths of a run the longest."""
+    count: Counter[str] = Counter()
+    steps = 0
+    for entry in entries:
+        if entry.get("needs_steps"):
+            steps = max(steps, int(entry["needs_steps"]))
+        elif entry.get("remedy"):
+            count[str(entry["remedy"])] += 1
+    longer = [f"run at least {steps:,} steps"] if steps else []
+    return [remedy for remedy, _ in count.most_common()] + longer
+
+
+def _alerts_lines(report: Mapping[str, Any]) -> list[str]:
     """Alerts that had no block of their own, and what observe mode held back."""
-    explained = [a for a in report["alerts"] if a.get("explained_by")]
     named: dict[str, Mapping[str, Any]] = {}
-    for alert in explained:
-        named.setdefault(str(alert["rule"]), alert)
-    parts = []
+    for alert in report["alerts"]:
+        if alert.get("explained_by"):
+            named.setdefault(str(alert["rule"]), alert)
+    lines = []
     if named:
         texts = [
             f"{rule} at step {step(a['fired_step'])}, explained by {a['explained_by']}" for rule, a in named.items()
         ]
-        parts.append("also: " + "; ".join(texts[:3]) + (f" and {len(texts) - 3} more rules" if len(texts) > 3 else ""))
+        lines.append("also: " + "; ".join(texts[:3]) + (f" and {len(texts) - 3} more rules" if len(texts) > 3 else ""))
     would = sum(map(would_have_stopped, report["alerts"]))
     if would:
-        parts.append(f"would have stopped {plural(would, 'time')} (observe mode)")
-    muted = [str(a["rule"]) for a in report["alerts"] if a.get("muted") or a.get("accepted")]
+        lines.append(f"would have stopped {plural(would, 'time')} (observe mode)")
+    muted = [str(a["rule"]) for a in report["alerts"] if excused(a)]
     if muted:
-        parts.append(f"muted or accepted: {shorten(list(dict.fromkeys(muted)))}")
-    return "; ".join(parts)
+        lines.append(f"muted or accepted: {shorten(list(dict.fromkeys(muted)))}")
+    return lines
 
 
 def would_have_stopped(alert: Mapping[str, Any]) -> bool:
@@ -354,3 +417,11 @@ def headings(rule: Cause | None) -> tuple[str, str]:
     """What the columns of a trace are called: (normal, score)."""
     name = rule.condition.name if rule is not None else ""
     return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")
+
+
+def score_name(cause: Cause) -> str:
+    """What a person would call the score of its condition; empty where it says nothing or is the value itself."""
+    name = cause.condition.name
+    if name in _BY_VALUE or name in ("all", "any") or cause.condition.judges_nonfinite or cause.condition.absence:
+        return ""
+    return _SCORE.get(name, name.replace("_", " "))

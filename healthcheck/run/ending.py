@@ -1,29 +1,53 @@
-"""How a run ended: exit code, why a rule was not judged, and the content of ``report.json``.
+"""How a run ended: its verdict, its exit code and the content of ``report.json``.
 
 The report is a contract, described in docs/reference/report.md; every other output derives from it.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
-from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.samples import encode_number
+from healthcheck.core.text import plural
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.guard import describe
-from healthcheck.extend.registry import Registry
-from healthcheck.rulelang.rule import Cause, Derived, RuleSet
+from healthcheck.rulelang.rule import RuleSet
 from healthcheck.run.actor import StopRequest
 
 REPORT_FORMAT = "healthcheck-report"
 REPORT_VERSION = 1
 
 OK, ALERTS, INTERRUPTED, INTERNAL, USAGE, NOTHING_JUDGED = range(6)
+"""Exit codes."""
+
+VERDICTS = (
+    "ok",
+    "warned",
+    "failed",
+    "stopped",
+    "not judged",
+    "interrupted",
+    "script failed",
+    "internal error",
+)
+"""How a run may end: ``verdict`` of ``report.json``, in capitals wherever people read it."""
+VERDICTS_OF_THE_SCRIPT = ("interrupted", "script failed")
+"""Those of a run whose code did not come to a good end, whatever was judged."""
+
+
+class End(NamedTuple):
+    """How a run ended."""
+
+    code: int
+    """Exit code."""
+    verdict: str
+    """One of :data:`VERDICTS`."""
+    words: str
+    """Why, as a sentence fragment; empty where the verdict says it all."""
 
 
 @dataclass(slots=True)
@@ -35,6 +59,8 @@ class Ending:
     exception: BaseException | None = None
     interrupted: bool = False
     signal: int | None = None
+    advice: str = ""
+    """Why nothing of it may have been seen, and what helps; for a run in which nothing was judged."""
 
 
 @dataclass(slots=True)
@@ -82,7 +108,7 @@ def live_report(
     :param accepted_unused: rules whose accepted alerts did not come.
     :param overhead: what watching cost.
     """
-    report = run_report(run, judged, exit_code(run, ending, judged))
+    report = run_report(run, judged, live_end(run, ending, judged))
     report["script_exit_code"] = ending.script_exit_code
     report["accepted_unused"] = accepted_unused or None
     report["overhead"] = overhead
@@ -93,25 +119,26 @@ def live_report(
             "controls": sorted(capabilities.controls),
             "gaps": dict(capabilities.gaps),
         }
+    if report["verdict"] == "not judged" and ending.advice:
+        report["advice"] = ending.advice
     if ending.exception is not None:
         report["exception"] = describe(ending.exception)
     return {key: value for key, value in report.items() if value is not None}
 
 
-def run_report(run: JudgedRun, judged: list[Verdict], ended: tuple[int, str, str]) -> dict[str, Any]:
+def run_report(run: JudgedRun, judged: list[Verdict], ended: End) -> dict[str, Any]:
     """The part of the report that live runs and replays share; ``None`` values are left out.
 
-    :param ended: code, reason and words of :func:`exit_code` or :func:`judged_exit_code`.
+    :param ended: what :func:`live_end` or :func:`judged_end` says.
     """
     stop = run.stop
-    code, reason, words = ended
     report: dict[str, Any] = {
         "format": REPORT_FORMAT,
         "version": REPORT_VERSION,
-        "verdict": _verdict(judged, stop is not None and bool(stop.rule)),
-        "exit_code": code,
-        "exit_reason": reason,
-        "exit_words": words,
+        "verdict": ended.verdict,
+        "exit_code": ended.code,
+        "exit_reason": ended.verdict,
+        "exit_words": ended.words,
         "target": run.target,
         "steps": run.steps,
         "unit": run.unit,
@@ -154,61 +181,77 @@ def run_report(run: JudgedRun, judged: list[Verdict], ended: tuple[int, str, str
     return {key: value for key, value in report.items() if value is not None}
 
 
-def exit_code(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> tuple[int, str, str]:
-    """``(code, reason, words)`` of a live run by the documented precedence.
+def live_end(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> End:
+    """The end of a live run by the documented precedence.
 
-    A script's own failure first, then our fault, an executed stop, and what
-    :func:`judged_exit_code` says.
+    A script's own failure first, then our fault, an executed stop, and what :func:`judged_end` says.
     """
     stop = run.stop
     ruled = stop is not None and bool(stop.rule)
     if ending.signal is not None and not ruled:  # a launcher ends the ranks that are slower to stop than others
-        return 128 + ending.signal, "interrupted", f"ended by signal {ending.signal}"
+        return End(128 + ending.signal, "interrupted", f"ended by signal {ending.signal}")
     if ending.interrupted:
-        return INTERRUPTED, "interrupted", "interrupted from the keyboard"
+        return End(INTERRUPTED, "interrupted", "interrupted from the keyboard")
     if ending.exception is not None:
-        return 1, "script_error", f"the script raised {type(ending.exception).__name__}"
+        return End(1, "script failed", f"the script raised {type(ending.exception).__name__}")
     if ending.script_exit_code and not ruled:
-        return ending.script_exit_code, "script_error", f"the script itself exited with {ending.script_exit_code}"
-    return judged_exit_code(run, judged)
+        return End(ending.script_exit_code, "script failed", f"the script itself exited with {ending.script_exit_code}")
+    return judged_end(run, judged)
 
 
-def judged_exit_code(run: JudgedRun, judged: list[Verdict]) -> tuple[int, str, str]:
-    """``(code, reason, words)`` by what was judged: our fault, a stop, alerts at or above ``fail_on``,
-    required rules without data, nothing judged, 0. A replay uses it as a live run does.
+def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
+    """The end by what was judged: our fault, a stop, alerts at or above ``fail_on``, required rules without data,
+    alerts below it, nothing judged, ok. A replay uses it as a live run does.
+
+    A run with an alert of warning or above that is neither muted nor accepted is never ok, whatever became of the
+    alert: recovered, held back by another one, or in observe mode.
     """
     if run.internal_errors:
-        return INTERNAL, "monitor_error", "healthcheck itself failed; please report it"
+        return End(INTERNAL, "internal error", "healthcheck itself failed; please report it")
     stop = run.stop
     if stop is not None and stop.rule:
         if run.stop_held:
-            return ALERTS, "alert", f"would have stopped at step {stop.step:,} by {stop.rule}"
-        return stop.exit_code or ALERTS, "stop", f"stopped at step {stop.step:,} by {stop.rule}"
+            return End(ALERTS, "stopped", f"at step {stop.step:,} by {stop.rule} (replayed)")
+        return End(stop.exit_code or ALERTS, "stopped", f"at step {stop.step:,} by {stop.rule}")
     # Observing promises to leave the script's exit code alone, unless somebody asked on the command line.
-    if run.observing and not _asked_for(run.rules, "fail_on"):
-        return OK, "ok", "observe mode: alerts do not count"
-    failing = _failing(run)
+    lenient = run.observing and not _asked_for(run.rules, "fail_on")
+    failing = [] if lenient else _failing(run)
     if failing:
-        return (
-            ALERTS,
-            "alert",
-            f"{len(failing)} {'alert' if len(failing) == 1 else 'alerts'} at or above {_fail_on(run.rules)}",
-        )
-    if run.elsewhere:
-        return ALERTS, "alert", run.elsewhere
+        return End(ALERTS, "failed", f"{plural(len(failing), 'alert')} at or above {_fail_on(run.rules)}")
+    if run.elsewhere and not lenient:
+        return End(ALERTS, "failed", run.elsewhere)
     without = [_name(c) for v in judged for c in v.causes if c.required and c.outcome is Outcome.NOT_JUDGED]
-    if without:
-        return ALERTS, "alert", f"required but not judged: {', '.join(without)}"
-    if all(v.outcome in (Outcome.NOT_JUDGED, Outcome.DOES_NOT_APPLY) for v in judged):
+    if without and not lenient:
+        return End(ALERTS, "failed", f"required but not judged: {', '.join(without)}")
+    if any(a.counts and a.severity >= Severity.WARNING for a in run.alerts):
+        return End(OK, "warned", "observe mode: alerts do not count" if lenient else "")
+    if not any(v.outcome in _JUDGED for v in judged):
         why = "no rules" if not judged else "no training step was seen" if not run.steps else "no rule had data"
-        return NOTHING_JUDGED, "nothing_judged", f"nothing was judged: {why}"
-    return OK, "ok", f"of this rank only: {run.unseen}" if run.unseen else "ok"
+        return End(OK if lenient else NOTHING_JUDGED, "not judged", why)
+    return End(OK, "ok", "observe mode" if lenient else f"of this rank only: {run.unseen}" if run.unseen else "")
 
 
 def failed_here(run: JudgedRun) -> str:
     """What fails a run, in a few words for the other ranks: ``loss-not-finite at step 10``; empty if nothing does."""
     alert = next(iter(_failing(run)), None)
     return f"{alert.rule} at step {alert.fired_step:,}" if alert is not None else ""
+
+
+_JUDGED = (Outcome.FAILED, Outcome.WARNED, Outcome.OK, Outcome.PARTLY_JUDGED)
+
+
+def warnings_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Alerts of a report at warning or above that are neither muted nor accepted: beside one of them no run is ok.
+
+    Those that another alert explains are left out, unless there are no others.
+    """
+    counting = [
+        alert
+        for alert in report["alerts"]
+        if Severity.parse(str(alert["severity"])) >= Severity.WARNING
+        and not (alert.get("muted") or alert.get("accepted"))
+    ]
+    return [alert for alert in counting if not alert.get("explained_by")] or counting
 
 
 def _asked_for(rules: RuleSet, setting: str) -> bool:
@@ -230,112 +273,8 @@ def _failing(run: JudgedRun) -> list[Alert]:
     return [a for a in counting if not a.explained_by] or counting
 
 
-def _verdict(judged: list[Verdict], stopped: bool) -> str:
-    outcomes = {v.outcome for v in judged}
-    if stopped or Outcome.FAILED in outcomes:
-        return Outcome.FAILED.value
-    if Outcome.WARNED in outcomes:
-        return Outcome.WARNED.value
-    judged_well = {Outcome.OK, Outcome.PARTLY_JUDGED} & outcomes
-    return Outcome.OK.value if judged_well else Outcome.NOT_JUDGED.value
-
-
 def _name(verdict: Verdict) -> str:
     return f"{verdict.rule}.{verdict.cause}" if verdict.cause else verdict.rule
-
-
-# --------------------------------------------------------------------------- why a rule was not judged
-
-NEEDS = {
-    "cuda": "no GPU",
-    "amp": "no GradScaler in use",
-    "gate": "no rule holds back updates of this optimizer",
-    "clipping": "the loop does not clip",
-    "evaluation": "no evaluation seen",
-    "ranks": "single process, needs 2 or more ranks",
-    "linux": "not on Linux",
-    "epochs": "the trainer announces no epochs",
-    "optimizer": "no optimizer seen",
-    "compile": "nothing is compiled",
-    "tokens": "the number of tokens is not known",
-    "max_steps": "the length of the run is not known",
-}
-"""What a metric may need (``Metric.needs``) -> why there was no sample."""
-
-
-class UnjudgedReasons:
-    """Knows why a rule's metric gave no sample.
-
-    :param engine: what was seen.
-    :param derived: metrics that the rule file defines by formulas.
-    :param registry: which probe provides a metric, and what it needs.
-    :param quarantined: whether an owner was switched off after errors.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        derived: Iterable[Derived],
-        registry: Registry,
-        quarantined: Callable[[str], bool],
-    ) -> None:
-        self._engine = engine
-        self._derived = derived
-        self._registry = registry
-        self._quarantined = quarantined
-
-    def why(self, rule: Cause, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> str:
-        """One sentence fragment for the report.
-
-        :param step: the last step of the run.
-        :param capabilities: of its trainer; None if no trainer came.
-        :param seen: kinds of event that came.
-        """
-        if not step:
-            return "no training step was seen"
-        # The order is from what is surest to what is only likely: the first answer that holds is given.
-        key = rule.selector.key
-        gaps = capabilities.gaps if capabilities is not None else {}
-        for name in (key, rule.selector.metric):
-            if name in gaps:
-                return gaps[name]
-        for derived in self._derived:
-            if derived.name == rule.selector.metric:
-                missing = [n for n in derived.inputs if n not in self._engine.lookups.last]
-                return f"no sample of {', '.join(missing)}" if missing else "undefined for all samples"
-        metric = self._registry.metrics.get(key)
-        if metric is None:
-            return f"nothing logged {rule.selector.metric}"
-        probe = self._registry.metric_probe[key]
-        if self._quarantined(probe.name):
-            return f"the probe {probe.name} was switched off after errors"
-        if capabilities is not None:
-            unseen = [k for k in probe.listens_to if k not in capabilities.events]
-            if len(unseen) == len(probe.listens_to):
-                return gaps.get(unseen[0].value, f"{capabilities.trainer} does not show {unseen[0]}")
-        met = self._needs_met(seen) if metric.needs else set()
-        lacking = [need for need in metric.needs if need not in met]
-        if lacking:
-            return "; ".join(NEEDS.get(need, f"needs {need}") for need in lacking)
-        # Updates that nobody sees take the gradients with them; a probe that listens to losses as well is not blind.
-        if "before_update" in gaps and {"before_update", "loss"} & {*probe.listens_to} == {"before_update"}:
-            return gaps["before_update"]
-        if step < rule.every:
-            return f"first due at step {rule.every:,}"
-        return f"no sample of {rule.selector} was seen"
-
-    def _needs_met(self, seen: Collection[EventKind]) -> set[str]:
-        """What this run did have: another metric with the same need gave samples, or an event says so."""
-        engine = self._engine
-        metrics = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
-        known = self._registry.metrics.values()
-        met = {need for metric in known if metric.name in metrics for need in metric.needs}
-        if {EventKind.EVAL_START, EventKind.EVAL_END} & set(seen):
-            met.add("evaluation")
-        if sys.platform.startswith("linux"):
-            met.add("linux")
-        return met
 
 
 # --------------------------------------------------------------------------- verdicts and alerts as JSON
@@ -352,6 +291,10 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.reason:
         entry["reason"] = verdict.reason
+    if verdict.remedy:
+        entry["remedy"] = verdict.remedy
+    if verdict.needs_steps:
+        entry["needs_steps"] = verdict.needs_steps
     if verdict.required:
         entry["required"] = True
     if verdict.closest is not None:

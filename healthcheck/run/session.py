@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from healthcheck.core import protocols
-from healthcheck.core.alerts import Alert, Verdict
+from healthcheck.core.alerts import Alert, Missing, Verdict
 from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event, EventKind
@@ -38,10 +38,12 @@ from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, History, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
-from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, failed_here, live_report
+from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
+from healthcheck.run.explosion import name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.traits import Traits
+from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog
 
 _PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
@@ -165,7 +167,7 @@ class Session:
             demand=self.demand,
             board=self.board,
             keep=acting_metrics(rules.causes),
-            note=self.note,
+            note=self._detail,
         )
         self._reasons = UnjudgedReasons(
             self.engine,
@@ -318,6 +320,10 @@ class Session:
     def note(self, text: str) -> None:
         """One line for the person who watches the console."""
         self.tell("note", text)
+
+    def _detail(self, text: str) -> None:
+        """One line for a person who asked for more than the usual (``-v``)."""
+        self.tell("detail", text)
 
     # -- what adapters call -----------------------------------------------------------
 
@@ -472,6 +478,7 @@ class Session:
             self.tell("transition", transition)
         for alert in (*found.alerts, *found.amended):
             for name, finding in zip(alert.names, alert.findings, strict=True):
+                name_explosion(finding, self.history)
                 series = [fact.name for fact in finding.series]
                 finding.accepted = self.accepted.reason(name, series, self.info.target)
             alert.settle()
@@ -575,9 +582,9 @@ class Session:
         """What ``healthcheck run`` would exit with, as things stand."""
         if self.report is not None:
             return int(self.report["exit_code"])
-        return exit_code(self._judged_run(), Ending(), self._verdicts())[0]
+        return live_end(self._judged_run(), Ending(), self._verdicts()).code
 
-    def reason_without_data(self, rule: Cause) -> str:
+    def reason_without_data(self, rule: Cause) -> Missing:
         """Why a rule's metric gave no sample."""
         return self._reasons.why(rule, step=self.step, capabilities=self._capabilities(), seen=self.event_cost.keys())
 
@@ -585,7 +592,7 @@ class Session:
         return None if self.controls is None else self.controls.capabilities
 
     def _verdicts(self) -> list[Verdict]:
-        return verdicts(self.engine, self.reason_without_data, self._not_judged)
+        return verdicts(self.engine, self.reason_without_data, self._not_judged, steps=self.step)
 
     def _judged_run(self) -> JudgedRun:
         """This run, as the report needs it."""

@@ -68,21 +68,19 @@ def test_it_follows_derived_metrics_to_their_probes(plan: Callable[..., Any]) ->
 
 def test_what_depends_on_the_script_is_said_and_not_decided(plan: Callable[..., Any]) -> None:
     found = rules(plan("--format", "json"))
-    assert found["gap-high"]["cannot_be_judged"] is None
+    assert (found["gap-high"]["here"], found["gap-high"]["reason"]) == ("judged", None)
     assert found["gap-high"]["depends_on"] == "only with evaluations"
     assert found["across-ranks"]["depends_on"] is None, "a guard without samples counts as satisfied"
 
 
 def test_max_steps_tells_which_windows_cannot_fill(plan: Callable[..., Any]) -> None:
-    found = {
-        name: rule["cannot_be_judged"] for name, rule in rules(plan("--max-steps", "20", "--format", "json")).items()
-    }
+    found = {name: rule["reason"] for name, rule in rules(plan("--max-steps", "20", "--format", "json")).items()}
     assert found["spike"] == "needs 32 samples first"
     assert found["late"] == "warms up for 100 steps"
     assert found["patient"] == "cannot fire before step 25"
     assert found["loss-not-finite"] is None
     long = rules(plan("--max-steps", "2000", "--format", "json"))
-    assert [name for name, rule in long.items() if rule["cannot_be_judged"]] == []
+    assert [name for name, rule in long.items() if rule["here"] != "judged"] == []
 
 
 @pytest.mark.parametrize("steps", [10, 24, 25, 32, 33, 34, 35, 36, 101, 102])
@@ -105,7 +103,7 @@ def test_the_forecast_agrees_with_the_engine(steps: int, plan: Callable[..., Any
                 "--max-steps", str(steps), "--only", "spike", "--only", "late", "--only", "patient", "--format", "json"
             )
         ).items()
-        if r["cannot_be_judged"]
+        if r["here"] == "not judged"
     }
     assert fired == {"spike", "late", "patient"} - blocked
 
@@ -121,6 +119,44 @@ def test_a_machine_without_a_gpu_cannot_judge_gpu_rules(
     assert planned.missing_here("ranks") == ""
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "2 or more ranks" in planned.missing_here("ranks")
+
+
+def test_what_does_not_apply_is_kept_apart_from_what_cannot_be_judged(
+    plan: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from healthcheck.reports import planned
+
+    monkeypatch.setattr(planned, "_has_gpu", lambda: False)
+    made = plan("--rules", "healthcheck:memory", "--max-steps", "20", "--format", "json")
+    found = rules(made)
+    assert (found["fragmentation"]["here"], found["fragmentation"]["reason"]) == ("does not apply", "no GPU")
+    staircase = found["memory-staircase"]
+    assert staircase["here"] == "not judged"
+    assert staircase["remedy"] == "more than 20 steps"
+    text = plan("--rules", "healthcheck:memory", "--max-steps", "20")
+    assert "  no GPU: fragmentation, allocator-retries" in text.partition("do not apply here: 2 of ")[2]
+
+
+def test_a_rule_of_your_own_applies_even_where_it_cannot_be_judged(
+    tmp_path: Path, plan: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from healthcheck.reports import planned
+
+    monkeypatch.setattr(planned, "_has_gpu", lambda: False)
+    (tmp_path / "healthcheck.yaml").write_text(
+        "version: 1\nrules: {mine: {metric: memory.retries, when: {above: 3}}}\n"
+    )
+    found = rules(plan("--format", "json"))["mine"]
+    assert (found["here"], found["reason"]) == ("not judged", "no GPU")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_line_is_wider_than_the_terminal(
+    columns: int, plan: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = plan("--rules", "healthcheck:recommended", "--max-steps", "20")
+    assert max(map(len, text.splitlines())) <= columns
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error(

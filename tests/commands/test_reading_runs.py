@@ -238,7 +238,7 @@ class TestRuns:
         record(target="b.py", loss=DIES)
         lines = says("runs").splitlines()
         assert [line.split()[1] for line in lines[1:]] == ["a.py", "b.py"]
-        assert re.search(r"b\.py .* 51 .* failed +1 +loss-spike, loss-not-finite", lines[2])
+        assert re.search(r"b\.py .* 51 .* stopped +1 +loss-spike, loss-not-finite", lines[2])
 
     def test_by_rule_counts_runs_and_names_the_noisiest_script(self, record: Record, says: Says) -> None:
         record(target="a.py", settings={"mode": "observe"}, loss=DIES)
@@ -257,7 +257,7 @@ class TestRuns:
         record(target="a.py", loss=DIES)
         record(target="a.py", loss=HEALTHY)
         (row,) = json.loads(says("runs", "--by", "script", "--format", "json"))
-        assert (row["script"], row["runs"], row["status"]) == ("a.py", 2, {"failed": 1, "ok": 1})
+        assert (row["script"], row["runs"], row["status"]) == ("a.py", 2, {"stopped": 1, "ok": 1})
 
     def test_since_leaves_older_runs_out(self, record: Record, says: Says, tmp_path: Path) -> None:
         record(target="old.py")

@@ -210,8 +210,8 @@ def test_many_runs_become_a_table_whose_exit_code_is_the_worst(says: Says, tmp_p
     assert code == 1
     table = [line.split() for line in out.splitlines() if line.startswith("  run")]
     assert [row[0] for row in table] == ["run", *(f"run{i}.csv" for i in range(6))]
-    assert table[4][1:4] == ["failed", "loss-nan", "80"]
-    assert "6 runs, 600 rows: failed 1, ok 5" in out
+    assert table[4][1:4] == ["STOPPED", "loss-nan", "80"]
+    assert "6 runs, 600 rows: stopped 1, ok 5" in out
 
 
 def test_among_very_many_runs_those_that_are_ok_are_counted_and_the_others_listed(says: Says, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_among_very_many_runs_those_that_are_ok_are_counted_and_the_others_liste
     assert code == 1
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  run")] == ["run", "run33.csv"]
     assert "and 60 runs that are ok" in out
-    assert "61 runs, 6,100 rows: failed 1, ok 60" in out
+    assert "61 runs, 6,100 rows: stopped 1, ok 60" in out
 
 
 @pytest.mark.slow

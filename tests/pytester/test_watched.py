@@ -22,9 +22,9 @@ def test_train(lr):
 """
     )
     result.assert_outcomes(passed=1, failed=1)
-    lines = block(result, "loss-not-finite: ")
+    lines = block(result, "loss-not-finite at step ")
     text = "\n".join(lines)
-    assert re.fullmatch(r"loss-not-finite: loss is (nan|inf) at step \d+", lines[0])
+    assert re.fullmatch(r"loss-not-finite at step \d+: loss is (nan|inf): it exploded, from .*", lines[0])
     for part in (
         r"  value     (nan|inf)",
         r"  normal    [\d.,e+]+, 1 step earlier",
@@ -38,14 +38,14 @@ def test_train(lr):
     assert len(lines) <= 11
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*healthcheck/pytesting*")
-    result.stdout.fnmatch_lines(["FAILED test_toy.py::test_train?100.0? - loss-not-finite: loss is *"])
+    result.stdout.fnmatch_lines(["FAILED test_toy.py::test_train?100.0? - loss-not-finite at step *: loss is *"])
 
 
 def test_a_test_that_trains_nothing_fails(watched: RunTests) -> None:
     """Green although nothing was looked at is the worst result."""
     result = watched("@pytest.mark.healthcheck(rules='rules.yaml')\ndef test_nothing(): pass\n")
     result.assert_outcomes(failed=1)
-    assert block(result, "nothing was judged")[0] == "nothing was judged: no training step was seen"
+    assert block(result, "NOT JUDGED")[0] == "NOT JUDGED, no training step was seen"
 
 
 def test_max_steps_ends_training_and_the_test_passes_if_it_was_healthy(watched: RunTests) -> None:
@@ -61,7 +61,7 @@ def test_short(healthcheck):
     result.stdout.fnmatch_lines(
         ["training was ended as asked (asked for 5 steps); code of the test after it did not run"]
     )
-    result.stdout.fnmatch_lines(["test_toy.py::test_short  ok * 5 steps"])
+    result.stdout.fnmatch_lines(["test_toy.py::test_short  OK * 5 steps"])
 
 
 def test_after_a_limited_block_the_test_goes_on(watched: RunTests) -> None:
@@ -93,7 +93,7 @@ def test_mine():
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E       AssertionError: mine", "*Captured healthcheck call*", "loss-not-finite: loss is *"]
+        ["E       AssertionError: mine", "*Captured healthcheck call*", "loss-not-finite at step *: loss is *"]
     )
 
 

@@ -73,9 +73,9 @@ def test_train(lr):
         ("test_toy.py::test_train[0.1]", "0"),
         ("test_toy.py::test_train[100.0]", "2"),
     ]
-    assert [r["verdict"] for r in json.loads((pytester.path / "hc.json").read_text())] == ["ok", "failed"]
+    assert [r["verdict"] for r in json.loads((pytester.path / "hc.json").read_text())] == ["ok", "stopped"]
     properties = {p.attrib["name"]: p.attrib["value"] for p in ET.parse(pytester.path / "py.xml").iter("property")}
-    assert properties["healthcheck_verdict"] in ("ok", "failed")
+    assert properties["healthcheck_verdict"] in ("OK", "STOPPED")
     assert "healthcheck_alerts" in properties
 
 
@@ -161,7 +161,7 @@ def test_smoke(healthcheck):
 """
     )
     result.assert_outcomes(failed=1)
-    assert block(result, "loss-not-finite")[0] == "loss-not-finite: loss is nan at step 11"
+    assert block(result, "loss-not-finite")[0] == "loss-not-finite at step 11: loss is nan"
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_train(lr):
     result.assert_outcomes(passed=2, failed=1)
     assert len(ET.parse(pytester.path / "hc.xml").getroot()) == 3
     assert block(result, "loss-not-finite")
-    result.stdout.fnmatch_lines(["FAILED test_toy.py::test_train?100.0? - loss-not-finite: *"])
+    result.stdout.fnmatch_lines(["FAILED test_toy.py::test_train?100.0? - loss-not-finite at step *"])
     table = [
         line for line in result.outlines if re.match(r"test_toy.py::test_train\[.*\] +(ok|failed) +\d+ steps", line)
     ]

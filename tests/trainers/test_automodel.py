@@ -185,7 +185,7 @@ def test_the_report_of_a_failed_run_names_the_exception() -> None:
     recipe.setup()
     with pytest.raises(ZeroDivisionError):
         recipe.run_train_validation_loop()
-    assert recipe.health.report["exit_reason"] == "script_error"
+    assert recipe.health.report["exit_reason"] == "script failed"
 
 
 def test_a_recipe_that_calls_callbacks_itself_may_be_given_the_watch() -> None:

@@ -74,7 +74,7 @@ def test_only_overridden_hooks_are_called_and_our_class_is_found_by_its_name() -
 def test_a_stop_keeps_the_bad_update_out_before_the_trainer_s_own_check_raises() -> None:
     trainer = fit(model=Model(bad=3), n_epochs=4)
     report = trainer.health.report
-    assert (report["stop"]["step"], report["steps"], report["exit_reason"]) == (3, 3, "stop")
+    assert (report["stop"]["step"], report["steps"], report["exit_reason"]) == (3, 3, "stopped")
     assert bool(trainer.model.weight.isfinite().all())
     assert trainer.model.seen == 3
     assert trainer.current_epoch == 4  # the epochs that were left had no batches
@@ -91,7 +91,7 @@ def test_without_a_rule_that_stops_its_own_check_raises_and_the_report_knows_the
     with pytest.raises(RuntimeError, match="Invalid gradients"):
         fit({"version": 1, "rules": rules}, model=Model(bad=3), callbacks=[Keep()])
     report = trainers[0].callbacks["HealthCheckCallback"].report
-    assert report["exit_reason"] == "script_error"
+    assert report["exit_reason"] == "script failed"
     assert [(a["rule"], a["fired_step"]) for a in report["alerts"]] == [("grads", 3)]
 
 

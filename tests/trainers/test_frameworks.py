@@ -109,7 +109,7 @@ def test_a_bad_sample_is_caught_at_its_step_and_the_weights_survive(
 
     report = json.loads((tmp_path / "hc.json").read_text())
     assert result.returncode == 1, result.stderr
-    assert report["exit_reason"] == "stop"
+    assert report["exit_reason"] == "stopped"
     assert report["stop"]["step"] == 4
     assert {a["fired_step"] for a in report["alerts"] if a["severity"] == "error"} == {4}
     assert any("net." in str(a["facts"].get("first")) for a in report["alerts"])

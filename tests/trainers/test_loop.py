@@ -194,7 +194,7 @@ def test_an_error_in_the_loop_is_reported_and_passes(setup: Setup) -> None:
         health.step(loss=1 / 0)
 
     assert health.report is not None
-    assert health.report["exit_reason"] == "script_error"
+    assert health.report["exit_reason"] == "script failed"
 
 
 def test_the_asked_number_of_steps_ends_the_block_without_an_error(setup: Setup) -> None:

@@ -98,7 +98,7 @@ def test_an_exception_in_the_loop_is_in_the_report() -> None:
     health = callback()
     with pytest.raises(ZeroDivisionError), health:
         megatron_loop.pretrain(config(), lambda batch, model: 1 / 0, callbacks=[health])
-    assert health.report["exit_reason"] == "script_error"
+    assert health.report["exit_reason"] == "script failed"
 
 
 def test_a_run_that_was_left_by_an_exception_does_not_disturb_the_next_one() -> None:

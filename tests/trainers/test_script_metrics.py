@@ -116,7 +116,7 @@ def test_a_script_that_only_evaluates_has_made_no_step(play: Callable) -> None:
         rules={"version": 1, "rules": {"loss": {"metric": "loss", "when": "nonfinite"}}},
     )
     assert played.session.report["steps"] == 0
-    assert (played.code, played.session.report["exit_reason"]) == (5, "nothing_judged")
+    assert (played.code, played.session.report["exit_reason"]) == (5, "not judged")
 
 
 def test_tensorboard_scalars_are_taken(play: Callable, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_exception_raised_while_the_stop_passes_does_not_hide_it(play: Callab
 
     assert played.code == 1
     assert played.session.report is not None
-    assert played.session.report["exit_reason"] == "stop"
+    assert played.session.report["exit_reason"] == "stopped"
 
 
 def test_a_stop_in_a_training_thread_ends_the_run_without_a_traceback(
@@ -237,4 +237,4 @@ def test_a_swallowed_stop_ends_a_real_process(
 
     assert result.returncode == 1
     assert result.stdout.splitlines() == ["swallowed"] * 3
-    assert json.loads((tmp_path / "hc.json").read_text())["exit_reason"] == "stop"
+    assert json.loads((tmp_path / "hc.json").read_text())["exit_reason"] == "stopped"

@@ -139,7 +139,7 @@ def test_a_plugin_s_error_reaches_the_training_of_a_user_who_wants_it_so(trainer
     order = Order(HEALTHY, tmp_path, rules=rules, callbacks=(Faulty(),))
     if trainer == "script":
         report = drive(trainer, order).session.report
-        assert (report["exit_reason"], report["steps"]) == ("script_error", 1)
+        assert (report["exit_reason"], report["steps"]) == ("script failed", 1)
         return
     with pytest.raises(ValueError, match="no such thing"):
         drive(trainer, order)

@@ -106,7 +106,7 @@ def test_a_stop_ends_the_run_in_order_at_its_step(trainer: str, fault: str, tmp_
     report = run.session.report
     assert (report["stop"]["rule"], report["stop"]["step"], report["steps"]) == (rule, 12, 12)
     assert report["exit_code"] == 1
-    assert report["exit_reason"] == "stop"
+    assert report["exit_reason"] == "stopped"
     assert run.extra.get("ended") is None  # nothing was raised
     if trainer in GATES:
         assert run.finite

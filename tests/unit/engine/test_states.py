@@ -125,19 +125,19 @@ def test_except_removes_series_and_a_plain_name_does_not_match_a_family(bench):
 
 
 def test_the_run_remembers_an_episode_that_recovered(bench):
-    from healthcheck.core.alerts import Outcome
+    from healthcheck.core.alerts import Missing, Outcome
     from healthcheck.engine.summary import verdicts
 
     b = bench("external: [x]\nrules: {high: {metric: x, when: {above: 1}, severity: error}}")
     b.series("x", [0, 2, 0, 0])
-    (verdict,) = verdicts(b.engine, lambda rule: "")
+    (verdict,) = verdicts(b.engine, lambda rule: Missing(""))
     assert verdict.outcome is Outcome.FAILED
     assert verdict.closest == 2
     assert verdict.closest_step == 2
 
 
 def test_no_data_and_warming_are_not_judged_and_say_why(bench):
-    from healthcheck.core.alerts import Outcome
+    from healthcheck.core.alerts import Missing, Outcome
     from healthcheck.engine.summary import verdicts
 
     b = bench("""
@@ -147,7 +147,7 @@ def test_no_data_and_warming_are_not_judged_and_say_why(bench):
           gone: {metric: y, when: {above: 1}}
     """)
     b.series("x", [0, 0, 0])
-    warm, gone = verdicts(b.engine, lambda rule: f"nothing logged {rule.selector.metric}")
+    warm, gone = verdicts(b.engine, lambda rule: Missing(f"nothing logged {rule.selector.metric}"))
     assert (warm.outcome, gone.outcome) == (Outcome.NOT_JUDGED, Outcome.NOT_JUDGED)
     assert "warming up" in warm.reason
     assert gone.reason == "nothing logged y"
@@ -163,7 +163,7 @@ def test_a_guarded_rule_judges_its_first_sample_whatever_its_step(bench):
 
 
 def test_a_note_does_not_take_a_pass_away_and_a_warning_does(bench):
-    from healthcheck.core.alerts import Outcome
+    from healthcheck.core.alerts import Missing, Outcome
     from healthcheck.engine.summary import verdicts
 
     b = bench("""
@@ -173,7 +173,7 @@ def test_a_note_does_not_take_a_pass_away_and_a_warning_does(bench):
           warn: {metric: x, when: {above: 1}}
     """)
     b.series("x", [0, 2])
-    note, warn = verdicts(b.engine, lambda rule: "")
+    note, warn = verdicts(b.engine, lambda rule: Missing(""))
     assert (note.outcome, note.episodes) == (Outcome.OK, 1)
     assert (warn.outcome, warn.episodes) == (Outcome.WARNED, 1)
 

@@ -29,6 +29,9 @@ rules:
 """
 
 
+REGISTRY = plugin_host().registry
+
+
 def rules(text: str = RULES) -> RuleSet:
     return load_rules_for(host=plugin_host(), rules=text)
 
@@ -66,12 +69,12 @@ def test_one_rule_alone_keeps_the_owner_of_its_non_finite_samples(tmp_path: Path
 def test_every_action_of_a_replay_is_held_and_a_stop_is_told(tmp_path: Path) -> None:
     run = log(tmp_path / "a.jsonl", [2.0] * 5 + [math.nan] + [2.0] * 5 + [math.nan])
     plays, seen = play(run, [rules()])
-    report = replay_report(plays[0], run, seen, path="a.jsonl")
+    report = replay_report(plays[0], run, seen, REGISTRY, path="a.jsonl")
     assert all(o["held"] and not o["done"] for a in report["alerts"] for o in a["actions"])
     assert report["stop"] == {
         "rule": "loss-nan", "step": 6, "reason": "replay", "mode": "graceful", "also": [], "held": True
     }  # fmt: skip
-    assert (report["exit_code"], report["exit_reason"]) == (1, "alert")
+    assert (report["exit_code"], report["exit_reason"]) == (1, "stopped")
     assert [a["fired_step"] for a in report["alerts"] if a["rule"] == "loss-nan"] == [6, 12], (
         "it goes on after the stop"
     )
@@ -81,7 +84,7 @@ def test_every_action_of_a_replay_is_held_and_a_stop_is_told(tmp_path: Path) -> 
 def test_observe_mode_counts_no_alert_as_in_a_run(tmp_path: Path) -> None:
     run = log(tmp_path / "a.jsonl", [2.0, math.nan])
     plays, seen = play(run, [rules(RULES + "settings: {mode: observe}\n")])
-    report = replay_report(plays[0], run, seen, path="a.jsonl")
+    report = replay_report(plays[0], run, seen, REGISTRY, path="a.jsonl")
     assert (report["exit_code"], report["mode"]) == (0, "observe")
     assert "stop" not in report
 
@@ -124,7 +127,7 @@ def test_reading_that_breaks_off_is_told_and_what_came_is_judged(tmp_path: Path)
     plays, seen = play(run, [rules()])
     assert "the rest is gone" in seen.problem
     assert seen.batches in (999, 1000)
-    report = replay_report(plays[0], run, seen, path="x")
+    report = replay_report(plays[0], run, seen, REGISTRY, path="x")
     assert report["record"]["problem"] == seen.problem
     assert report["rules"]["high"]["verdict"] == "ok"
 
@@ -133,9 +136,9 @@ def test_the_reason_names_what_the_record_has_instead(tmp_path: Path) -> None:
     run = log(tmp_path / "a.jsonl", [2.0] * 20)
     text = "version: 1\nmetrics: {gap: 'eval.loss - last(loss)'}\nrules:\n  gap: {metric: gap, when: {above: 1}}\n"
     plays, seen = play(run, [rules(text)])
-    report = replay_report(plays[0], run, seen, path="a")
+    report = replay_report(plays[0], run, seen, REGISTRY, path="a")
     assert report["rules"]["gap"]["reason"] == "the record has no eval.loss"
-    assert (report["exit_code"], report["exit_reason"]) == (5, "nothing_judged")
+    assert (report["exit_code"], report["exit_reason"]) == (5, "not judged")
 
 
 EVERY = "version: 1\nexternal: [kl]\nrules:\n  kl: {metric: kl, when: {above: 1}, every: 10}\n"

@@ -32,8 +32,9 @@ def document(runs: Path, sessions: ModuleType, xunit: ModuleType) -> Callable[..
         [suite] = ET.fromstring(text)
         for attribute, child in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             assert int(suite.attrib[attribute]) == len(suite.findall(f"testcase/{child}"))
-        assert int(suite.attrib["tests"]) == len(suite)
-        return {case.attrib["name"]: case for case in suite}
+        cases = suite.findall("testcase")
+        assert int(suite.attrib["tests"]) == len(cases)
+        return {case.attrib["name"]: case for case in cases}
 
     return make
 
@@ -73,6 +74,23 @@ def test_not_judged_is_skipped_with_its_reason_and_never_passes(document: Callab
     skipped = case.find("skipped")
     assert skipped is not None
     assert skipped.attrib["message"] == "nothing logged other"
+    assert "try: log other" in (skipped.text or "")
+
+
+def test_what_does_not_apply_is_no_case_but_is_listed_with_its_reason(
+    runs: Path, sessions: ModuleType, xunit: ModuleType
+) -> None:
+    text = junit_xml([sessions.run(series={"loss": [1.0] * 5}, rules="healthcheck:numerics", console=False)])
+    assert xunit.mistakes(text) == []
+    [suite] = ET.fromstring(text)
+    assert "skipped-steps" not in {case.attrib["name"] for case in suite.findall("testcase")}
+    assert "does not apply: skipped-steps: no GradScaler in use" in suite.findtext("system-out", "")
+
+
+def test_the_suite_carries_the_verdict_of_the_run(runs: Path, sessions: ModuleType) -> None:
+    [suite] = ET.fromstring(junit_xml([sessions.run(series={"loss": SPIKE}, console=False)]))
+    found = {p.attrib["name"]: p.attrib["value"] for p in suite.iter("property")}
+    assert found == {"verdict": "WARNED 1", "judged": "2 of 4 checks that apply were judged; log norm; log other"}
 
 
 def test_a_required_rule_without_data_is_a_failure(document: Callable[..., Any]) -> None:

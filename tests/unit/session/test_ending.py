@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from healthcheck.assembly import load_rules_for, plugin_host
+from healthcheck.core.alerts import Missing, Outcome
 from healthcheck.core.clock import ActiveTime, VirtualClock
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
@@ -12,7 +15,8 @@ from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
 from healthcheck.run.actor import StopRequest
-from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
+from healthcheck.run.ending import Ending, JudgedRun, live_end, live_report
+from healthcheck.run.unjudged import UnjudgedReasons
 
 RULES = {
     "high": {"metric": "loss", "when": {"above": 5}, "severity": "error"},
@@ -43,12 +47,15 @@ class Run:
         self.judged = JudgedRun(self.engine, self.rules, result.alerts, target="t", steps=1, seconds=1.0)
 
     def why(self, rule: str, capabilities: Capabilities | None = None, step: int = 1) -> str:
+        return self.missing(rule, capabilities, step).reason
+
+    def missing(self, rule: str, capabilities: Capabilities | None = None, step: int = 1) -> Missing:
         return self.reasons.why(
             self.engine.by_id[rule].rule, step=step, capabilities=capabilities, seen={EventKind.STEP_END}
         )
 
     def ended(self, ending: Ending) -> tuple[int, str]:
-        return exit_code(self.judged, ending, verdicts(self.engine, lambda rule: "no data"))[:2]
+        return live_end(self.judged, ending, verdicts(self.engine, lambda rule: Missing("no data")))[:2]
 
 
 STOPPED = StopRequest("high", 1, "bad", exit_code=9)
@@ -59,15 +66,15 @@ OWN = StopRequest("", 1, "asked for 1 step")
     ("loss", "stop", "fault", "ending", "expected"),
     [
         (1.0, None, False, Ending(script_exit_code=0), (0, "ok")),
-        (9.0, None, False, Ending(script_exit_code=0), (1, "alert")),
-        (9.0, STOPPED, False, Ending(), (9, "stop")),
-        (9.0, STOPPED, True, Ending(), (3, "monitor_error")),
-        (9.0, STOPPED, False, Ending(signal=15), (9, "stop")),
+        (9.0, None, False, Ending(script_exit_code=0), (1, "failed")),
+        (9.0, STOPPED, False, Ending(), (9, "stopped")),
+        (9.0, STOPPED, True, Ending(), (3, "internal error")),
+        (9.0, STOPPED, False, Ending(signal=15), (9, "stopped")),
         (1.0, OWN, False, Ending(signal=15), (143, "interrupted")),
         (1.0, None, True, Ending(interrupted=True), (2, "interrupted")),
-        (9.0, None, True, Ending(exception=ValueError("x")), (1, "script_error")),
-        (9.0, None, True, Ending(script_exit_code=7), (7, "script_error")),
-        (9.0, STOPPED, False, Ending(script_exit_code=7), (9, "stop")),
+        (9.0, None, True, Ending(exception=ValueError("x")), (1, "script failed")),
+        (9.0, None, True, Ending(script_exit_code=7), (7, "script failed")),
+        (9.0, STOPPED, False, Ending(script_exit_code=7), (9, "stopped")),
         (1.0, OWN, False, Ending(), (0, "ok")),
     ],
 )
@@ -85,7 +92,7 @@ def test_the_report_of_a_live_run_adds_its_trainer_its_script_and_what_watching_
     capabilities = Capabilities("loop", frozenset({EventKind.LOSS}), frozenset({"stop"}), {"log": "no logger"})
     report = live_report(
         run.judged,
-        verdicts(run.engine, lambda rule: "no data"),
+        verdicts(run.engine, lambda rule: Missing("no data")),
         Ending(exception=ValueError("x")),
         capabilities=capabilities,
         accepted_unused=["gone"],
@@ -106,7 +113,7 @@ def test_a_rule_that_had_no_sample_says_what_would_have_had_to_be_there() -> Non
     telling = Capabilities("mine", frozenset(EventKind), frozenset(), {"grad_norm": "norms are fused away"})
     assert run.why("high", step=0) == "no training step was seen"
     assert run.why("norm", telling) == "norms are fused away"
-    assert run.why("formula") == "no sample of mine"
+    assert run.why("formula") == "nothing logged mine"
     assert run.why("logged") == "nothing logged mine"
     assert run.why("scaler") == "no GradScaler in use"
     assert run.why("late") == "first due at step 100"
@@ -114,6 +121,60 @@ def test_a_rule_that_had_no_sample_says_what_would_have_had_to_be_there() -> Non
     assert run.why("norm", blind) == "no sample of grad_norm was seen"  # one of its events is shown
     run.quarantined.add("gradients")
     assert run.why("norm") == "the probe gradients was switched off after errors"
+
+
+@pytest.mark.parametrize("rule", ["scaler", "logged", "norm"])
+def test_a_rule_that_the_user_wrote_always_applies(rule: str) -> None:
+    assert Run(loss=1.0).missing(rule).applies
+
+
+def test_a_rule_of_a_pack_applies_where_the_run_has_what_it_judges() -> None:
+    host = plugin_host()
+    rules = load_rules_for(host=host, rules="healthcheck:recommended")
+    engine = Engine(rules)
+    result = engine.evaluate(1, [Sample("loss", 1, 1.0)], 1.0)
+    reasons = UnjudgedReasons(engine, derived=rules.derived, registry=host.registry, quarantined=lambda name: False)
+    judged = verdicts(engine, lambda rule: reasons.why(rule, step=100, capabilities=None, seen=()), steps=100)
+    entries = {v.rule: v for v in judged}
+    assert result.alerts == []
+    assert entries["skipped-steps"].outcome is Outcome.DOES_NOT_APPLY
+    assert entries["skipped-steps"].reason == "no GradScaler in use"
+    assert entries["overfit"].outcome is Outcome.NOT_JUDGED
+    assert entries["overfit"].remedy == "log eval.loss to judge over-fitting"
+    assert entries["optimizer-never-steps"].needs_steps == 150
+    assert entries["grads-not-finite"].outcome is Outcome.NOT_JUDGED  # every training has gradients: that is no excuse
+
+
+@pytest.mark.parametrize(
+    ("loss", "severity", "settings", "change", "expected"),
+    [
+        (1.0, "warning", {}, {}, (0, "ok")),
+        (9.0, "info", {}, {}, (0, "ok")),
+        (9.0, "warning", {}, {}, (0, "warned")),
+        (9.0, "warning", {}, {"muted": "known"}, (0, "ok")),
+        (9.0, "warning", {}, {"accepted": "known"}, (0, "ok")),
+        (9.0, "warning", {}, {"cleared_step": 2}, (0, "warned")),
+        (9.0, "warning", {}, {"explained_by": "other"}, (0, "warned")),
+        (9.0, "error", {"mode": "observe"}, {}, (0, "warned")),
+        (9.0, "error", {"fail_on": "never"}, {}, (0, "warned")),
+        (9.0, "error", {"fail_on": "never"}, {"accepted": "known"}, (0, "ok")),
+        (9.0, "warning", {"fail_on": "warning"}, {}, (1, "failed")),
+        (9.0, "error", {}, {"explained_by": "other"}, (1, "failed")),
+    ],
+)
+def test_no_run_is_ok_beside_an_alert_that_counts(
+    loss: float, severity: str, settings: dict[str, Any], change: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    document = {"version": 1, "rules": {"high": {"metric": "loss", "when": {"above": 5}, "severity": severity}}}
+    rules = load_rules_for(host=plugin_host(), rules=document, settings=settings)
+    engine = Engine(rules)
+    alerts = engine.evaluate(1, [Sample("loss", 1, loss)], 1.0).alerts
+    for alert in alerts:
+        for name, value in change.items():
+            setattr(alert, name, value)
+    run = JudgedRun(engine, rules, alerts, target="t", steps=1, seconds=1.0)
+    end = live_end(run, Ending(), verdicts(engine, lambda rule: Missing("no data")))
+    assert (end.code, end.verdict) == expected
 
 
 def test_the_time_of_training_stands_still_in_evaluations_and_nested_ones_count_once() -> None:

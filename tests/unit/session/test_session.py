@@ -28,7 +28,7 @@ def test_a_nan_loss_is_judged_before_the_update_and_asks_the_trainer_to_stop(wat
     run.session.emit(Event(EventKind.BEFORE_UPDATE, 2))
     assert "stop by loss-not-finite at 2" in run.controls.asked
     report = run.session.finish(Ending(script_exit_code=0))
-    assert (report["exit_code"], report["exit_reason"]) == (1, "stop")
+    assert (report["exit_code"], report["exit_reason"]) == (1, "stopped")
     (alert,) = report["alerts"]
     assert (alert["fired_step"], alert["acted_step"], alert["value"]) == (2, 2, "nan")
 
@@ -72,7 +72,7 @@ def test_no_rule_had_data_is_exit_five(watched):
     run = watched("external: [reward]\nrules: {r: {metric: reward, when: {below: 0}}}")
     run.step(1)
     report = run.session.finish(Ending(script_exit_code=0))
-    assert (report["exit_code"], report["exit_reason"]) == (5, "nothing_judged")
+    assert (report["exit_code"], report["exit_reason"]) == (5, "not judged")
     assert report["rules"]["r"]["verdict"] == "not judged"
 
 
@@ -91,7 +91,7 @@ def test_a_failing_script_keeps_its_own_exit_code_over_alerts(watched):
     run = watched("rules: {l: {metric: loss, when: {above: 0.5}, severity: error}}")
     run.step(1)
     report = run.session.finish(Ending(script_exit_code=3))
-    assert (report["exit_code"], report["exit_reason"], report["script_exit_code"]) == (3, "script_error", 3)
+    assert (report["exit_code"], report["exit_reason"], report["script_exit_code"]) == (3, "script failed", 3)
 
 
 def test_custom_metrics_reach_rules_and_log_does_nothing_without_a_session(watched):

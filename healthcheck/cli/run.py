@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
     add_fail_on(parser)
     add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
-    add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
+    add("--max-time", metavar="TIME", help="end the run after so much training, for instance 90s or 5m")
     add_report_option(
         parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
     )

@@ -67,7 +67,7 @@ class Course:
         if self.unchanged:
             return f"{self.series} unchanged at {number(self.last, unit)} since step {step(self.first_step)}"
         ends = f"{self.series} {number(self.first, unit)} -> {number(self.last, unit)}"
-        turns = not self.lowest == min(self.first, self.last) or not self.highest == max(self.first, self.last)
+        turns = (self.lowest, self.highest) != (min(self.first, self.last), max(self.first, self.last))
         between = f", between {number(self.lowest, unit)} and {number(self.highest, unit)}" if turns else ""
         return f"{ends} from step {step(self.first_step)} to {step(self.last_step)}{between}"
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -73,7 +73,7 @@ class TestTheLearningRate:
 
 
 class TestTheRecordJudgedAgain:
-    RULES = {
+    RULES: ClassVar[dict[str, Any]] = {
         "version": 1,
         "external": ["kl"],
         "rules": {"kl-high": {"metric": "kl", "when": {"above": 0.2}, "for": 3, "then": ["warn"]}},

@@ -26,6 +26,7 @@ from healthcheck.instrument.loggers import LoggedMetrics
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
+from healthcheck.instrument.places import PlaceHooks
 from healthcheck.instrument.resume import Continuation, StateStore
 from healthcheck.instrument.signals import StepBoundary, TerminationReport
 from healthcheck.instrument.sources import TorchFeed
@@ -222,6 +223,7 @@ class InProcess:
         if session.watching:
             self.patches.replace(threading, "excepthook", quiet_stop)
             self.hooks.install()
+            PlaceHooks(session.facts.places, self.patches, self.imports, lambda: self.machine.started).install()
             Companions(session, self.patches, self.imports).install()
             LoggedMetrics(self.machine.evaluations.logged, session, self.patches, self.imports).install()
 

@@ -15,7 +15,7 @@ from healthcheck.core.samples import Metric, Sample
 from healthcheck.device.deferred import largest, number, where
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import evenly
-from healthcheck.probes.labels import optimizer_labels, with_label
+from healthcheck.probes.labels import optimizer_labels, where_made, with_label
 
 SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""
@@ -239,6 +239,7 @@ class _Courses:
         lost_state = old.had_state and len(optimizer.state) == 0 and continued
         replaced = where(same, 1.0, 0.0) if lost_state else 0.0
         facts = {"before": f"{expected:.3g}", "now": f"{rate:.3g}", "optimizer": "a new object, trained weights"}
+        facts |= where_made(event, optimizer)
         return new, jump, replaced, lambda: facts
 
     def _predecessor(self, new: _Course, step: int) -> _Course | None:

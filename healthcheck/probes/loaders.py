@@ -15,6 +15,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import all_behind, saved
+from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import ask_again
 
 SETTLED = 10
@@ -213,9 +214,11 @@ class WorkerDrawProbe:
         found = Counter((name, *marks) for draws in workers for name, marks in draws.items() if len(marks) > 1)
         alike = {tuple(marks): (name, count) for (name, *marks), count in found.items() if count > 1}
 
+        place = where_called(event, "loader")
+
         def facts() -> Mapping[str, Any]:
             names = ", ".join(name for name, _ in alike.values())
             most = max((count for _, count in alike.values()), default=0)
-            return {"which": names, "workers": f"{most} of {len(workers)}"} if alike else {}
+            return {"which": names, "workers": f"{most} of {len(workers)}"} | place if alike else {}
 
         return (Sample("workers.alike", event.step, float(len(alike)), detail=facts),)

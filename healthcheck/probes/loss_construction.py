@@ -32,6 +32,7 @@ from healthcheck.probes.graph import (
     shape_of,
     source_of,
 )
+from healthcheck.probes.labels import where_called, where_made
 from healthcheck.probes.looks import PAUSE, GraphLooks
 
 LOOKS = (2, 50, 200, 1000)
@@ -71,7 +72,7 @@ class LossGraphProbe:
             self.rests_until = self._looks.rests_until
             return ()
         found = list(dict.fromkeys(_mistakes(event.loss_graph)))
-        facts = {"which": "; ".join(found)}
+        facts = {"which": "; ".join(found)} | where_called(event, "backward")
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
 
 
@@ -329,6 +330,7 @@ class LossSignProbe:
             self.rests_until = sys.maxsize
         up = bool(event.optimizer.param_groups[0].get("maximize", False))
         facts = {"optimizer": "maximize=True"} if up else {"loss": "with a minus in front of it"}
+        facts |= where_made(event, event.optimizer) if up else where_called(event, "backward")
         value = float(sign == (1.0 if up else -1.0))
         return (Sample("loss.maximised", step, value, detail=(lambda: facts) if value else None),)
 

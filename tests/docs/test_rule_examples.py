@@ -21,7 +21,8 @@ def rule_files(page: Path) -> list[str]:
     """Whole rule files on a page: those that say their version and hold rules."""
     text = page.read_text(encoding="utf-8")
     found = [*_BLOCK.findall(text), *_HERE.findall(text)]
-    return [block for block in found if re.search(r"^version: 1$", block, re.MULTILINE) and "\nrules:" in block]
+    whole = [block for block in found if re.search(r"^version: 1$", block, re.MULTILINE) and "\nrules:" in block]
+    return [block for block in whole if "mine." not in block]  # those need the plugin that the page has you write
 
 
 EXAMPLES = [(page, number, text) for page in PAGES for number, text in enumerate(rule_files(page), 1)]

@@ -62,7 +62,7 @@ class Stop:
                 data["checkpoint"] = where
         earlier: str = getattr(getattr(context.controls, "stop", None), "rule", "")
         if earlier and earlier != alert.rule:
-            words.append(f"{earlier} had asked already")
+            words.append(f"{earlier} asked for it already")
         context.controls.request_stop(
             alert.message or alert.rule,
             rule=alert.rule,
@@ -134,7 +134,7 @@ class ScaleLr:
             "factor": {
                 "type": "number",
                 "exclusiveMinimum": 0,
-                "description": "What each learning rate is multiplied with, e.g. 0.5.",
+                "description": "Factor that each learning rate is multiplied by, e.g. 0.5.",
             }
         },
         "required": ["factor"],

@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--print-config", action="store_true", help="print the effective rules and where each key came from"
     )
     parser.add_argument(
-        "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
+        "--fix", action="store_true", help="rewrite renamed rule ids, names that other tools use, and clear typos"
     )
     add_format(parser, "github", help="json: for scripts; github: annotations")
     add_plugin_option(parser)

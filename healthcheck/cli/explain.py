@@ -29,7 +29,7 @@ OURS = "healthcheck:"
 """How the names of packs begin that come with healthcheck."""
 
 NAME = "explain"
-HELP = "the manual of a rule, condition, action, metric or setting; a rule also as it stands here (for one alert: why)"
+HELP = "the manual page of a rule, condition, action, metric or setting, and how a rule is set here (for an alert: why)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
     known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS]
     known += [metric.name for metric in registry.metrics.values()]
     hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
-    raise UsageError(f'"{name}" is no rule, condition, action, metric or setting; {hint}')
+    raise UsageError(f'"{name}" is not a rule, condition, action, metric or setting; {hint}')
 
 
 def _list(loaded: Loaded, label: str) -> list[str]:

@@ -100,7 +100,7 @@ def _catalogue(metrics: dict[str, Metric]) -> list[str]:
     return [
         *table_lines(rows, heads=("metric", "unit", "cost", "needs", "what it is"), indent=0),
         "",
-        "cost: free = known anyway, host = host work, device = kernels without a wait, sync = waits for the device",
+        "cost: free = known already, host = work on the host, device = kernels but no wait, sync = waits for the device",
         "your own: healthcheck.log(name=value) in the script, and `external: [name]` in the rule file",
     ]
 

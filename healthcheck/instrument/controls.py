@@ -131,7 +131,7 @@ class PendingUpdate(Protocol):
 
 
 _NO_EPOCHS = "a plain loop does not announce its epochs"
-_NO_TESTS = "a plain loop does not tell a test from an evaluation"
+_NO_TESTS = "a plain loop does not distinguish a test from an evaluation"
 
 GAPS = {
     **dict.fromkeys(("epoch_start", "epoch_end"), _NO_EPOCHS),

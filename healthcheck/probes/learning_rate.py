@@ -71,7 +71,7 @@ class LearningRateProbe:
             f"Learning rate under a scheduler, divided by its highest in the last {STRETCH} to {2 * STRETCH} updates.",
         ),
         Metric(
-            "lr.warmups", "How often the learning rate fell from its peak to where its warm-up began, at one stroke."
+            "lr.warmups", "How often the learning rate fell from its peak to where its warm-up began, in a single step."
         ),
         Metric("optimizer.replaced", "1 when a new optimizer without state takes over a trained model, else 0."),
     )
@@ -338,7 +338,8 @@ class ScheduleReachProbe:
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
-            "lr.reached", "Highest rate so far as a part of the schedule's goal, once that is out of reach; else 1."
+            "lr.reached",
+            "Highest rate so far as a share of the schedule's peak, once the peak is out of reach; else 1.",
         ),
     )
 

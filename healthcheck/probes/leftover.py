@@ -109,7 +109,7 @@ class LeftoverProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.leftover",
-            "Part of the looked-at tensors whose gradient still held the last step's values.",
+            "Share of the sampled tensors whose gradient still held the last step's values.",
             "fraction",
             Cost.DEVICE,
         ),
@@ -177,7 +177,7 @@ class LeftoverProbe:
         if found is None:
             return ()
         held, asked = found
-        facts = {"tensors": f"{held:,} of {asked:,} tensors looked at were not cleared since the last update"}
+        facts = {"tensors": f"{held:,} of {asked:,} sampled tensors were not cleared since the last update"}
         facts |= where_called(event, "backward")
         labels = optimizer_labels(event.optimizer_index)
         return (Sample("grads.leftover", event.step, held / asked, labels, detail=lambda: facts),)
@@ -216,7 +216,7 @@ class LeftoverProbe:
 
         def facts() -> Mapping[str, Any]:
             counts = f"{value_of(held):,.0f} of {value_of(asked):,.0f}"
-            return {"tensors": f"{counts} tensors looked at held the last step's gradient"} | place
+            return {"tensors": f"{counts} sampled tensors held the last step's gradient"} | place
 
         return () if share is None else (Sample("grads.leftover", event.step, share, labels, detail=facts),)
 

@@ -41,10 +41,12 @@ class DryLoaderProbe:
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS)
     provides: tuple[Metric, ...] = (
         Metric(
-            "batch.empty_passes", "Passes in a row over a loader for training that gave no batch, after some that did."
+            "batch.empty_passes", "Consecutive passes over a training loader that gave no batch, after some that did."
         ),
         Metric(
-            "batch.stale", "Updates since the loader's last batch, while the loss is still over it.", cost=Cost.HOST
+            "batch.stale",
+            "Updates since the loader's last batch, while the loss is still computed from it.",
+            cost=Cost.HOST,
         ),
     )
 
@@ -106,7 +108,7 @@ ROWS = 256
 ROW_ELEMENTS = 64
 """Elements of each row that enter its hash, evenly spread."""
 BITS = 20.0
-"""Bits that the order of a tensor's rows must hold, so that it does not come again by chance."""
+"""Bits that the order of a tensor's rows must hold, so that it does not happen again by chance."""
 
 
 class PassOrderProbe:
@@ -123,9 +125,9 @@ class PassOrderProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.pass_repeat",
-            "Passes in a row, under a sampler that draws at random, that began with the batch of the pass before.",
+            "Consecutive passes over a shuffled loader that began with the same batch as the pass before.",
             cost=Cost.HOST,
-            needs=("batches", "a loader that draws at random"),
+            needs=("batches", "a loader that shuffles"),
         ),
     )
 
@@ -201,7 +203,7 @@ class WorkerDrawProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "workers.alike",
-            "Random generators from which loader workers draw the same numbers as one another.",
+            "Random generators from which several loader workers draw the same numbers.",
             cost=Cost.HOST,
             needs=("forked loader workers over a map-style data set",),
         ),

@@ -66,7 +66,7 @@ class RebuiltOptimizerProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.rebuilt",
-            "Optimizers in a row, of the same parameters and with a state to lose, that made one update each.",
+            "Consecutive optimizers of the same parameters, with state to lose, that made one update each.",
         ),
     )
 
@@ -116,7 +116,7 @@ class ResumedOptimizerProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.state_lost",
-            "1 if a run goes on at a later step and its optimizer has no state, else 0.",
+            "1 if a run resumes at a later step and its optimizer has no state, else 0.",
             needs=("a resume",),
         ),
     )
@@ -281,13 +281,13 @@ class IdleOptimizerProbe:
         ),
         Metric(
             "schedule.half_cycles",
-            f"Times that a CosineAnnealingLR has gone down or up, each within {SHORT} updates or fewer; else 0.",
+            f"How often a CosineAnnealingLR has gone down or up, each time within {SHORT} updates or fewer; else 0.",
             cost=Cost.HOST,
             needs=(f"{LOOKS[0]} updates",),
         ),
         Metric(
             "schedule.unstepped",
-            "Optimizers that make steps while their schedulers, built and never stepped, would have had to move the rate.",
+            "Optimizers that step while their scheduler, which was never stepped, should have changed the learning rate.",
             cost=Cost.HOST,
             needs=(f"{LOOKS[0]} updates", "some passes over the data"),
         ),

@@ -64,13 +64,13 @@ class StepOrderProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.cleared",
-            "Part of the looked-at tensors whose gradient was there after the backward pass and gone at the update.",
+            "Share of the sampled tensors whose gradient existed after the backward pass and was gone at the update.",
             "fraction",
             Cost.HOST,
         ),
         Metric(
             "updates.reused",
-            f"Part of the last {UPDATES} updates that applied the gradients of the update before once more.",
+            f"Part of the last {UPDATES} updates that applied the gradients of the update before again.",
             "fraction",
             Cost.HOST,
         ),
@@ -164,7 +164,7 @@ class StepOrderProbe:
         place = where_called(event, "zero_grad")
 
         def facts() -> Mapping[str, Any]:
-            lose = f"{lost} of {looked} tensors looked at got a gradient in the backward pass and lost it"
+            lose = f"{lost} of {looked} sampled tensors got a gradient in the backward pass and lost it"
             return {"tensors": lose} | place
 
         share = lost / looked

@@ -290,7 +290,7 @@ def _leaves(node: Any) -> Iterator[Any]:
 
 _LISTED = "in a plain list or dict of a module: use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
 _UNFROZEN = "unfrozen after the optimizer was built: optimizer.add_param_group, or build it again"
-_MADE = "a tensor of its own that is no parameter of the module: wrap the result, as in nn.Parameter(torch.randn(n).to(device))"
+_MADE = "a separate tensor that is not a parameter of the module: wrap the result, as in nn.Parameter(torch.randn(n).to(device))"
 _SIBLING = (
     "the smaller part of layers whose larger part an optimizer holds: look at the filters of its parameter groups"
 )
@@ -314,7 +314,7 @@ class ForgottenParameterProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "params.forgotten",
-            "Tensors with a gradient and without optimizer that were meant to train: listed, unfrozen, or a layer's rest.",
+            "Tensors with a gradient and no optimizer that look meant to train: in a plain list, unfrozen later, or part of a trained layer.",
             cost=Cost.HOST,
         ),
     )

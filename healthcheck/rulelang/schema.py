@@ -343,14 +343,14 @@ class RuleFormat(Format):
         if key == "disabled":
             return Answer(text, "write `enabled: false`, or `rule-id: off`", "unknown-key")
         if kind == "condition" and key in COMBINED:
-            hint = "one level is all there is; write two rules"
+            hint = "only one level is supported; write two rules"
             return Answer(f"`{key}` cannot stand inside `all` or `any`", hint, "nested")
         if kind == "rule" and key not in synonyms and (key in self.conditions or not nearest(key, known)):
             # A condition beside `metric`, not under `when`.
             close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
             if close:
                 shown = "..." if isinstance(value, (dict, list)) else shorten(str(value), 20)
-                hint = f"a condition stands under `when`: write `when: {{{close[0]}: {shown}}}`"
+                hint = f"a condition goes under `when`: write `when: {{{close[0]}: {shown}}}`"
                 return Answer(text, hint, "unknown-key")
         return None
 
@@ -369,10 +369,10 @@ class RuleFormat(Format):
         hint = f"here it is called `{ours}`" if ours in words else did_you_mean(meant)
         shown = shorten(str(value).lower() if isinstance(value, bool) else str(value))
         if where[-1] == "when" and not hint and len(shown.split()) > 1:
-            return Answer(f'"{shown}" is no condition', "conditions are keys, not expressions: when: {above: 5}")
+            return Answer(f'"{shown}" is not a condition', "conditions are keys, not expressions: when: {above: 5}")
         if holder == "then":
             hint = hint or f"there are {listed(words)}"
-            return Answer(f'"{shown}" is no action', hint, "unknown-action", meant)
+            return Answer(f'"{shown}" is not an action', hint, "unknown-action", meant)
         return Answer(f'"{shown}" is not one of {listed(words)}', hint, meant=meant)
 
     def wrong_type(self, where: KeyPath, value: Any) -> Answer | None:

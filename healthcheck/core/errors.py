@@ -13,7 +13,7 @@ from typing import ClassVar
 class HealthCheckError(Exception):
     """Base of every error that healthcheck raises on purpose.
 
-    Catch this to catch ours and nobody else's.
+    Catch this to catch all of healthcheck's errors and no others.
     """
 
     slug: ClassVar[str] = "error"
@@ -60,7 +60,7 @@ class Problem:
 
 
 class RuleFileError(UsageError):
-    """Rule files hold mistakes; all of them are in ``problems``. Mend them and run again."""
+    """Rule files hold mistakes; all of them are in ``problems``. Fix them and run again."""
 
     slug = "rule-file"
 
@@ -72,7 +72,7 @@ class RuleFileError(UsageError):
 class PluginError(HealthCheckError):
     """A plugin could not be loaded, or does not fit the hook specification.
 
-    Mend the plugin, or switch it off with ``HEALTHCHECK_DISABLE_PLUGINS=name``.
+    Fix the plugin, or switch it off with ``HEALTHCHECK_DISABLE_PLUGINS=name``.
     """
 
     slug = "plugin"

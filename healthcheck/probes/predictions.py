@@ -82,7 +82,7 @@ class PredictionProbe:
         ),
         Metric(
             _EMBEDDINGS,
-            "Spread of the vectors that the loss compares, relative to their length; 0 means that they are all the same.",
+            "Spread of the vectors that the loss compares, relative to their length; 0 means that all are equal.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "a loss that compares vectors"),
         ),

@@ -103,7 +103,7 @@ def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Label
         return hits / max(moves, 1)
 
     def facts() -> Mapping[str, Any]:
-        return {"tensors": f"{counted[0]:,} of {counted[1]:,} tensors looked at"} if counted else {}
+        return {"tensors": f"{counted[0]:,} of {counted[1]:,} sampled tensors"} if counted else {}
 
     return Sample("params.restored", step, calculate(compute, *moved, *now), labels, detail=facts)
 

@@ -335,7 +335,7 @@ def run_trials(
             )
             trials.append(trial)
             took = f", {trial.seconds_per_step * 1e3:.3g} ms each" if trial.seconds_per_step else ""
-            words = "without us" if mode == "bare" else "with us"
+            words = "without healthcheck" if mode == "bare" else "with healthcheck"
             say(f"run {number + 1} of {len(ORDER)}, {words}: {trial.steps} steps{took}")
             if not trial.steps:
                 break

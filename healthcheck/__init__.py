@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
-    from healthcheck.core.runinfo import RunFacts, StateLoads
+    from healthcheck.core.runinfo import Places, RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
@@ -86,6 +86,7 @@ _HOME = {
     "ModelView": "core.events",
     "OptionError": "rulelang.conditions.base",
     "OtherPart": "core.protocols",
+    "Places": "core.runinfo",
     "PluginError": "core.errors",
     "Position": "core.protocols",
     "Probe": "core.protocols",
@@ -145,6 +146,7 @@ __all__ = [
     "ModelView",
     "OptionError",
     "OtherPart",
+    "Places",
     "PluginError",
     "Position",
     "Probe",

@@ -151,7 +151,7 @@ class Locate:
     """Replay the step with hooks on every module: same arguments, same random numbers, same autocast.
 
     Names the first module whose output is not finite; if the forward pass stays finite, the operation
-    whose gradient is not, and the module it stands in. Training state is left as it was. From the start
+    whose gradient is not, and the module that contains it. Training state is left as it was. From the start
     of the run it keeps references to what the model was called with (opt-in for that reason); the replay
     itself costs a step and waits for the device, at most three times a run. It runs on the original module
     behind ``torch.compile`` and DDP; sharded models are not replayed.

@@ -47,6 +47,7 @@ PUBLIC = [
     "ModelView",
     "OptionError",
     "OtherPart",
+    "Places",
     "PluginError",
     "Position",
     "Probe",

@@ -168,7 +168,7 @@ def test_a_memory_that_does_not_survive_a_resume_is_named(kept: str) -> None:
     said = (
         "its state is not JSON"
         if kept == "NaN"
-        else "after restore(state()) scores differ: a resumed run judges otherwise"
+        else "after restore(state()) scores differ: a resumed run judges differently"
     )
     assert any(said in text for text in check_condition(condition(Half)))
 

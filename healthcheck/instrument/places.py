@@ -51,8 +51,10 @@ class PlaceHooks:
         self._patches.replace(torch.optim.Optimizer, "__init__", self._made)
         for kind in ("LRScheduler", "ReduceLROnPlateau"):
             self._patches.replace(getattr(schedulers, kind), "__init__", self._scheduler_made)
-        self._count(torch.nn.Module, "__init__", self._module_made)
-        self._count(schedulers.LRScheduler, "step", functools.partial(self._called, self._scheduler_stepped))
+        made = self._patches.replace(torch.nn.Module, "__init__", self._module_made)
+        if made is not None:
+            self._counted.append(made)
+        self._count_calls(schedulers.LRScheduler, "step", self._scheduler_stepped)
         for owner, name, role in (
             (torch.Tensor, "backward", "backward"),
             (torch.optim.Optimizer, "zero_grad", "zero_grad"),
@@ -60,17 +62,11 @@ class PlaceHooks:
             (torch.nn.utils, "clip_grad_norm_", "clip"),
             (torch.nn.utils.clip_grad, "clip_grad_norm_", "clip"),
         ):
-            note = functools.partial(self._function_called, role)
-            self._count(owner, name, functools.partial(self._called, note))
+            self._count_calls(owner, name, functools.partial(self._function_called, role))
 
     def _loaders(self, dataloader: ModuleType) -> None:
         self._patches.replace(dataloader.DataLoader, "__init__", self._made)
-        self._count(dataloader.DataLoader, "__iter__", functools.partial(self._called, self._passed_over))
-
-    def _count(self, owner: Any, name: str, make: Callable[..., Any]) -> None:
-        replaced = self._patches.replace(owner, name, make)
-        if replaced is not None:
-            self._counted.append(replaced)
+        self._count_calls(dataloader.DataLoader, "__iter__", self._passed_over)
 
     def _give_back(self) -> None:
         """What may be called inside a compiled region is as it was before."""
@@ -109,17 +105,28 @@ class PlaceHooks:
 
     # -- what is called ---------------------------------------------------------------
 
-    def _called(self, note: Callable[[Any, str], None], original: Callable[..., Any]) -> Callable[..., Any]:
-        left = CALLS
+    def _count_calls(self, owner: Any, name: str, note: Callable[[Any, str], None]) -> None:
+        """Note the places of the first calls; then the function is what it was, and costs nothing."""
+        ours: list[Replaced] = []
 
-        def called(first: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if left > 0 and self._patches.active and not self._building:
-                left -= 1
-                note(first, place_of(sys._getframe(1)))
-            return original(first, *args, **kwargs)
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            left = CALLS
 
-        return called
+            def called(first: Any, *args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                if left > 0 and self._patches.active and not self._building:
+                    left -= 1
+                    note(first, place_of(sys._getframe(1)))
+                    if not left and ours:
+                        ours.pop().give_back()
+                return original(first, *args, **kwargs)
+
+            return called
+
+        replaced = self._patches.replace(owner, name, make)
+        if replaced is not None:
+            ours.append(replaced)
+            self._counted.append(replaced)
 
     def _function_called(self, role: str, first: Any, place: str) -> None:
         self._places.note_call(role, place)

@@ -1,4 +1,4 @@
-"""A script to watch: a small regression that goes wrong when it is told to."""
+"""A script to watch: a small regression that goes wrong on request."""
 
 from __future__ import annotations
 

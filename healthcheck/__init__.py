@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
-    from healthcheck.core.runinfo import RunFacts, StateLoads
+    from healthcheck.core.runinfo import Places, RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
@@ -99,6 +99,7 @@ _HOME = {
     "ModelView": "core.events",
     "OptionError": "rulelang.conditions.base",
     "OtherPart": "core.protocols",
+    "Places": "core.runinfo",
     "PluginError": "core.errors",
     "Position": "core.protocols",
     "Probe": "core.protocols",
@@ -161,6 +162,7 @@ __all__ = [
     "ModelView",
     "OptionError",
     "OtherPart",
+    "Places",
     "PluginError",
     "Position",
     "Probe",

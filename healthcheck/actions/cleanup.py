@@ -80,7 +80,7 @@ def _words(kind: str, before: tuple[int, int], after: tuple[int, int]) -> str:
     if kind == "cpu":
         if returned < max(_NOTICEABLE, before[1] // 100):
             return f"cleanup freed {size_text(max(0, returned))} of {size_text(before[1])}: live objects of this process hold it"
-        return f"cleanup gave {size_text(returned)} of host memory back"
+        return f"cleanup gave {size_text(returned)} of host memory"
     if returned < max(_NOTICEABLE, before[1] // 100):
         holder = (
             "live tensors hold it, not the cache" if after[0] > after[1] // 2 else "the cache could not be returned"

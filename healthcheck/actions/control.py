@@ -62,7 +62,7 @@ class Stop:
                 data["checkpoint"] = where
         earlier: str = getattr(getattr(context.controls, "stop", None), "rule", "")
         if earlier and earlier != alert.rule:
-            words.append(f"{earlier} had asked already")
+            words.append(f"{earlier} asked for it already")
         context.controls.request_stop(
             alert.message or alert.rule,
             rule=alert.rule,
@@ -136,7 +136,7 @@ class ScaleLr:
                 "type": "number",
                 "minimum": 1e-6,
                 "maximum": 100,
-                "description": "What each learning rate is multiplied with, e.g. 0.5; from 1e-6 to 100.",
+                "description": "Factor that each learning rate is multiplied by, e.g. 0.5; from 1e-6 to 100.",
             }
         },
         "required": ["factor"],

@@ -34,7 +34,7 @@ class DumpStacks:
 
     def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
         place = where_main_stands()
-        words = f"main thread stands in {place}" if place else "main thread runs no Python code"
+        words = f"main thread is in {place}" if place else "main thread runs no Python code"
         if context.run_dir is None:
             return ActionOutcome.of(self.name, f"{words} (no record, so no file with all stacks)", place=place)
         try:

@@ -112,7 +112,7 @@ def finite_words(seen: Sequence[Replayed], step: int, past: bool) -> str:
         text += f"; backward not replayed: {blind}"
     if past:
         text += "; it ran with the weights after the update"
-    return f"{text}; the fault is after the model, or does not come again"
+    return f"{text}; the fault is after the model, or does not happen again"
 
 
 def _called(frame: Frame) -> str:
@@ -151,7 +151,7 @@ class Locate:
     """Replay the step with hooks on every module: same arguments, same random numbers, same autocast.
 
     Names the first module whose output is not finite; if the forward pass stays finite, the operation
-    whose gradient is not, and the module it stands in. Training state is left as it was. From the start
+    whose gradient is not, and the module that contains it. Training state is left as it was. From the start
     of the run it keeps references to what the model was called with (opt-in for that reason); the replay
     itself costs a step and waits for the device, at most three times a run. It runs on the original module
     behind ``torch.compile`` and DDP; sharded models are not replayed.
@@ -219,7 +219,7 @@ class Locate:
         if context.event is None or context.event.model is None:
             return ActionOutcome.nothing_done(self.name, "the training thread is not at a step")
         if self.calls is None:
-            return ActionOutcome.nothing_done(self.name, "it did not listen from the start of this run")
+            return ActionOutcome.nothing_done(self.name, "it was not active from the start of this run")
         if self._runs >= MAX_RUNS:
             return ActionOutcome.nothing_done(self.name, f"this run has replayed {MAX_RUNS} steps already")
         step = alert.fired_step
@@ -239,8 +239,8 @@ class Locate:
         if self.calls.error:
             return f"the calls of the model could not be kept ({self.calls.error})"
         if self.calls.kept and self.calls.kept[0].step > step:
-            return f"the batch of step {step:,} is not kept any more at step {context.step:,}"
-        return f"no call of a module was seen in step {step:,}: they stand inside a compiled region"
+            return f"the batch of step {step:,} is no longer kept at step {context.step:,}"
+        return f"no call of a module was seen in step {step:,}: they are inside a compiled region"
 
     def _locate(self, step: int, calls: list[Call], past: bool, context: ActionContext, alert: Alert) -> ActionOutcome:
         assert context.event is not None and context.event.model is not None

@@ -403,7 +403,7 @@ def _no_collectives() -> Any:
     class Alone(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             if "c10d" in function.namespace:
-                raise CannotReplay(f"its forward pass speaks to other ranks ({function})")
+                raise CannotReplay(f"its forward pass communicates with other ranks ({function})")
             return function(*arguments, **(keywords or {}))
 
     return Alone()

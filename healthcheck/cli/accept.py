@@ -21,7 +21,9 @@ HELP = "take the alerts of a run as known (healthcheck-accepted.yaml); later onl
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("rules", nargs="*", metavar="RULE", help="only these rules (default: all that alerted)")
-    parser.add_argument("--reason", required=True, help="why they are acceptable; stands in the file and in reports")
+    parser.add_argument(
+        "--reason", required=True, help="why they are acceptable; written to the file and shown in reports"
+    )
     parser.add_argument("--any-script", action="store_true", help="for every script, not only the one of this run")
     parser.add_argument("--force", action="store_true", help="also accept alerts that stopped the run")
 
@@ -30,14 +32,14 @@ def main(args: argparse.Namespace) -> int:
     from healthcheck.rulelang.accepted import FILE_NAME, Acceptance, add_accepted, find_accepted
 
     if not args.reason.strip():
-        raise UsageError("healthcheck accept: --reason needs words; the next reader has nothing else")
+        raise UsageError("healthcheck accept: --reason must not be empty: it is all that the next reader has")
     run = find_run(args.run)
     alerts = _chosen(run.alerts, args.rules)
     # An accepted alert no longer fails a run, but its actions still run: accepting a stop would promise what does not happen.
     stopping = sorted({a["rule"] for a in alerts if any(o["action"] == "stop" and o["done"] for o in a["actions"])})
     if stopping and not args.force:
         raise UsageError(
-            f"healthcheck accept: {', '.join(stopping)} stopped this run, and would stop the next one all the same; "
+            f"healthcheck accept: {', '.join(stopping)} stopped this run, and would stop the next one too; "
             "switch the rule off or mute its span, or give --force"
         )
     script = "*" if args.any_script else run.target

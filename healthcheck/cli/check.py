@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--print-config", action="store_true", help="print the effective rules and where each key came from"
     )
     parser.add_argument(
-        "--fix", action="store_true", help="rewrite renamed rule ids, words of other tools and clear typos"
+        "--fix", action="store_true", help="rewrite renamed rule ids, names that other tools use, and clear typos"
     )
     parser.add_argument(
         "--strict",

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "script",
         nargs="?",
         metavar="SCRIPT",
-        help="run its first steps with and without us in turn (six runs, as it stands, acting on nothing): step time, "
+        help="run its first steps alternately with and without healthcheck (six runs, as it stands, acting on nothing): step time, "
         "memory, identical losses",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="arguments of the script")
@@ -120,7 +120,7 @@ def name_clashes(folder: Path) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "name",
-            'another package called "healthcheck" is installed; it owns the same import name and overwrites files of ours',
+            'another package called "healthcheck" is installed; it owns the same import name and overwrites our files',
             "pip uninstall healthcheck, then pip install --force-reinstall torch-healthcheck",
         )
     for local in (folder / "healthcheck.py", folder / "healthcheck" / "__init__.py"):
@@ -227,7 +227,7 @@ def plugin_state(host: Any) -> Iterator[Finding]:
     names = ", ".join(f"{info.name} ({info.source})" for info in others) or "none beside the built-ins"
     yield Finding("ok", "plugins", names)
     for failure in host.failures:
-        yield Finding("problem", "plugins", str(failure), f"mend it, or HEALTHCHECK_DISABLE_PLUGINS={failure.name}")
+        yield Finding("problem", "plugins", str(failure), f"fix it, or set HEALTHCHECK_DISABLE_PLUGINS={failure.name}")
 
 
 def run_folder() -> Iterator[Finding]:
@@ -247,7 +247,7 @@ def run_folder() -> Iterator[Finding]:
             "problem",
             "records",
             f"{wanted} cannot be written: {error.strerror or error}",
-            f"set {RUNS_VARIABLE} to a folder of yours",
+            f"set {RUNS_VARIABLE} to a folder that you can write to",
         )
         return
     text = f"{wanted} can be written, {free / 2**30:.1f} GiB free"
@@ -319,7 +319,7 @@ def run_trials(
     if not Path(script).is_file():
         raise UsageError(_no_script(script, arguments))
     say(
-        f"{script}: {len(ORDER)} runs of {steps} steps, without and with us in turn; files that it writes, it writes each time"
+        f"{script}: {len(ORDER)} runs of {steps} steps, alternately without and with healthcheck; files that the script writes are written every time"
     )
     trials = []
     with tempfile.TemporaryDirectory() as folder:
@@ -335,7 +335,7 @@ def run_trials(
             )
             trials.append(trial)
             took = f", {trial.seconds_per_step * 1e3:.3g} ms each" if trial.seconds_per_step else ""
-            words = "without us" if mode == "bare" else "with us"
+            words = "without healthcheck" if mode == "bare" else "with healthcheck"
             say(f"run {number + 1} of {len(ORDER)}, {words}: {trial.steps} steps{took}")
             if not trial.steps:
                 break
@@ -396,23 +396,23 @@ def _time(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, Any
     without, with_us, spread = wall
     ratio = with_us / without
     result |= {"ratio": ratio, "bare_ms": without * 1e3, "watched_ms": with_us * 1e3, "bare_spread": spread}
-    text = f"{without * 1e3:.3g} ms a step without us, {with_us * 1e3:.3g} ms with: {ratio:.3f} times"
+    text = f"{without * 1e3:.3g} ms a step without healthcheck, {with_us * 1e3:.3g} ms with: {ratio:.3f} times"
     if cpu is not None:
         result |= {"cpu_ratio": cpu[1] / cpu[0], "cpu_bare_spread": cpu[2]}
     if spread > 1.1 * max(ratio, 1.0) or spread > NOISY:
-        noise = f"{text}; runs without us differ by {spread:.2f} times, so this says little"
+        noise = f"{text}; runs without healthcheck differ by {spread:.2f} times, so this says little"
         on_device = any("device" in t.memory for t in bare)
         if cpu is None or on_device or cpu[2] > NOISY:
             return Finding("note", "step time", noise, "a quieter machine, or more --steps")
         ratio = cpu[1] / cpu[0]
         text = (
-            f"{cpu[0] * 1e3:.3g} ms of processor time a step without us, {cpu[1] * 1e3:.3g} ms with: {ratio:.3f} times "
-            f"(by the clock runs without us differ by {spread:.2f} times: the machine is busy)"
+            f"{cpu[0] * 1e3:.3g} ms of processor time a step without healthcheck, {cpu[1] * 1e3:.3g} ms with: {ratio:.3f} times "
+            f"(by the clock, runs without healthcheck differ by {spread:.2f} times: the machine is busy)"
         )
     if ratio <= 1.05:
         return Finding("ok", "step time", text)
     return Finding(
-        "note", "step time", text, "--profile production, which looks at much only every 50 steps, or minimal"
+        "note", "step time", text, "--profile production, which measures many things only every 50 steps, or minimal"
     )
 
 
@@ -432,7 +432,7 @@ def _memory(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, A
             continue
         without, with_us = (statistics.median(t.memory[kind] for t in some) for some in (bare, watched))
         result[f"{kind}_memory"] = {"bare": without, "watched": with_us}
-        text = f"peak {without / 2**20:,.0f} MiB without us, {with_us / 2**20:,.0f} MiB with"
+        text = f"peak {without / 2**20:,.0f} MiB without healthcheck, {with_us / 2**20:,.0f} MiB with"
         findings.append(Finding("ok", f"{kind} memory", text))
     return findings
 
@@ -445,13 +445,15 @@ def _losses(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, A
         return Finding(
             "note",
             "losses",
-            "two runs without us differ, so runs with us cannot be compared",
+            "two runs without healthcheck differ, so runs with it cannot be compared",
             "seed the script for this",
         )
     same = all(t.losses == bare[0].losses for t in watched)
     result["identical_losses"] = same
     if same:
-        return Finding("ok", "losses", f"{len(bare[0].losses)} losses, the same bits with and without us")
+        return Finding(
+            "ok", "losses", f"{len(bare[0].losses)} losses, bit for bit the same with and without healthcheck"
+        )
     other = next(t for t in watched if t.losses != bare[0].losses)
     pairs = zip(bare[0].losses, other.losses, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(bare[0].losses))

@@ -26,7 +26,7 @@ HELP = "what was kept for an alert: parameters, batch, series, environment, and 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, "the only one with evidence, else a list")
     parser.add_argument(
-        "--now", action="store_true", help="ask a run that goes on to keep evidence of its next step, without an alert"
+        "--now", action="store_true", help="ask a run in progress to keep evidence of its next step, without an alert"
     )
     add_format(parser)
 
@@ -103,10 +103,10 @@ def _ask(run: Run, wanted: str | None) -> int:
 _WIDTH = 10
 """Of the names of facts, which stand left of them."""
 _HOLDS = {
-    "README": "this in short, for whoever opens the folder",
+    "README": "a summary of this folder",
     "alert.json": "the alert, as in report.json",
-    "series.csv": "one row a step, one column a series",
-    "parameters.csv": "one row a parameter: norms and values that are not finite",
+    "series.csv": "one row per step, one column per series",
+    "parameters.csv": "one row per parameter: norms and values that are not finite",
     "batch.json": "shapes, types, ranges and hashes of the batch",
     "batch/index.json": "which file holds which tensor of the batch",
     "rng.json": "states of the random number generators",

@@ -23,9 +23,13 @@ from healthcheck.rulelang.sources import pack_names
 if TYPE_CHECKING:
     from healthcheck.core.protocols import Action
     from healthcheck.extend.registry import Registry
+    from healthcheck.rulelang.merge import Draft
+
+OURS = "healthcheck:"
+"""How the names of packs begin that come with healthcheck."""
 
 NAME = "explain"
-HELP = "the manual of a rule, condition, action, metric or setting; a rule also as it stands here (for one alert: why)"
+HELP = "the manual page of a rule, condition, action, metric or setting, and how a rule is set here (for an alert: why)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +83,7 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
     known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS]
     known += [metric.name for metric in registry.metrics.values()]
     hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
-    raise UsageError(f'"{name}" is no rule, condition, action, metric or setting; {hint}')
+    raise UsageError(f'"{name}" is not a rule, condition, action, metric or setting; {hint}')
 
 
 def _list(loaded: Loaded, label: str) -> list[str]:
@@ -94,7 +98,7 @@ def _rule_text(loaded: Loaded, rule_id: str, label: str) -> str:
     draft = loaded.merged.rules[rule_id]
     rule = next((r for r in loaded.ruleset.rules if r.id == rule_id), None)
     lines = [
-        _page(rule_id).rstrip() or f"# {rule_id}\n\n(this rule has no page of its own)",
+        _page(draft).rstrip() or f"# {rule_id}\n\n({_without_page(draft)})",
         "",
         f"## This rule here ({label})",
         "",
@@ -125,7 +129,7 @@ def _rule_json(loaded: Loaded, rule_id: str) -> dict[str, Any]:
         "asks": asks(causes[0]) if len(causes) == 1 else None,
         **({"causes": {cause.name: asks(cause) for cause in causes}} if draft.causes else {}),
         "keys": {key: {"value": e.value, "origin": str(e.origin)} for key, e in draft.entries.items()},
-        "page": _page(rule_id) or None,
+        "page": _page(draft) or None,
     }
 
 
@@ -201,8 +205,28 @@ def _metric_text(found: list[dict[str, Any]], loaded: Loaded) -> str:
     return "\n".join(lines)
 
 
-def _page(rule_id: str) -> str:
-    """The rule's page: package data of an installation, ``docs/rules`` of a bare checkout."""
+def _is_ours(draft: Draft) -> bool:
+    """Whether a rule is one of those that come with healthcheck, however it was set here.
+
+    Another one may have its name: what a rule watches says which it is.
+    """
+    says = [draft.entries[key] for key in ("metric", "when") if key in draft.entries] or list(draft.entries.values())
+    return any(str(entry.origin).startswith(OURS) for entry in says[:1])
+
+
+def _without_page(draft: Draft) -> str:
+    if _read_page(draft.id):
+        return "a rule of yours; healthcheck has another one of this name, whose page is not about this rule"
+    return "this rule has no page of its own"
+
+
+def _page(draft: Draft) -> str:
+    """The page of the rule; empty if it has none, or only one of another rule of this name."""
+    return _read_page(draft.id) if _is_ours(draft) else ""
+
+
+def _read_page(rule_id: str) -> str:
+    """A page: package data of an installation, ``docs/rules`` of a bare checkout."""
     name = f"{rule_id}.md"
     try:
         text = (resources.files("healthcheck.rulepages") / name).read_text(encoding="utf-8")

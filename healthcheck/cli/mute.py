@@ -1,4 +1,4 @@
-"""``healthcheck mute``: silence a rule of a run that goes on, for some steps and with a reason. Torch-free."""
+"""``healthcheck mute``: silence a rule of a run in progress, for some steps and with a reason. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from healthcheck.record.requests import LOOK_SECONDS, ask_to_mute
 from healthcheck.record.runs import find_run
 
 NAME = "mute"
-HELP = "silence a rule of a run that goes on: judged and recorded, but no action, and not counted"
+HELP = "silence a rule of a run in progress: judged and recorded, but no action, and not counted"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run that goes on (`latest`)")
+    parser.add_argument("run", metavar="RUN", help="a run in progress (`latest`)")
     parser.add_argument("rule", metavar="RULE", help="id of a rule, one cause of it (RULE.CAUSE), or a glob")
     parser.add_argument("--for", dest="steps", type=int, required=True, metavar="STEPS", help="how many steps from now")
-    parser.add_argument("--reason", required=True, metavar="TEXT", help="why; it stands in the report")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why; it is shown in the report")
     parser.add_argument("--force", action="store_true", help="also a rule for NaN and infinity")
 
 
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     # Ranks read their own requests at their own time: one would act on an alert that another has muted.
     if int(run.facts.get("world_size") or 1) > 1:
         raise UsageError(
-            "healthcheck mute: a run of several ranks cannot be muted while it goes on; "
+            "healthcheck mute: a run of several ranks cannot be muted while it runs; "
             "restart it with --mute, or use `with health.muted(...)` in the code"
         )
     if args.steps < 1 or not args.reason.strip():

@@ -13,7 +13,7 @@ from healthcheck.record.folder import delete, is_over
 from healthcheck.record.runs import Run, all_runs
 
 NAME = "prune"
-HELP = "delete old records, the oldest first; never those of runs that go on"
+HELP = "delete old records, the oldest first; never those of runs in progress"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.keep is None and args.older is None:
-        raise UsageError("healthcheck prune: say what may go: --keep 50, --older 30d, or both (--list only lists it)")
+        raise UsageError(
+            "healthcheck prune: say what to delete: --keep 50, --older 30d, or both (--list only lists it)"
+        )
     if args.keep is not None and args.keep < 0:
         raise UsageError("healthcheck prune: --keep takes a number of runs from 0")
     folder = records_folder(args)
@@ -52,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         f"deleted {plural(len(chosen) - len(stuck), 'run')}, {size_text(amount)}; {len(all_runs(folder)):,} left in {folder}"
     )
     if going:
-        print(f"  left alone, because they may go on: {shorten([run.name for run in going])}")
+        print(f"  kept, because they may still be running: {shorten([run.name for run in going])}")
     if stuck:
         raise UsageError(f"healthcheck prune: could not be deleted, check permissions: {shorten(stuck)}")
     return 0

@@ -432,7 +432,7 @@ def old_rules(text: str, folder: Path) -> str:
         if is_pack_name(text):
             return text
         raise UsageError(
-            f"healthcheck replay: --against: {revision} is no revision of git here, and {text} is no file or pack"
+            f"healthcheck replay: --against: {revision} is not a git revision here, and {text} is not a file or pack"
         )
     inside = _path_in_tree(revision, path)
     parent = str(PurePosixPath(inside).parent)

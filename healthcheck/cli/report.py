@@ -1,25 +1,36 @@
-"""``healthcheck report``: how a recorded run ended; ``--share`` leaves out host, user and paths."""
+"""``healthcheck report``: how a recorded run ended, on one screen: alerts first. ``--all`` has every alert, fact and rule;
+``--share`` leaves out host, user and paths."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthcheck.cli.options import add_format, add_run, loaded_host, print_json
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import moment, step
+from healthcheck.core.text import moment, plural, step
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
-from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import actions_done, how_it_ended, judged_line, width_of, with_exit
+from healthcheck.reports.tables import SCREEN, cut, table_lines, wrapped
+from healthcheck.reports.wording import (
+    actions_done,
+    by_severity,
+    excused,
+    how_it_ended,
+    judged_line,
+    width_of,
+    with_exit,
+)
 
 NAME = "report"
-HELP = "how a run ended: alerts, verdict of each rule; --share leaves out host, user and paths"
+HELP = "how a run ended, alerts first, on one screen; --all: every alert and rule"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
+    parser.add_argument("--all", action="store_true", help="every alert with all its facts, and every rule")
     parser.add_argument("--share", action="store_true", help="leave out host, user, paths and the command line")
     add_format(parser, "html", help="html: a page with charts")
 
@@ -38,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.format == "html":
         _write_utf8(_page(run, content))
     else:
-        print("\n".join(_text(run, content)))
+        print("\n".join(_whole(run, content) if args.all else _short(run, content)))
     return 0
 
 
@@ -61,7 +72,67 @@ def _page(run: Run, content: dict[str, Any]) -> str:
     return page_html([content["report"]], recorded_lines(run.folder, loaded_host().registry.units()))
 
 
-def _text(run: Run, content: dict[str, Any]) -> list[str]:
+def _short(run: Run, content: dict[str, Any]) -> list[str]:
+    """What fits a screen: the worst alerts, a line for the others, how the run ended and where the rest is."""
+    facts, report = content["run"], content["report"]
+    head = f"{run.name}: {facts.get('target', '?')}, began {moment(run.began)}"
+    lines = wrapped(head, further="  ")
+    alerts = content["alerts"] if report is None else report["alerts"]
+    if report is None:
+        ending = [f"  no report: the run is {content['status']}; last recorded step {step(run.steps)}"]
+    else:
+        ending = wrapped(f"healthcheck: {how_it_ended(report)}  exit {report['exit_code']}", further="  ")
+        ending += wrapped(judged_line(report["rules"]), "  ", "    ")
+    pointers = ["every rule"] if report is not None else []
+    own = [a for a in alerts if not excused(a) and not a.get("explained_by")]
+    aside = [a for a in alerts if excused(a) or a.get("explained_by")]
+    blocks = [_short_lines(alert) for alert in by_severity(own)]
+    others = wrapped(_named(aside), "  also  ", "        ") if aside else []
+    # Two lines for the pointers below, one each for the gaps and for "more alerts".
+    room = SCREEN - len(lines) - len(ending) - len(others[:2]) - 5
+    shown = 0
+    for block in blocks:
+        if shown and len(block) > room:
+            break
+        lines += ["", *block] if not shown else block
+        room -= len(block)
+        shown += 1
+    lines += others[:2] if len(others) <= 2 else [others[0], f"        and {plural(len(aside), 'alert')} in all"]
+    if shown < len(blocks) or len(others) > 2:
+        if shown < len(blocks):
+            lines.append(f"  {plural(len(blocks) - shown, 'more alert')}")
+        pointers.insert(0, "every alert")
+    pointing = f"  {' and '.join(pointers)}: healthcheck report {run.name} --all" if pointers else ""
+    why = f"  one alert in detail: healthcheck why {run.name} N" if alerts else ""
+    return [*lines, "", *ending, *filter(None, (why, pointing))]
+
+
+def _named(alerts: Sequence[Mapping[str, Any]]) -> str:
+    """``b at step 51 (explained by a); c at step 60 (muted)``; a rule that fired often stands once."""
+    named: dict[str, str] = {}
+    for alert in alerts:
+        why = "muted" if alert.get("muted") else "accepted" if alert.get("accepted") else ""
+        why = why or f"explained by {alert['explained_by']}"
+        named.setdefault(str(alert["rule"]), f"{alert['rule']} at step {step(alert['fired_step'])} ({why})")
+    return "; ".join(named.values())
+
+
+def _short_lines(alert: Mapping[str, Any]) -> list[str]:
+    """What happened and what to try: an alert in a few lines."""
+    until = f" to {step(alert['cleared_step'])}" if alert.get("cleared_step") is not None else ", still firing"
+    head = f"{alert['number']:>3}  {alert['severity']}  {alert['rule']}  step {step(alert['fired_step'])}{until}"
+    lines = [head]
+    if alert.get("message"):
+        lines += cut(wrapped(str(alert["message"]), "     "), 2)
+    where = alert.get("where") or alert.get("facts", {}).get("where")
+    if where:
+        lines.append(f"     at {where}")
+    if alert.get("hint"):
+        lines += cut(wrapped(f"try: {alert['hint']}", "     ", "          "), 2)
+    return lines
+
+
+def _whole(run: Run, content: dict[str, Any]) -> list[str]:
     facts, report = content["run"], content["report"]
     lines = [f"{run.name}: {facts.get('target', '?')}, began {moment(run.began)}"]
     versions = ", ".join(f"{name} {value}" for name, value in facts.get("versions", {}).items())

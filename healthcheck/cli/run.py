@@ -30,7 +30,7 @@ HELP = "run a training script, unmodified, in this process and under rules"
 
 ARGPARSE_ERROR = 2
 """What a script exits with that was given an option it does not know."""
-_OURS_FIRST = "ours come before it: healthcheck run [options] SCRIPT [its arguments]"
+_OURS_FIRST = "its own options come before it: healthcheck run [options] SCRIPT [its arguments]"
 _USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
 
 
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
     add_fail_on(parser)
     add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
-    add("--max-time", metavar="TIME", help="end the run after this time, for instance 90s or 5m")
+    add("--max-time", metavar="TIME", help="end the run after so much training, for instance 90s or 5m")
     add_report_option(
         parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
     )
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_plugin_option(parser)
     add("--strict-plugins", action="store_true", help="a plugin that cannot be loaded is an error")
     add("-q", dest="quiet", action="count", default=0, help="errors and the closing line only; -qq: exit code only")
-    add("-v", dest="verbose", action="count", default=0, help="say every change of a rule's state")
+    add("-v", dest="verbose", action="count", default=0, help="report every change of a rule's state")
     add("--dry-run", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="module", action="store_true", help="the target is a module, as in python -m")
     add("target", nargs="?", help=argparse.SUPPRESS)
@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
     code = trainer.run(target, argv, args.module, restore=False)
     behind = _behind_the_script(argv) if code == ARGPARSE_ERROR else ""
     if behind:
-        print(f"healthcheck: {behind} stood behind the script, so the script got it; {_OURS_FIRST}", file=sys.stderr)
+        print(f"healthcheck: {behind} came after the script, so the script received it; {_OURS_FIRST}", file=sys.stderr)
     return code
 
 
@@ -134,7 +134,7 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         raise UsageError(f"healthcheck run: {target} is a folder without __main__.py; name a script in it")
     if path.suffix in (".yaml", ".yml"):
         raise UsageError(
-            f"healthcheck run: {target} is no script; did you mean: healthcheck run --rules {target} "
+            f"healthcheck run: {target} is not a script; did you mean: healthcheck run --rules {target} "
             f"{shlex.join(rest) or 'SCRIPT'}"
         )
     if path.suffix in (".sh", ".bash"):
@@ -162,7 +162,7 @@ def _need_module(name: str) -> None:
     Raises ``UsageError``.
     """
     if Path(name).is_file():
-        raise UsageError(f"healthcheck run: {name} is a file, no module; leave -m out: healthcheck run {name}")
+        raise UsageError(f"healthcheck run: {name} is a file, not a module; leave -m out: healthcheck run {name}")
     top = name.partition(".")[0]
     known = top in sys.builtin_module_names or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top)
     path = sys.path if getattr(sys.flags, "safe_path", False) else [os.getcwd(), *sys.path[1:]]

@@ -16,7 +16,7 @@ from healthcheck.reports.page import FIRST
 from healthcheck.reports.tables import table_lines
 
 NAME = "top"
-HELP = "watch a run that goes on: newest values beside the usual ones, alerts so far"
+HELP = "watch a run in progress: newest values beside the usual ones, alerts so far"
 
 # With its heads and alerts the picture fits a window of 40 lines; rich cannot scroll what it draws over.
 MOST_ROWS = 24

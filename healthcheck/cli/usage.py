@@ -32,8 +32,8 @@ class Entry:
 
 TABLE: tuple[Entry, ...] = (
     Entry("run", "Watch", "run a training script, unmodified, under rules"),
-    Entry("top", "Watch", "watch a run that goes on in another terminal"),
-    Entry("mute", "Watch", "silence a rule of a run that goes on"),
+    Entry("top", "Watch", "watch a run in progress from another terminal"),
+    Entry("mute", "Watch", "silence a rule of a run in progress"),
     Entry("why", "Understand", "why an alert fired, with its numbers"),
     Entry("evidence", "Understand", "what was kept for an alert, and how to load it"),
     Entry("explain", "Understand", "what a rule checks and what to do about it"),

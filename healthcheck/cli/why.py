@@ -101,7 +101,10 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
     """
     alert = found.alert
     cleared = alert.get("cleared_step")
-    until = f", cleared at {step(cleared)}" if cleared is not None else ", still firing at the end"
+    if cleared is not None:
+        until = f", cleared at {step(cleared)}"
+    else:
+        until = ", still firing at the end" if found.run.report is not None else ", not cleared so far"
     place = f", rule at {found.origin}" if found.origin else ""
     lines = [f"{alert['rule']} fired at step {step(alert['fired_step'])}{until}         {found.run.shown}{place}"]
     if alert.get("message"):
@@ -149,7 +152,7 @@ def _facts(found: Explanation, units: Mapping[str, str]) -> list[tuple[str, str]
         if o["action"] == "evidence" and o["done"]
     ]
     around = [change.text(found.first_step, units.get(change.metric, "")) for change in found.changes]
-    around += [f"{name} unchanged" for name in found.steady]
+    around += [course.text(units.get(course.series, "")) for course in found.courses]
     return [
         ("seen", "; ".join(seen)),
         ("around", "; ".join(around)),
@@ -189,7 +192,7 @@ def _closest(found: Explanation) -> str:
     score = found.headings[1]
     text = f"before: {score} {number(found.closest.score)} at step {step(found.closest.step)}"
     if command_exists("replay"):
-        text += f".    tune: healthcheck replay latest --only {found.alert['rule']} --sweep ..."
+        text += f".    tune: healthcheck replay {found.run.name} --only {found.alert['rule']} --sweep ..."
     return text
 
 

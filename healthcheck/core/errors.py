@@ -15,7 +15,7 @@ from healthcheck.core.text import visible
 class HealthCheckError(Exception):
     """Base of every error that healthcheck raises on purpose.
 
-    Catch this to catch ours and nobody else's.
+    Catch this to catch all of healthcheck's errors and no others.
     """
 
     slug: ClassVar[str] = "error"
@@ -62,7 +62,7 @@ class Problem:
 
 
 class RuleFileError(UsageError):
-    """Rule files hold mistakes; all of them are in ``problems``. Mend them and run again."""
+    """Rule files hold mistakes; all of them are in ``problems``. Fix them and run again."""
 
     slug = "rule-file"
 
@@ -74,7 +74,7 @@ class RuleFileError(UsageError):
 class PluginError(HealthCheckError):
     """A plugin could not be loaded, or does not fit the hook specification.
 
-    Mend the plugin, or switch it off with ``HEALTHCHECK_DISABLE_PLUGINS=name``.
+    Fix the plugin, or switch it off with ``HEALTHCHECK_DISABLE_PLUGINS=name``.
     """
 
     slug = "plugin"

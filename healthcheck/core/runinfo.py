@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,44 @@ class StateLoads:
         return bool(self.unmatched or self.own)
 
 
+class Places:
+    """Where in the user's code things were made and functions called: ``train.py:31``.
+
+    Trainers add to it, each place looked at once. Objects are not kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, str], tuple[Callable[[], Any], str]] = {}
+        self._calls: dict[str, list[str]] = {}
+
+    def note(self, thing: Any, place: str, what: str = "made") -> None:
+        """Keep the place at which something happened to an object; the first one counts."""
+        key = (id(thing), what)
+        if not place or (key in self._of and self._of[key][0]() is thing):
+            return
+        try:
+            self._of[key] = (weakref.ref(thing, lambda _: self._of.pop(key, None)), place)
+        except TypeError:  # an object that cannot be referred to weakly
+            return
+
+    def note_call(self, role: str, place: str) -> None:
+        """Keep a place at which a function was called: ``zero_grad``, ``backward``, ``clip``, ``loader``, ``eval``."""
+        known = self._calls.setdefault(role, [])
+        if place and place not in known:
+            known.append(place)
+
+    def made(self, thing: Any, what: str = "made") -> str:
+        """Where the object was made (or, for a scheduler, ``stepped``); empty if that was not seen."""
+        ref, place = self._of.get((id(thing), what), (None, ""))
+        return place if ref is not None and ref() is thing else ""
+
+    def called(self, role: str) -> str:
+        """Where the function was called; empty if that was not seen, or seen at several places: which one it is, nobody
+        knows then."""
+        known = self._calls.get(role, ())
+        return known[0] if len(known) == 1 else ""
+
+
 @dataclass(slots=True)
 class RunFacts:
     """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
@@ -46,3 +86,5 @@ class RunFacts:
     actions_done: dict[str, int] = field(default_factory=dict)
     """Name of an action -> how often it has done something."""
     loads: StateLoads = field(default_factory=StateLoads)
+    places: Places = field(default_factory=Places)
+    """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""

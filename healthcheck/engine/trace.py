@@ -85,16 +85,21 @@ def judgements(
         if last is not None and batch.step > last:
             break
         wanted = batch.step >= first
-        counts = {labels: one.n for labels, one in state.series.items() if one is not None} if wanted else {}
-        held = state.held
-        if batch.silent is not None:
-            engine.tick(batch.silent, batch.now)
-        else:
-            # As the live run cut it: guards and formulas belong to the step of their sample.
-            for part in step_by_step(batch.samples):
+        # As the live run cut it: guards and formulas belong to the step of their sample. Looked at after each part,
+        # since values of two steps may have arrived together, and a row belongs to the step of its value.
+        parts: Sequence[Sequence[Sample]] = ((),) if batch.silent is not None else step_by_step(batch.samples)
+        for part in parts:
+            counts = {labels: one.n for labels, one in state.series.items() if one is not None} if wanted else {}
+            held = state.held
+            if batch.silent is not None:
+                engine.tick(batch.silent, batch.now)
+            else:
                 engine.evaluate(batch.step, part, batch.now)
-        if wanted:
-            for row in _look(state, batch, counts, _guards(state) if state.held > held else "", owner):
+            if not wanted:
+                continue
+            at = part[0].step if part else batch.step
+            seen = batch._replace(samples=part)
+            for row in _look(state, seen, at, counts, _guards(state) if state.held > held else "", owner):
                 was_firing, firing = stood.get(row.series) is State.FIRING, row.state is State.FIRING
                 stood[row.series] = row.state
                 yield replace(row, fired=firing and not was_firing, cleared=was_firing and not firing)
@@ -151,7 +156,13 @@ def _guards(state: CauseState) -> str:
     return "held by only_if " + ", ".join(guard.metric for guard in state.rule.only_if)
 
 
-def _look(state: CauseState, batch: Moment, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
+def _look(
+    state: CauseState, batch: Moment, at: int, counts: dict[Labels, int], guarded: str, owner: str
+) -> Iterator[TraceRow]:
+    """The rows of all series after one part of an evaluation.
+
+    :param at: step of the samples of this part; absence is judged at the step of the evaluation.
+    """
     rule = state.rule
     values = {
         s.labels: s.value for s in batch.samples if s.metric == rule.selector.metric and rule.phase in ("any", s.phase)
@@ -159,7 +170,8 @@ def _look(state: CauseState, batch: Moment, counts: dict[Labels, int], guarded: 
     for labels, series in state.series.items():
         if series is None:
             continue
-        row = TraceRow(batch.step, series.name, values.get(labels), None, None, series.state)
+        step = batch.step if rule.condition.absence else at
+        row = TraceRow(step, series.name, values.get(labels), None, None, series.state)
         came = labels in values or series.n > counts.get(labels, 0)
         if rule.condition.absence:
             yield replace(row, score=series.score, progress=progress(series, batch.now), silent=True)
@@ -178,7 +190,7 @@ def _look(state: CauseState, batch: Moment, counts: dict[Labels, int], guarded: 
                 yield replace(row, note=f"every {rule.every} steps", key="every")
         else:
             nonfinite = not math.isfinite(series.value) and not series.nonfinite_ok
-            note, key = _unjudged(series, batch.step)
+            note, key = _unjudged(series, at)
             yield replace(
                 row,
                 value=series.value,

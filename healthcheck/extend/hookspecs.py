@@ -19,13 +19,13 @@ Three kinds of hooks:
 *Loop* hooks, one per :class:`~healthcheck.core.events.EventKind`, run inside the training loop, on
 **every rank**, in the order in which plugins were registered. They take ``(session, event)`` and
 return nothing; wrappers are not allowed. Only hooks that somebody implements are called, and an
-adapter does not even build the event when nobody listens. Those marked *hot* run on every step:
+adapter does not even build the event when nothing listens. Those marked *hot* run on every step:
 do not move data to the host there (``.item()``, ``float(tensor)``, ``print(tensor)``).
 ``session`` is the run as a :class:`healthcheck.core.protocols.Session`: read it, log to it, never change it.
 
 *Judgement* hooks run when samples, alerts and verdicts exist, with numbers on the host.
 
-**If you raise** in a loop or judgement hook, training goes on: the error is shown once, kept in
+**If you raise** in a loop or judgement hook, training continues: the error is shown once, kept in
 the report with your plugin's name and the step, and after three errors your plugin is
 quarantined for the rest of the run. ``on_plugin_error: raise`` (and pytest mode) lets it
 propagate instead. Whatever you raise counts as an error, ``SystemExit`` and other exceptions that

@@ -288,7 +288,7 @@ def _refuse_unknown(plugin: object, implementations: list[tuple[str, Callable[..
     known = {name for name in vars(hookspecs) if name.startswith(PREFIX)}
     marked = {name for name, _ in implementations}
     wrong = [
-        f'"{label}" implements "{name}", which is no hook; {suggest(name, known) or "see docs"}'
+        f'"{label}" implements "{name}", which is not a hook; {suggest(name, known) or "see docs"}'
         for name, _ in implementations
         if name not in known
     ]

@@ -107,7 +107,7 @@ class Registry:
             wrong = [entry for entry in getattr(probe, wanted) if not isinstance(entry, kind)]
             if wrong:
                 raise PluginError(
-                    f'{owner}: probe "{probe.name}": {wanted} holds {wrong[0]!r}, which is no {kind.__name__}; '
+                    f'{owner}: probe "{probe.name}": {wanted} holds {wrong[0]!r}, expected {kind.__name__}; '
                     f"write for instance {_EXAMPLES[wanted]}"
                 )
         self._add("probes", self.probes, owner, probe.name, probe)

@@ -181,7 +181,7 @@ class FaultMachine:
     def missed(self) -> list[str]:
         """A sentence for every fault that never came about."""
         return [
-            f"{fault} never came about: "
+            f"{fault} never took effect: "
             + (
                 NEEDS.get(fault.kind, "nothing was trained then")
                 if self.attempts >= fault.first

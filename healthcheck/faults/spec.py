@@ -94,7 +94,7 @@ def parse_fault(text: str) -> Fault:
     if found is None:
         known = suggest(text.split("@")[0], KINDS)
         raise UsageError(
-            f"{text!r} is no fault at a step; write for instance nan-grad@120" + (f" ({known})" if known else "")
+            f"{text!r} is not a fault and a step; write for instance nan-grad@120" + (f" ({known})" if known else "")
         )
     amount = None
     if found["amount"] is not None:

@@ -66,14 +66,25 @@ class StopSwitch:
 
 
 class AskedEnd:
-    """``max_steps`` and ``max_time``: the user's own end, at a step boundary."""
+    """The user's own end, at a step boundary: ``max_steps``, ``max_time``, and Ctrl-C."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._began = 0.0
+
+    def training_begins(self) -> None:
+        """``max_time`` counts from here: imports and preparation are no training."""
+        self._began = self._session.active()
 
     def check(self, step: int, *, made: int) -> None:
-        """Ask for the stop once ``made`` steps of this run, or its time, are enough."""
+        """Ask for the stop once ``made`` steps of this run, or its time, are enough.
+
+        Raises ``KeyboardInterrupt`` if the user has pressed Ctrl-C during the step.
+        """
         session, reason = self._session, ""
+        if session.stop.interrupted:
+            session.stop.interrupt_is_over()
+            raise KeyboardInterrupt
         most_steps, most_seconds = session.stop.most_steps, session.stop.most_seconds
         if most_steps is not None and made >= most_steps:
             reason = f"asked for {most_steps:,} steps"
@@ -84,7 +95,7 @@ class AskedEnd:
             session.controls.request_stop(reason, rule="", step=step, mode="graceful", exit_code=0)
 
     def _elapsed(self) -> float:
-        return self._session.clock.monotonic() - self._session.active.started
+        return self._session.active() - self._began
 
 
 def caused_by_stop(error: BaseException | None) -> bool:
@@ -120,7 +131,7 @@ class PendingUpdate(Protocol):
 
 
 _NO_EPOCHS = "a plain loop does not announce its epochs"
-_NO_TESTS = "a plain loop does not tell a test from an evaluation"
+_NO_TESTS = "a plain loop does not distinguish a test from an evaluation"
 
 GAPS = {
     **dict.fromkeys(("epoch_start", "epoch_end"), _NO_EPOCHS),

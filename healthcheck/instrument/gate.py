@@ -345,7 +345,7 @@ def why_not_by_device(optimizer: Any) -> str:
     """Empty if a torch optimizer heeds ``found_inf``, else why not and what would help."""
     name = type(optimizer).__name__
     if not type(optimizer).__module__.startswith("torch.optim"):
-        return f"{name} is no optimizer of torch, so it cannot be kept from updating without waiting for the device"
+        return f"{name} is not a torch optimizer, so it cannot be kept from updating without waiting for the device"
     if not all(group.get("fused") for group in optimizer.param_groups):
         return (
             f"{name} is not fused, so it cannot be kept from updating without waiting for the device: "

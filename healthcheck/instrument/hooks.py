@@ -7,6 +7,7 @@ torch's fast paths for attention, and change results.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Collection
 from types import ModuleType
@@ -18,6 +19,7 @@ from healthcheck.instrument.guarding import contain, guarded
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import living_optimizers, parameters_of
 from healthcheck.instrument.patching import AfterImport, Make, Patches, Replaced
+from healthcheck.instrument.places import place_of
 from healthcheck.instrument.resume_check import seen_loads
 
 Function = Callable[..., Any]
@@ -343,6 +345,7 @@ class TorchHooks:
         trained = {id(p) for p in parameters_of(optimizers[0])}
         own = sum(id(p) in trained for p in module.parameters())
         if 2 * own > len(trained):
+            machine.session.facts.places.note_call("eval", place_of(sys._getframe(1)))
             machine.evaluations.begin()
 
     def _save(self, original: Function) -> Function:

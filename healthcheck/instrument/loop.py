@@ -248,7 +248,7 @@ class Loop:
 _BLIND = "watch() was given no optimizer"
 
 LOOP_GAPS = {
-    "loss_before_update": "a loop tells its loss once the update is made; updates are held back by that of its backward passes"
+    "loss_before_update": "a loop reports its loss after the update; updates are held back by the losses of its backward passes"
 }
 """What a loop of one's own cannot show, whatever it gives to ``watch``."""
 

@@ -161,6 +161,7 @@ class StepMachine:
             return
         self._prepare()
         self.started = True
+        self._asked_end.training_begins()
         self.optimizers.look_around()
         agreement = guarded(self.session, agreement_of, self.session)
         if agreement is not None:

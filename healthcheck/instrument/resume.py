@@ -78,7 +78,7 @@ class RankResume:
             said = json.loads(store.get(f"{PREFIX}/from")) if store.check([f"{PREFIX}/from"]) else None
         except Exception as error:  # whatever the store of a group raises when a rank has gone
             session.note(
-                f"the ranks cannot agree where to go on ({type(error).__name__}): rules start fresh, at step 1"
+                f"the ranks cannot agree where to continue ({type(error).__name__}): rules start fresh, at step 1"
             )
             return None
         return None if said is None else (str(said[0]), int(said[1]))

@@ -99,7 +99,7 @@ class ActivationProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _SATURATED,
-            "Part of the worst squashing layer's outputs that are at a limit.",
+            "Share of outputs at their limits, in the most saturated layer (sigmoid, tanh and the like).",
             "fraction",
             Cost.DEVICE,
             needs=_NEEDS,
@@ -212,14 +212,14 @@ class DeadUnitProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "units.dead",
-            f"Part of the worst ReLU layer's units silent for {BATCHES} passes.",
+            f"Share of the worst ReLU layer's units that were 0 in all of the last {BATCHES} passes.",
             "fraction",
             Cost.DEVICE,
             needs=_NEEDS,
         ),
         Metric(
             "units.dead",
-            f"Part of one ReLU layer's units silent for {BATCHES} passes.",
+            f"Share of one ReLU layer's units that were 0 in all of the last {BATCHES} passes.",
             "fraction",
             Cost.DEVICE,
             labels=("module",),
@@ -313,7 +313,7 @@ class BatchLayoutProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "layers.mixing",
-            f"Layers that take the batch for time, in each of the first {LOOKS} losses.",
+            f"Layers that read the batch dimension as time, at each of the first {LOOKS} losses.",
             cost=Cost.HOST,
             needs=("the graph of the loss", "layers with batch_first=False"),
         ),

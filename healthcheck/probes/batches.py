@@ -43,7 +43,7 @@ class BatchProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.targets",
-            f"Labels that count in the step's poorest micro-batch, where {IGNORE} marks those that do not.",
+            f"Labels that count in the step's micro-batch with the fewest of them; {IGNORE} marks labels that do not count.",
             cost=Cost.DEVICE,
             needs=("batches", "labels that mark what does not count"),
         ),

@@ -9,7 +9,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import minimum, number, where
-from healthcheck.probes.labels import in_groups, optimizer_labels
+from healthcheck.probes.labels import in_groups, optimizer_labels, where_called
 from healthcheck.probes.looks import ask_again
 
 
@@ -109,13 +109,14 @@ class UnclippedGradientProbe:
             self.rests_until = event.step + AGAIN
         clips_nothing = not event.clipped
         model = event.model
+        place = where_called(event, "clip")
 
         def facts() -> Mapping[str, Any]:
             if clips_nothing:
-                return {"why": "it is called before the backward pass, after the update, or without parameters"}
+                return {"why": "it is called before the backward pass, after the update, or without parameters"} | place
             names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
             every = [names.get(id(p), "?") for p in own]
-            return {"left out": in_groups([names.get(id(p), "?") for p in left_out], every)}
+            return {"left out": in_groups([names.get(id(p), "?") for p in left_out], every)} | place
 
         part = sum(p.numel() for p in left_out) / count
         labels = optimizer_labels(event.optimizer_index)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
+from healthcheck.core.events import Event
 from healthcheck.core.samples import Labels
 
 
@@ -50,6 +52,30 @@ def in_groups(hit: Iterable[str], everyone: Iterable[str], *, most: int = 4) -> 
         rest = sum(count for _, count in found.most_common()[most:])
         words = [*words[:most], f"{rest} more"]
     return ", ".join(words)
+
+
+def where_made(event: Event, thing: Any, what: str = "made") -> dict[str, str]:
+    """``{"where": "train.py:31"}`` for an object whose place in the user's code is known, else nothing.
+
+    :param what: ``made``, or ``stepped`` for a scheduler.
+    """
+    place = event.run.places.made(thing, what) if event.run is not None else ""
+    return {"where": place} if place else {}
+
+
+def where_called(event: Event, role: str) -> dict[str, str]:
+    """The same for a function of the loop: ``zero_grad``, ``backward``, ``clip``, ``loader``, ``eval``."""
+    place = event.run.places.called(role) if event.run is not None else ""
+    return {"where": place} if place else {}
+
+
+def where_in_model(event: Event, names: Iterable[str]) -> dict[str, str]:
+    """The same for the module that holds the first of these parameters, or that has this name."""
+    modules = dict(event.model.named_modules()) if event.model is not None else {}
+    for name in names:
+        holder = modules.get(name) or modules.get(name.rpartition(".")[0])
+        return where_made(event, holder) if holder is not None else {}
+    return {}
 
 
 def first_few(names: Iterable[str], most: int = 3) -> str:

@@ -186,13 +186,13 @@ class TokenProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _AHEAD,
-            "Positions from a token that is read to the one that is predicted from it; 1 is the next token. Only where they are the same tokens.",
+            "How many positions a target lies ahead of the token it is predicted from; 1 is next-token prediction. Only where targets are input tokens.",
             cost=Cost.HOST,
             needs=("the graph of the loss", "a language model"),
         ),
         Metric(
             _SEEN,
-            "Layers of attention, in a model of the next token, in which a position sees the token that it is asked for.",
+            "Attention layers of a next-token model in which a position sees the token that it has to predict.",
             cost=Cost.HOST,
             needs=("the graph of the loss", "a language model"),
         ),
@@ -334,14 +334,14 @@ class PaddingProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _PADDING,
-            "Part of the targets that are padding behind padding, and count in the loss.",
+            "Share of the targets that are padding after padding and count in the loss.",
             "fraction",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "a language model", "padding"),
         ),
         Metric(
             _ENDS,
-            f"Part of the batch's end-of-text tokens that are labelled {IGNORE}, and so are never learnt.",
+            f"Part of the batch's end-of-text tokens that are labelled {IGNORE}, and so are never trained on.",
             "fraction",
             cost=Cost.HOST,
             needs=("a language model", "batches", "tokens that end a text"),

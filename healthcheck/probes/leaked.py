@@ -45,7 +45,7 @@ class LabelLeakProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "input.tells_label",
-            "Columns of a table of inputs that tell the label by themselves.",
+            "Columns of the input table that give away the label on their own.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "a table of inputs"),
         ),

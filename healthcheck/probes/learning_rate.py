@@ -15,7 +15,7 @@ from healthcheck.core.samples import Metric, Sample
 from healthcheck.device.deferred import largest, number, where
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import evenly
-from healthcheck.probes.labels import optimizer_labels, with_label
+from healthcheck.probes.labels import optimizer_labels, where_made, with_label
 
 SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""
@@ -73,7 +73,7 @@ class LearningRateProbe:
         ),
         Metric(
             "lr.warmups",
-            "How often the learning rate fell from its peak to where its warm-up began, at one stroke.",
+            "How often the learning rate fell from its peak to where its warm-up began, in a single step.",
             needs=("a schedule", "a warm-up"),
         ),
         Metric("optimizer.replaced", "1 when a new optimizer without state takes over a trained model, else 0."),
@@ -242,6 +242,7 @@ class _Courses:
         lost_state = old.had_state and len(optimizer.state) == 0 and continued
         replaced = where(same, 1.0, 0.0) if lost_state else 0.0
         facts = {"before": f"{expected:.3g}", "now": f"{rate:.3g}", "optimizer": "a new object, trained weights"}
+        facts |= where_made(event, optimizer)
         return new, jump, replaced, lambda: facts
 
     def _predecessor(self, new: _Course, step: int) -> _Course | None:
@@ -341,7 +342,7 @@ class ScheduleReachProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "lr.reached",
-            "Highest rate so far as a part of the schedule's goal, once that is out of reach; else 1.",
+            "Highest rate so far as a share of the schedule's peak, once the peak is out of reach; else 1.",
             needs=("a schedule", "a schedule that begins below its goal"),
         ),
     )

@@ -15,7 +15,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, value_of
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly
-from healthcheck.probes.labels import optimizer_labels
+from healthcheck.probes.labels import optimizer_labels, where_called
 
 TENSORS = 16
 """Tensors looked at, spread over the optimizer's: zero_grad clears all or none."""
@@ -109,7 +109,7 @@ class LeftoverProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.leftover",
-            "Part of the looked-at tensors whose gradient still held the last step's values.",
+            "Share of the sampled tensors whose gradient still held the last step's values.",
             "fraction",
             Cost.DEVICE,
         ),
@@ -177,7 +177,8 @@ class LeftoverProbe:
         if found is None:
             return ()
         held, asked = found
-        facts = {"tensors": f"{held:,} of {asked:,} tensors looked at were not cleared since the last update"}
+        facts = {"tensors": f"{held:,} of {asked:,} sampled tensors were not cleared since the last update"}
+        facts |= where_called(event, "backward")
         labels = optimizer_labels(event.optimizer_index)
         return (Sample("grads.leftover", event.step, held / asked, labels, detail=lambda: facts),)
 
@@ -211,9 +212,11 @@ class LeftoverProbe:
             held = number(torch.stack([rows.sum().to(home) for rows in left.still]).sum())
         share = calculate(_share, held, asked)
 
+        place = where_called(event, "backward")
+
         def facts() -> Mapping[str, Any]:
             counts = f"{value_of(held):,.0f} of {value_of(asked):,.0f}"
-            return {"tensors": f"{counts} tensors looked at held the last step's gradient"}
+            return {"tensors": f"{counts} sampled tensors held the last step's gradient"} | place
 
         return () if share is None else (Sample("grads.leftover", event.step, share, labels, detail=facts),)
 

@@ -15,6 +15,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import all_behind, saved
+from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import ask_again
 
 SETTLED = 10
@@ -41,12 +42,12 @@ class DryLoaderProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.empty_passes",
-            "Passes in a row over a loader for training that gave no batch, after some that did.",
+            "Consecutive passes over a training loader that gave no batch, after some that did.",
             needs=("a pass over the loader that gave no batch",),
         ),
         Metric(
             "batch.stale",
-            "Updates since the loader's last batch, while the loss is still over it.",
+            "Updates since the loader's last batch, while the loss is still computed from it.",
             cost=Cost.HOST,
             needs=("many updates since the loader's last batch",),
         ),
@@ -110,7 +111,7 @@ ROWS = 256
 ROW_ELEMENTS = 64
 """Elements of each row that enter its hash, evenly spread."""
 BITS = 20.0
-"""Bits that the order of a tensor's rows must hold, so that it does not come again by chance."""
+"""Bits that the order of a tensor's rows must hold, so that it does not happen again by chance."""
 
 
 class PassOrderProbe:
@@ -127,9 +128,9 @@ class PassOrderProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.pass_repeat",
-            "Passes in a row, under a sampler that draws at random, that began with the batch of the pass before.",
+            "Consecutive passes over a shuffled loader that began with the same batch as the pass before.",
             cost=Cost.HOST,
-            needs=("batches", "a loader that draws at random"),
+            needs=("batches", "a loader that shuffles"),
         ),
     )
 
@@ -205,7 +206,7 @@ class WorkerDrawProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "workers.alike",
-            "Random generators from which loader workers draw the same numbers as one another.",
+            "Random generators from which several loader workers draw the same numbers.",
             cost=Cost.HOST,
             needs=("forked loader workers over a map-style data set",),
         ),
@@ -218,9 +219,11 @@ class WorkerDrawProbe:
         found = Counter((name, *marks) for draws in workers for name, marks in draws.items() if len(marks) > 1)
         alike = {tuple(marks): (name, count) for (name, *marks), count in found.items() if count > 1}
 
+        place = where_called(event, "loader")
+
         def facts() -> Mapping[str, Any]:
             names = ", ".join(name for name, _ in alike.values())
             most = max((count for _, count in alike.values()), default=0)
-            return {"which": names, "workers": f"{most} of {len(workers)}"} if alike else {}
+            return {"which": names, "workers": f"{most} of {len(workers)}"} | place if alike else {}
 
         return (Sample("workers.alike", event.step, float(len(alike)), detail=facts),)

@@ -70,7 +70,7 @@ class LossBalanceProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "loss.one_sided",
-            f"How many times its first size one optimizer's loss is while another's is below {NOTHING:.0%} of its own; else 0.",
+            f"One optimizer's loss divided by its first size, while another's is below {NOTHING:.0%} of its own; else 0.",
             needs=("two optimizers",),
         ),
         Metric(

@@ -32,6 +32,7 @@ from healthcheck.probes.graph import (
     shape_of,
     source_of,
 )
+from healthcheck.probes.labels import where_called, where_made
 from healthcheck.probes.looks import PAUSE, GraphLooks
 
 LOOKS = (2, 50, 200, 1000)
@@ -56,7 +57,7 @@ class LossGraphProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "loss.misbuilt",
-            "Mistakes found in how the loss was computed, at the second backward pass, the fiftieth, and two later ones.",
+            "Mistakes found in how the loss is computed, at the 2nd and the 50th backward pass and at two later ones.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
@@ -71,7 +72,7 @@ class LossGraphProbe:
             self.rests_until = self._looks.rests_until
             return ()
         found = list(dict.fromkeys(_mistakes(event.loss_graph)))
-        facts = {"which": "; ".join(found)}
+        facts = {"which": "; ".join(found)} | where_called(event, "backward")
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
 
 
@@ -90,7 +91,7 @@ def _mistakes(root: Any) -> Iterator[str]:
         elif kind in (*DISTANCES, "Sub") and (n := _broadcast(node)):
             yield f"a prediction of shape ({n}, 1) against {n} targets: compared each with each, {n} x {n}"
         elif kind == "Sub" and (what := _without_logarithm(node)):
-            yield f"kl_div of {what}: its first argument wants log probabilities (log_softmax)"
+            yield f"kl_div of {what}: its first argument must be log probabilities (log_softmax)"
 
 
 def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
@@ -105,9 +106,9 @@ def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
         elif given is log_softmax and getattr(given, "_saved_dim", None) == 0 and len(shape_of(given)) == 2:
             yield "log_softmax over dimension 0, which is the batch; the classes are dimension 1"
     elif kind == "Softmax":
-        yield "nll_loss of a softmax: it wants log probabilities (log_softmax), or use cross_entropy on the logits"
+        yield "nll_loss of a softmax: it expects log probabilities (log_softmax), or use cross_entropy on the logits"
     elif kind == "Addmm":
-        yield "nll_loss of the output of a linear layer: it wants log probabilities, or use cross_entropy"
+        yield "nll_loss of the output of a linear layer: it expects log probabilities, or use cross_entropy"
 
 
 def _without_logarithm(node: Any) -> str:
@@ -193,13 +194,13 @@ class LossKindProbe:
         Metric(
             "loss.of_actions",
             "In runs whose loss is one of reinforcement learning: 1 where log probabilities of chosen actions are weighted"
-            " by returns, 2 where values of chosen actions are compared with targets. Other runs have no such value.",
+            " by returns, 2 where values of chosen actions are compared with targets. Not given for other runs.",
             cost=Cost.HOST,
             needs=("the graph of the loss", "a loss of reinforcement learning"),
         ),
         Metric(
             "loss.hinged",
-            "1 in runs whose loss is cut off at a margin, and so rightly 0 once it is solved. Other runs have no such value.",
+            "1 in runs whose loss has a margin and is rightly 0 once the task is solved. Not given for other runs.",
             cost=Cost.HOST,
             needs=("the graph of the loss", "a loss with a margin"),
         ),
@@ -328,7 +329,8 @@ class LossSignProbe:
         if self._looks >= SIGN_LOOKS:
             self.rests_until = sys.maxsize
         up = bool(event.optimizer.param_groups[0].get("maximize", False))
-        facts = {"optimizer": "maximize=True"} if up else {"loss": "with a minus in front of it"}
+        facts = {"optimizer": "maximize=True"} if up else {"loss": "negated"}
+        facts |= where_made(event, event.optimizer) if up else where_called(event, "backward")
         value = float(sign == (1.0 if up else -1.0))
         return (Sample("loss.maximised", step, value, detail=(lambda: facts) if value else None),)
 

@@ -13,7 +13,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import on_host
-from healthcheck.probes.labels import first_few
+from healthcheck.probes.labels import first_few, where_called, where_in_model
 from healthcheck.probes.looks import SeenModules
 
 
@@ -67,9 +67,11 @@ class ModeProbe:
             return ()
         hit, self._hit, self._given = self._hit, None, event.step
         total = len(self._parts)
+        place = where_called(event, "eval")
 
         def facts() -> Mapping[str, Any]:
-            return {"which": first_few(p.name for p in hit), "modules": f"{len(hit):,} of {total:,} such layers"}
+            modules = f"{len(hit):,} of {total:,} such layers"
+            return {"which": first_few(p.name for p in hit), "modules": modules} | place
 
         return (Sample("modules.in_eval", event.step, float(len(hit)), detail=facts),)
 
@@ -220,8 +222,10 @@ class EvalStartProbe:
         trained = {id(p) for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None}
         hit = _never_in_train(event.model.named_modules(), trained)
 
+        place = where_in_model(event, hit)
+
         def facts() -> Mapping[str, Any]:
-            return {"which": first_few(hit)}
+            return {"which": first_few(hit)} | place
 
         return (Sample("modules.never_in_train", event.step, float(len(hit)), detail=facts if hit else None),)
 

@@ -20,7 +20,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT
-from healthcheck.probes.labels import in_groups, optimizer_labels, with_label
+from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
 
 
@@ -270,7 +270,7 @@ class MovementProbe:
                 def facts() -> Mapping[str, Any]:
                     hit = [names[index] for index in which()]
                     tensors = f"{len(hit):,} of {len(names):,} trainable tensors"
-                    return {"which": in_groups(hit, names), "tensors": tensors}
+                    return {"which": in_groups(hit, names), "tensors": tensors} | where_in_model(event, hit)
 
                 yield Sample("params.unmoved", step, count, labels, detail=facts)
 

@@ -14,6 +14,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.tensors import live_objects
+from healthcheck.probes.labels import where_made
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
 
 MOST = 64
@@ -65,7 +66,7 @@ class RebuiltOptimizerProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.rebuilt",
-            "Optimizers in a row, of the same parameters and with a state to lose, that made one update each.",
+            "Consecutive optimizers of the same parameters, with state to lose, that made one update each.",
         ),
     )
 
@@ -115,7 +116,7 @@ class ResumedOptimizerProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "optimizer.state_lost",
-            "1 if a run goes on at a later step and its optimizer has no state, else 0.",
+            "1 if a run resumes at a later step and its optimizer has no state, else 0.",
             needs=("a resume",),
         ),
     )
@@ -199,9 +200,15 @@ class UnsteppedSchedules:
             return ()
         names = ", ".join(sorted({type(s).__name__ for s, _ in hit}))
         rate = largest_rate(hit[0][1])
+        place = where_made(event, hit[0][0])
 
         def facts() -> Mapping[str, Any]:
-            return {"which": names, "updates": f"{made:,}", "lr": f"{rate:.3g}, as it was when the scheduler was built"}
+            facts = {
+                "which": names,
+                "updates": f"{made:,}",
+                "lr": f"{rate:.3g}, as it was when the scheduler was built",
+            }
+            return facts | place
 
         count = len({id(o) for _, o in hit})
         return (Sample("schedule.unstepped", step, float(count), detail=facts),)
@@ -274,13 +281,13 @@ class IdleOptimizerProbe:
         ),
         Metric(
             "schedule.half_cycles",
-            f"Times that a CosineAnnealingLR has gone down or up, each within {SHORT} updates or fewer; else 0.",
+            f"How often a CosineAnnealingLR has gone down or up, each time within {SHORT} updates or fewer; else 0.",
             cost=Cost.HOST,
             needs=(f"{LOOKS[0]} updates",),
         ),
         Metric(
             "schedule.unstepped",
-            "Optimizers that make steps while their schedulers, built and never stepped, would have had to move the rate.",
+            "Optimizers that step while their scheduler, which was never stepped, should have changed the learning rate.",
             cost=Cost.HOST,
             needs=(f"{LOOKS[0]} updates", "some passes over the data"),
         ),
@@ -328,18 +335,20 @@ class IdleOptimizerProbe:
         self._idle = [(weak(p), weak(p.grad), p.grad._version) for p in idle.values()]
         schedulers = [(s, _driven(s, stepping)) for s in around if hasattr(s, "last_epoch")]
         elsewhere = [s for s, optimizer in schedulers if _is_elsewhere(s, optimizer, stepping, held)]
-        cycles = max(
-            (n for s, optimizer in schedulers for n in _half_cycles(s, optimizer, stepping, made)), default=0.0
-        )
+        cycling = [(n, s) for s, optimizer in schedulers for n in _half_cycles(s, optimizer, stepping, made)]
+        cycles, cycler = max(cycling, key=lambda pair: pair[0], default=(0.0, None))
+        stepped = where_made(event, cycler, "stepped") or where_made(event, cycler)
         self._unstepped.look(schedulers, stepping, made, event)
 
+        place = where_made(event, elsewhere[0]) if elsewhere else {}
+
         def which() -> Mapping[str, Any]:
-            return {"which": ", ".join(sorted({type(s).__name__ for s in elsewhere}))}
+            return {"which": ", ".join(sorted({type(s).__name__ for s in elsewhere}))} | place
 
         if not self._idle:
             yield Sample("optimizer.idle", event.step, 0.0)
         yield Sample("schedule.elsewhere", event.step, float(len(elsewhere)), detail=which)
-        yield Sample("schedule.half_cycles", event.step, cycles)
+        yield Sample("schedule.half_cycles", event.step, cycles, detail=lambda: stepped)
 
 
 def _parameters(optimizer: Any) -> list[Any]:

@@ -76,13 +76,13 @@ class PredictionProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _PREDICTIONS,
-            "How far the model's answers to one batch lie apart; 0 is one answer for every input.",
+            "Spread of the model's outputs over one batch; 0 means the same output for every input.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss",),
         ),
         Metric(
             _EMBEDDINGS,
-            "How far vectors that the loss compares lie apart, as a part of their length; 0 is one vector.",
+            "Spread of the vectors that the loss compares, relative to their length; 0 means that all are equal.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "a loss that compares vectors"),
         ),
@@ -264,7 +264,7 @@ class FrequencyProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             _KEY,
-            "Cost of the labels under the model, divided by their cost under the frequencies of labels so far; 1 is no better.",
+            "Cross entropy of the model divided by that of the label frequencies so far; 1 is no better than knowing only those.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "a cross entropy"),
         ),

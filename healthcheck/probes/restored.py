@@ -41,7 +41,7 @@ class RestoredWeightProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "params.restored",
-            "Part of the looked-at tensors that an update moved and that were put back before the next.",
+            "Share of the sampled tensors that an update changed and that were set back before the next one.",
             "fraction",
             Cost.DEVICE,
         ),
@@ -103,7 +103,7 @@ def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Label
         return hits / max(moves, 1)
 
     def facts() -> Mapping[str, Any]:
-        return {"tensors": f"{counted[0]:,} of {counted[1]:,} tensors looked at"} if counted else {}
+        return {"tensors": f"{counted[0]:,} of {counted[1]:,} sampled tensors"} if counted else {}
 
     return Sample("params.restored", step, calculate(compute, *moved, *now), labels, detail=facts)
 
@@ -122,9 +122,10 @@ class LoadedStateProbe:
     only_with = "loads"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.TRAIN_END)
     provides: tuple[Metric, ...] = (
-        Metric("state.unmatched", "State dicts loaded since the last step of which not one name fitted."),
+        Metric("state.unmatched", "State dicts loaded since the last step in which no name matched."),
         Metric(
-            "state.own", "State dicts loaded since the last step that were the module's own tensors, no copies of them."
+            "state.own",
+            "State dicts loaded since the last step that were the module's own tensors, not copies of them.",
         ),
     )
 

@@ -17,7 +17,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import kind_of, saved, source_of
-from healthcheck.probes.labels import optimizer_labels
+from healthcheck.probes.labels import optimizer_labels, where_called
 
 TENSORS = 4
 """Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""
@@ -64,13 +64,13 @@ class StepOrderProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.cleared",
-            "Part of the looked-at tensors whose gradient was there after the backward pass and gone at the update.",
+            "Share of the sampled tensors whose gradient existed after the backward pass and was gone at the update.",
             "fraction",
             Cost.HOST,
         ),
         Metric(
             "updates.reused",
-            f"Part of the last {UPDATES} updates that applied the gradients of the update before once more.",
+            f"Part of the last {UPDATES} updates that applied the gradients of the update before again.",
             "fraction",
             Cost.HOST,
         ),
@@ -161,9 +161,11 @@ class StepOrderProbe:
         self._disarm(order)
         lost = len(order.got) if _all_gone(_trainable(event.optimizer)) else 0
         looked = order.looked_at
+        place = where_called(event, "zero_grad")
 
         def facts() -> Mapping[str, Any]:
-            return {"tensors": f"{lost} of {looked} tensors looked at got a gradient in the backward pass and lost it"}
+            lose = f"{lost} of {looked} sampled tensors got a gradient in the backward pass and lost it"
+            return {"tensors": lose} | place
 
         share = lost / looked
         return (Sample("grads.cleared", event.step, share, optimizer_labels(event.optimizer_index), detail=facts),)
@@ -294,9 +296,10 @@ class DiscardedGradientProbe:
         self._params = [weak(p) for p in sorted(owned, key=lambda p: int(p.numel()))[:DISCARDED_TENSORS]]
         if not hooked:
             return ()
+        place = where_called(event, "zero_grad")
 
         def facts() -> Mapping[str, Any]:
-            return {"passes": f"{lost} of {passes} backward passes of this update were thrown away"}
+            return {"passes": f"{lost} of {passes} backward passes of this update were thrown away"} | place
 
         return (Sample("grads.discarded", event.step, lost / passes if meant else 0.0, detail=facts if lost else None),)
 

@@ -256,7 +256,7 @@ class CompilationProbe:
         Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
         Metric(
             "compile.limit_hits",
-            "Functions that Dynamo gave up on because they were compiled anew too often, since the start.",
+            "Functions that Dynamo gave up on because they were recompiled too often, since the start.",
             needs=("compile",),
         ),
         Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
@@ -302,7 +302,7 @@ class OwnCostProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "monitor.overhead",
-            f"Our own host time as a part of the training time, over the last {WINDOW} steps.",
+            f"Host time of healthcheck itself as a share of the training time, over the last {WINDOW} steps.",
             "fraction",
         ),
     )

@@ -117,7 +117,7 @@ class StepCountProbe:
     name = "step-count"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
-        Metric("micro_batches", "Losses of the step: one for each backward pass, or the one that the loop tells."),
+        Metric("micro_batches", "Losses of the step: one for each backward pass, or the one that the loop reports."),
         Metric("updates.missing", "Backward passes since the last attempted update, or change of the weights."),
     )
 

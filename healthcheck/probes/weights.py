@@ -30,7 +30,7 @@ class WeightProbe:
     only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("params.nonfinite", "Parameters that hold a NaN or infinity.", cost=Cost.DEVICE),
-        Metric("params.zero", "Trainable weight matrices that are zero throughout.", cost=Cost.DEVICE),
+        Metric("params.zero", "Trainable weight matrices that are entirely zero.", cost=Cost.DEVICE),
     )
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:

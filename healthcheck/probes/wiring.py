@@ -12,7 +12,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
-from healthcheck.probes.labels import first_few, in_groups, optimizer_labels
+from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules
 
 PATIENCE = 5
@@ -165,30 +165,34 @@ class WiringProbe:
         if demand.due("params.no_gradient", step):
             hit = self._without_gradient(own, name_of)
             never = [p for p in hit if id(p) not in self._ever]
+            place = where_in_model(event, names(hit)) if hit else {}
 
             def no_gradient() -> Mapping[str, Any]:
                 frozen = sum(not p.requires_grad for _, p in named)
                 facts = {"which": in_groups(names(hit), names(own)), "never": f"{len(never):,} never got one"}
+                facts |= place
                 return facts | ({"frozen": f"{frozen:,} frozen on purpose: ignored"} if frozen else {})
 
             yield Sample("params.no_gradient", step, float(len(hit)), labels, detail=no_gradient)
         if demand.due("params.not_in_optimizer", step) and self._updates[event.optimizer_index] >= OPTIMIZER_PATIENCE:
             lost = [name for name, p in stray if self._stray[id(p)] >= OPTIMIZER_PATIENCE]
             everyone = [name for name, p in named if p.requires_grad]
+            built = where_made(event, event.optimizer)
             yield Sample(
                 "params.not_in_optimizer",
                 step,
                 float(len(lost)),
                 labels,
-                detail=lambda: {"which": in_groups(lost, everyone)},
+                detail=lambda: {"which": in_groups(lost, everyone)} | built,
             )
         if demand.due("params.optimizer_orphans", step):
             never = [p for p in own if id(p) not in self._ever]
             orphans, twins = self._orphans(event, never, stray, nothing_trains=len(never) == len(own))
             orphans += self._replaced(event, own, stray)
+            held_at = where_made(event, event.optimizer)
 
             def orphaned() -> Mapping[str, Any]:
-                facts = {"which": in_groups(names(orphans), names(own))}
+                facts = {"which": in_groups(names(orphans), names(own))} | held_at
                 if twins:
                     facts["twins"] = f"{twins:,} tensors of the same shapes got gradients and are in no optimizer"
                 return facts
@@ -286,7 +290,7 @@ def _leaves(node: Any) -> Iterator[Any]:
 
 _LISTED = "in a plain list or dict of a module: use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
 _UNFROZEN = "unfrozen after the optimizer was built: optimizer.add_param_group, or build it again"
-_MADE = "a tensor of its own that is no parameter of the module: wrap the result, as in nn.Parameter(torch.randn(n).to(device))"
+_MADE = "a separate tensor that is not a parameter of the module: wrap the result, as in nn.Parameter(torch.randn(n).to(device))"
 _SIBLING = (
     "the smaller part of layers whose larger part an optimizer holds: look at the filters of its parameter groups"
 )
@@ -310,7 +314,7 @@ class ForgottenParameterProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "params.forgotten",
-            "Tensors with a gradient and without optimizer that were meant to train: listed, unfrozen, or a layer's rest.",
+            "Tensors with a gradient and no optimizer that look meant to train: in a plain list, unfrozen later, or part of a trained layer.",
             cost=Cost.HOST,
         ),
     )
@@ -349,10 +353,12 @@ class ForgottenParameterProbe:
             for parameter in _smaller_parts(modules, held, names):
                 found.setdefault(id(parameter), (names[id(parameter)], _SIBLING))
 
+        place = where_in_model(event, (name for name, _ in found.values()))
+
         def facts() -> Mapping[str, Any]:
             reasons = Counter(reason for _, reason in found.values())
             why = "; ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-            return {"which": first_few(name for name, _ in found.values()), "why": why}
+            return {"which": first_few(name for name, _ in found.values()), "why": why} | place
 
         labels = optimizer_labels(event.optimizer_index)
         return (Sample("params.forgotten", event.step, float(len(found)), labels, detail=facts),)

@@ -74,7 +74,7 @@ def failure_of(session: Session, report: Mapping[str, Any]) -> HealthCheckFailed
         if entry["verdict"] == "not judged" and report["steps"]
     ]
     if not report["steps"]:
-        reasons = ["  the test made no update of an optimizer in this process; does it train, and here?"]
+        reasons = ["  the test made no optimizer update in this process; does it train at all, or in another process?"]
     trace = [f"  {line}" for e in report["internal_errors"] for line in str(e.get("traceback", "")).splitlines()]
     return HealthCheckFailed(f"{verdict_word(report)}, {report['exit_words']}", [*(trace or reasons), ending])
 

@@ -216,7 +216,7 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise HealthCheckFailed(f"{shown(path)} cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("healthcheck_reference") != 1:
-        raise HealthCheckFailed(f"{shown(path)} is no reference file: healthcheck_reference: 1 is missing")
+        raise HealthCheckFailed(f"{shown(path)} is not a reference file: healthcheck_reference: 1 is missing")
     return dict(data.get("tests") or {})
 
 

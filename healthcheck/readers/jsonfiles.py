@@ -151,7 +151,7 @@ class JsonLinesReader:
         if bad == 1 and first_bad == number and not line.endswith("\n"):
             notes.append(f"line {number} is cut off (the run was ended while writing); skipped")
         elif bad:
-            notes.append(f"{bad} of {number} lines are no JSON objects (first: line {first_bad}); skipped")
+            notes.append(f"{bad} of {number} lines are not JSON objects (first: line {first_bad}); skipped")
 
 
 def _late(line: str) -> Any:

@@ -144,9 +144,7 @@ def find_run(named: str | None = None) -> Run:
     if len(begins) == 1:
         return load_run(folder / begins[0])
     if begins:
-        raise UsageError(
-            f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; write more of it'
-        )
+        raise UsageError(f'"{named}" begins the names of {len(begins)} runs: {", ".join(begins[-5:])}; type more of it')
     hint = suggest(named, names) or (f"newest: {', '.join(names[-3:])}" if names else "there are none yet")
     raise UsageError(f'no run "{named}" in {folder}; {hint}')
 

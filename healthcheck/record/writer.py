@@ -88,7 +88,7 @@ class RecordWriter:
         if self._thread is not None:
             self._thread.join(wait)
             if self._thread.is_alive():
-                self.trouble = self.trouble or f"the record in {self.folder} is incomplete: the disk does not answer"
+                self.trouble = self.trouble or f"the record in {self.folder} is incomplete: the disk does not respond"
                 return
         self._empty()
 

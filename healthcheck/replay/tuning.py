@@ -222,7 +222,15 @@ def sweep_lines(
     lines += [f"  {text}" for text in closest(rule, key, values, good, bad)]
     best = recommended(good, bad, len(values))
     if best is not None:
-        lines.append(f"  to keep {values[best]}: in healthcheck.yaml   {keep[best]}")
+        found = (
+            f"fires in {_count(bad, best)} of {plural(len(bad), 'bad run')}, {_count(good, best)} of {len(good)} good"
+        )
+        lines.append(f"  suggested: {values[best]} ({found}): in healthcheck.yaml")
+        lines.append(f"    {keep[best]}")
+    elif not bad:
+        lines.append("  no suggestion without a bad run: name runs that went wrong with --bad RUN")
+    else:
+        lines.append("  no suggestion: none of these values tells bad runs from good ones")
     return lines
 
 
@@ -241,8 +249,11 @@ def _delay(bad: Sequence[Swept], index: int) -> str:
 
 
 def closest(rule: Cause, key: str, values: Sequence[str], good: Sequence[Swept], bad: Sequence[Swept]) -> list[str]:
-    """How near good runs came, how clear bad ones are, and which values lie between them."""
-    if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when."):
+    """How near good runs came, how clear bad ones are, and which values lie between them.
+
+    Says nothing where a score alone does not decide: below other keys than thresholds, and under a ``for`` in seconds.
+    """
+    if key.rpartition(".")[2] not in COMPARATORS or not key.startswith("when.") or rule.hold.seconds:
         return []
     upward = rule.condition.breaches.direction >= 0
     sign = 1.0 if upward else -1.0
@@ -255,24 +266,48 @@ def closest(rule: Cause, key: str, values: Sequence[str], good: Sequence[Swept],
     if weak is not None:
         parts.append(f"weakest bad run {word} {number(weak.critical)} ({weak.path})")
     lines = ["; ".join(parts)] if parts else []
-    if near is not None and weak is not None and near.critical is not None and weak.critical is not None:
-        if sign * near.critical < sign * weak.critical:
-            low, high = sorted((near.critical, weak.critical))
-            lines.append(f"any value between {number(low)} and {number(high)} tells these runs apart")
-        else:
-            lines.append("no value tells these good runs from these bad ones")
-    if rule.hold.seconds:
-        lines.append("`for` counts seconds here: the values above leave it out")
+    if near is None or weak is None or near.critical is None or weak.critical is None:
+        return lines
+    if any(run.critical is None for run in bad):  # no threshold makes the rule fire there
+        return lines
+    if sign * near.critical >= sign * weak.critical:
+        return [*lines, "no value tells these good runs from these bad ones"]
+    low, high = sorted((near.critical, weak.critical))
+    if _confirmed(values, low, high, good, bad):
+        inside = f"between {number(low)} and {number(high)}"
+        if not math.isfinite(high):
+            inside = f"above {number(low)}"
+        elif not math.isfinite(low):
+            inside = f"below {number(high)}"
+        lines.append(f"any value {inside} tells these runs apart")
     return lines
 
 
+def _confirmed(values: Sequence[str], low: float, high: float, good: Sequence[Swept], bad: Sequence[Swept]) -> bool:
+    """Whether those of the values that lie between did tell the runs apart: mutes or guards may have had their say."""
+    for index, text in enumerate(values):
+        try:
+            inside = low < float(text) < high
+        except ValueError:  # a percentage or an amount of memory
+            continue
+        if inside and (_count(bad, index) < len(bad) or _count(good, index)):
+            return False
+    return True
+
+
 def recommended(good: Sequence[Swept], bad: Sequence[Swept], count: int) -> int | None:
-    """Index of the value with the most bad runs found among those with the fewest good ones; the middle of equals."""
-    if not good and not bad:
+    """Index of the value that finds the most bad runs for the fewest alarms in good ones; the middle of equals.
+
+    None without a bad run, and where no value fires in more bad runs than good ones: then nothing is known that would
+    speak for any of them.
+    """
+    if not bad:
         return None
     scores = [(_count(bad, i) - _count(good, i), -_count(good, i)) for i in range(count)]
     best = [i for i in range(count) if scores[i] == max(scores)]
-    return best[(len(best) - 1) // 2]
+    chosen = best[(len(best) - 1) // 2]
+    part = _count(good, chosen) / len(good) if good else 0.0
+    return chosen if _count(bad, chosen) / len(bad) > part else None
 
 
 # --------------------------------------------------------------------------- the rule file

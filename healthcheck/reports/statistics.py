@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +11,8 @@ from typing import Any
 
 from healthcheck.core.samples import decode_number, series_name
 from healthcheck.record.lines import Batch
+
+_PLAIN = re.compile(r"(?P<side>above|below|at least|at most) (?P<limit>[\d.]+(?:e[+-]?\d+)?)(?P<percent>%?)")
 
 
 @dataclass(slots=True)
@@ -79,6 +82,21 @@ class Approach:
     score: float | None
     step: int | None
     reason: str = ""
+
+    @property
+    def part_of_limit(self) -> float | None:
+        """How much of the way to a plain limit a rule went without firing: 0.5 is half of ``above 8``.
+
+        None where that says nothing: it fired, or its condition is more than one limit on one side.
+        """
+        plain = _PLAIN.fullmatch(self.threshold)
+        if plain is None or self.score is None or self.verdict != "ok" or not math.isfinite(self.score):
+            return None
+        limit = float(plain["limit"]) * (0.01 if plain["percent"] else 1.0)
+        far, near = (self.score, limit) if plain["side"] in ("above", "at least") else (limit, self.score)
+        if far <= 0 or near <= 0:
+            return None
+        return min(1.0, far / near)
 
     def to_json(self) -> dict[str, Any]:
         return {

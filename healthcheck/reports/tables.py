@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from healthcheck.core.text import visible
@@ -100,6 +101,37 @@ def table_lines(
     # Both are said, since rich would else ask variables such as FORCE_COLOR and COLUMNS, and a pipe would depend on them.
     Console(file=out, width=width, force_terminal=on_terminal, legacy_windows=False).print(drawn)
     return [" " * indent + line.rstrip() if line.strip() else "" for line in out.getvalue().splitlines()]
+
+
+SCREEN = 22
+"""Lines of a short view: those of a terminal of 24, less the command and the prompt after it."""
+COLUMNS = 80
+"""Characters of a line of prose where nobody looks at a window."""
+WIDEST = 100
+"""Longer lines of prose are hard to read, however wide the window is."""
+
+
+def wrapped(text: str, indent: str = "", further: str | None = None) -> list[str]:
+    """A sentence or a list of words, broken into lines as they fit the terminal.
+
+    :param indent: before the first line; ``further``: before the others, as much if not given.
+    """
+    width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns)) if _is_terminal() else COLUMNS
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cut(lines: list[str], most: int) -> list[str]:
+    """The first lines of a text, which says that there is more where there is."""
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"{lines[most - 1]} ..."]
 
 
 def _is_terminal() -> bool:

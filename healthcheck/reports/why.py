@@ -11,7 +11,7 @@ from typing import Any
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import CONTEXT_LABELS, decode_number, series_name
-from healthcheck.core.text import number, plural
+from healthcheck.core.text import number, plural, step
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
@@ -25,7 +25,7 @@ BEFORE = 20
 LOOK_BACK = 3
 """Steps before the first breach that are searched for a change."""
 ALWAYS = ("lr",)
-"""Metrics whose steadiness is worth a word as well."""
+"""Metrics of which a word is said in any case: that they did not change is worth knowing as well."""
 
 
 @dataclass(slots=True)
@@ -46,6 +46,33 @@ class Change:
         return f"{self.series} {values} {_when(self.step - first_step)}"
 
 
+@dataclass(slots=True)
+class Course:
+    """What a series of ``ALWAYS`` did over the steps up to the alert, where none of its values stands out."""
+
+    series: str
+    first_step: int
+    first: float
+    last_step: int
+    last: float
+    lowest: float
+    highest: float
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether every recorded value of these steps is the same number."""
+        return self.lowest == self.highest
+
+    def text(self, unit: str = "") -> str:
+        """``lr unchanged at 0.01 since step 4`` or ``lr 0.0001 -> 0.0003 from step 4 to 24``."""
+        if self.unchanged:
+            return f"{self.series} unchanged at {number(self.last, unit)} since step {step(self.first_step)}"
+        ends = f"{self.series} {number(self.first, unit)} -> {number(self.last, unit)}"
+        turns = (self.lowest, self.highest) != (min(self.first, self.last), max(self.first, self.last))
+        between = f", between {number(self.lowest, unit)} and {number(self.highest, unit)}" if turns else ""
+        return f"{ends} from step {step(self.first_step)} to {step(self.last_step)}{between}"
+
+
 def _when(offset: int) -> str:
     if offset == 0:
         return "at the same step"
@@ -55,8 +82,8 @@ def _when(offset: int) -> str:
 
 def changes_around(
     batches: Iterable[RecordedBatch], first_step: int, fired_step: int, *, leave_out: str, most: int = 4
-) -> tuple[list[Change], list[str]]:
-    """The strongest changes of other series, and those of ``ALWAYS`` that did not change.
+) -> tuple[list[Change], list[Course]]:
+    """The strongest changes of other series, and the course of those of ``ALWAYS`` that are not among them.
 
     :param first_step: step of the first breaching sample.
     :param leave_out: the alert's own series.
@@ -70,17 +97,29 @@ def changes_around(
         for sample in batch.samples:
             if all(name in CONTEXT_LABELS for name, _ in sample.labels):
                 series.setdefault(series_name(sample.metric, sample.labels), []).append((sample.step, sample.value))
-    changes, steady = [], []
+    changes, courses = [], []
     for name, values in series.items():
         if name == leave_out:
             continue
         change = _change(name, values, first_step, fired_step)
         if change is not None:
             changes.append(change)
-        elif name in ALWAYS:
-            steady.append(name)
+        if name in ALWAYS and (course := _course(name, values, first_step, fired_step)) is not None:
+            courses.append(course)
     changes.sort(key=lambda c: (-c.strength, c.series))
-    return changes[:most], steady
+    shown = {change.series for change in changes[:most]}
+    return changes[:most], [course for course in courses if course.series not in shown]
+
+
+def _course(name: str, values: list[tuple[int, float]], first_step: int, fired_step: int) -> Course | None:
+    """What the record holds of the steps up to the alert; None if that is less than one value before it and one at it."""
+    before = [pair for pair in values if pair[0] < first_step][-BEFORE:]
+    here = [pair for pair in values if first_step <= pair[0] <= fired_step]
+    if not before or not here or not all(math.isfinite(value) for _, value in [*before, *here]):
+        return None
+    near = [*before, *here]
+    seen = [value for _, value in near]
+    return Course(name, near[0][0], seen[0], near[-1][0], seen[-1], min(seen), max(seen))
 
 
 def _change(name: str, values: list[tuple[int, float]], first_step: int, fired_step: int) -> Change | None:
@@ -126,7 +165,7 @@ class Explanation:
     closest: TraceRow | None = None
     """The judgement before this episode that came nearest to firing."""
     changes: list[Change] = field(default_factory=list)
-    steady: list[str] = field(default_factory=list)
+    courses: list[Course] = field(default_factory=list)
     also: list[dict[str, Any]] = field(default_factory=list)
     """Other alerts near this one, or explained by it."""
     problem: str = ""
@@ -151,7 +190,7 @@ class Explanation:
             "trace": [_row_json(row) for row in [*self.before, *self.episode]],
             "closest_before": _row_json(self.closest) if self.closest is not None else None,
             "around": [{"series": c.series, "step": c.step, "usual": c.usual, "value": c.value} for c in self.changes],
-            "unchanged": self.steady,
+            "unchanged": [course.series for course in self.courses if course.unchanged],
             "also": [{"number": a["number"], "rule": a["rule"], "fired_step": a["fired_step"]} for a in self.also],
             "problem": self.problem,
         }
@@ -198,17 +237,35 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
             found.before = earlier[-2:]
             found.closest = _closest(earlier, rule.condition.breaches)
         if not samples.complete:
-            found.problem = "the record was thinned: scores may differ from what the run saw"
+            lost = f"{plural(samples.gaps, 'evaluation')} could not be written in time" if samples.gaps else ""
+            thin = f"steps up to {step(samples.thinned_to)} were thinned" if samples.thinned_to else ""
+            found.problem = f"{' and '.join(filter(None, (thin, lost)))}: scores may differ from what the run saw"
         elif not found.episode and not rule.condition.absence:
-            found.problem = "replaying the record does not give this alert again; the numbers below are the run's own"
+            found.problem = _not_again(run, rule.id, rows)
     elif not samples.batches and not problem:
         found.problem = "the record holds no samples"
     if samples.batches:
         name = alert["series"][0]["name"] if alert.get("series") else ""
-        found.changes, found.steady = changes_around(
+        found.changes, found.courses = changes_around(
             samples.batches, found.first_step, int(alert["fired_step"]), leave_out=name
         )
+        # Where values were left out of the record, nobody knows that nothing changed.
+        whole = [course for course in found.courses if course.first_step > samples.thinned_to]
+        found.courses = [] if samples.gaps else whole
     return found
+
+
+def _not_again(run: Run, rule: str, rows: Sequence[TraceRow]) -> str:
+    """What judging the record once more gave instead of the alert."""
+    instead = sorted({row.step for row in rows if row.fired})
+    steps = ", ".join(map(step, instead[:3])) + (" ..." if len(instead) > 3 else "")
+    what = f"at step {steps} instead" if instead else "not at all"
+    why = (
+        "; the run went on from a checkpoint with what its rules had seen before"
+        if run.facts.get("resumed_from")
+        else ""
+    )
+    return f"judged again from the record alone, {rule} fires {what}{why}; the numbers below are the run's own"
 
 
 def _also(alerts: Sequence[dict[str, Any]], alert: dict[str, Any]) -> list[dict[str, Any]]:

@@ -152,7 +152,9 @@ def _is_ours(path: Path, notes: list[str]) -> bool:
         ours = any(re.match(r"version\s*:\s*\d+\s*(#.*)?$", line) for line in document.lines)
     if not ours:
         reason = (
-            "is empty" if any(p.slug == "empty" for p in document.problems) else "has no `version:`, so it is not ours"
+            "is empty"
+            if any(p.slug == "empty" for p in document.problems)
+            else "has no `version:`, so it is not a healthcheck file"
         )
         notes.append(f"{_relative(path)} {reason}; skipped")
     return ours

@@ -295,7 +295,7 @@ class _Reader:
                 return self._call(self.at[name.col_offset], arguments)
             case ast.Name():
                 return self._atom(self.at[tree.col_offset])
-        raise FormulaError("this is no formula", 0, 1)
+        raise FormulaError("this is not a formula", 0, 1)
 
     def _atom(self, token: _Token) -> Node:
         if token.kind == "name":
@@ -358,7 +358,7 @@ def _tokens(text: str) -> list[_Token]:
 def _bad_character(text: str, column: int) -> FormulaError:
     character = text[column]
     if character in "^%":
-        return FormulaError(f'"{character}" is no operator here; there are + - * /', column)
+        return FormulaError(f'"{character}" is not an operator here; there are + - * /', column)
     if character in "<>=!&|":
         return FormulaError(
             "formulas only make numbers; decisions belong in a rule's `when:`",
@@ -387,7 +387,7 @@ def _check_order(tokens: Sequence[_Token], text: str) -> None:
             brackets.append((token, False))
         elif value_due and token.kind == "sign" and token.text not in "+-":
             if token.text == "*" and before is not None and before.text == "*":
-                raise FormulaError('"**" is no operator here; there are + - * /', before.column, 2)
+                raise FormulaError('"**" is not an operator here; there are + - * /', before.column, 2)
             raise FormulaError(f'expected a number or a metric, found "{token.text}"', token.column)
         elif value_due:
             value_due = token.kind == "sign"

@@ -55,7 +55,7 @@ def _of_actions(rule: Cause, draft: Draft) -> Iterator[Problem]:
             draft,
             "then",
             "stop-below-error",
-            f"`stop` in a rule of severity {rule.severity}: reports call it a {rule.severity}, and yet it ends the run",
+            f"`stop` in a rule of severity {rule.severity}: reports call it a {rule.severity}, but it ends the run",
             "severity says, `then` acts; write `severity: error` if both are meant",
         )
     if "cleanup" in names and rule.cooldown is None:
@@ -75,7 +75,7 @@ def _of_condition(rule: Cause, draft: Draft) -> Iterator[Problem]:
             draft,
             "when",
             "small-window",
-            f"a window of {window} samples knows little of what is normal",
+            f"a window of {window} samples says little about what is normal",
             f"use {SMALL_WINDOW} or more",
         )
     if rule.recover is not None and _stricter_recover(rule):
@@ -155,7 +155,7 @@ def _evals_of_train_metric(rule: Cause, draft: Draft) -> Iterator[Problem]:
                 draft,
                 key,
                 "evals-of-training",
-                f'"{written}" counts samples of {rule.selector}, which is no evaluation metric',
+                f'"{written}" counts samples of {rule.selector}, which is not an evaluation metric',
                 "write `samples` or `steps`, or add `phase: eval`",
             )
 
@@ -218,7 +218,7 @@ def _twins(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
             yield draft.document.problem(
                 draft.where,
                 "twin-rules",
-                f'"{rule.id}" asks exactly what "{seen[key]}" asks',
+                f'"{rule.id}" is the same rule as "{seen[key]}"',
                 key=True,
                 severity="warning",
             )

@@ -142,4 +142,4 @@ def _plain(value: Any, depth: int, count: list[int]) -> Any:
         return [_plain(v, depth + 1, count) for v in value]
     if isinstance(value, FilePath):
         return str(value)
-    raise ValueError(f"a {type(value).__name__} cannot stand in rules; use dicts, lists, text and numbers")
+    raise ValueError(f"a {type(value).__name__} cannot be used in rules; use dicts, lists, text and numbers")

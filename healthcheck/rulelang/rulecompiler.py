@@ -408,7 +408,7 @@ def parse_selector(text: str, excluded: Sequence[str] = ()) -> Selector:
     if not _NAME.fullmatch(name):
         if any(c in name for c in "*?"):
             raise SelectorError(
-                "a glob stands in brackets, after the name of the family", suggestion="write for instance grad_norm[*]"
+                "a glob goes in brackets, after the name of the family", suggestion="write for instance grad_norm[*]"
             )
         if any(c in name for c in "+(<>=") or " " in name.strip():
             raise SelectorError(

@@ -365,27 +365,28 @@ class RuleFormat(Format):
         kind, synonyms = _level(where)
         return (kind if kind in ("condition", "action") else "key"), synonyms
 
-    def unknown_key(self, where: KeyPath, key: str, value: Any, known: Sequence[str]) -> Answer | None:
+    def unknown_key(self, where: KeyPath, key: str, beside: Mapping[str, Any], known: Sequence[str]) -> Answer | None:
         """Keys that stand in the wrong place, or that another tool has where we have none."""
         kind, synonyms = _level(where)
+        value = beside[key]
         text = f'unknown key "{shorten(key)}"'
         if kind == "cause" and key in RULE_ONLY:
             text = f"`{key}` is of the whole rule, not of one cause"
             hint = "causes have no causes" if key == "causes" else "write it beside `causes:`"
             return Answer(text, hint, "of-the-rule")
         if kind in ("rule", "cause") and key == "threshold":
-            return Answer(text, f"write `when: {{above: {shorten(str(value), 20)}}}`", "unknown-key")
+            return Answer(text, _limit_in_when(str(where[-1]), beside, value), "unknown-key")
         if key == "disabled":
             return Answer(text, "write `enabled: false`, or `rule-id: off`", "unknown-key")
         if kind == "condition" and key in COMBINED:
-            hint = "one level is all there is; write two rules"
+            hint = "only one level is supported; write two rules"
             return Answer(f"`{key}` cannot stand inside `all` or `any`", hint, "nested")
         if kind in ("rule", "cause") and key not in synonyms and (key in self.conditions or not nearest(key, known)):
             # A condition beside `metric`, not under `when`.
             close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
             if close:
                 shown = "..." if isinstance(value, (dict, list)) else shorten(str(value), 20)
-                hint = f"a condition stands under `when`: write `when: {{{close[0]}: {shown}}}`"
+                hint = f"a condition goes under `when`: write `when: {{{close[0]}: {shown}}}`"
                 return Answer(text, hint, "unknown-key")
         return None
 
@@ -406,10 +407,10 @@ class RuleFormat(Format):
         hint = f"here it is called `{ours}`" if ours in words else did_you_mean(meant)
         shown = shorten(str(value).lower() if isinstance(value, bool) else str(value))
         if where[-1] == "when" and not hint and len(shown.split()) > 1:
-            return Answer(f'"{shown}" is no condition', "conditions are keys, not expressions: when: {above: 5}")
+            return Answer(f'"{shown}" is not a condition', "conditions are keys, not expressions: when: {above: 5}")
         if holder == "then":
             hint = hint or f"there are {listed(words)}"
-            return Answer(f'"{shown}" is no action', hint, "unknown-action", meant)
+            return Answer(f'"{shown}" is not an action', hint, "unknown-action", meant)
         return Answer(f'"{shown}" is not one of {listed(words)}', hint, meant=meant)
 
     def wrong_type(self, where: KeyPath, value: Any) -> Answer | None:
@@ -442,6 +443,29 @@ class RuleFormat(Format):
         spaced = "".join(c.lower() if c.isalnum() else " " for c in key)
         mended = "-".join(spaced.split())
         return f"write {mended}" if mended and mended.isascii() else ""
+
+
+def _limit_in_when(rule_id: str, rule: Mapping[str, Any], limit: Any) -> str:
+    """Where a rule's ``threshold`` belongs: what to write is valid and keeps the condition that is there."""
+    shown = limit if isinstance(limit, (int, float)) and not isinstance(limit, bool) else 9
+    when = rule.get("when")
+    if isinstance(when, str):
+        return f"the limit belongs to the condition: write `when: {{{shorten(when, 20)}: {{above: {shown}}}}}`"
+    if isinstance(when, Mapping) and len(when) == 1:
+        (name, options), *_ = when.items()
+        if isinstance(options, Mapping) and not {"above", "below", "at_least", "at_most"} & set(options):
+            inside = ", ".join(f"{option}: {setting}" for option, setting in options.items() if _is_plain(setting))
+            return f"the limit belongs to the condition: write `when: {{{name}: {{{inside}, above: {shown}}}}}`"
+        return "the condition has a limit of its own: delete this key"
+    if when is not None:
+        return "a limit belongs to a condition under `when`, for instance `when: {above: 9}`"
+    if "metric" in rule or rule_id == "defaults":
+        return f"write `when: {{above: {shown}}}`" if shown is limit else "write a number: `when: {above: 9}`"
+    return f"write its `when:` again with the new limit; `healthcheck explain {shorten(rule_id, 40)}` shows the old one"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float))
 
 
 def _level(where: KeyPath) -> tuple[str, Mapping[str, str]]:

@@ -17,7 +17,7 @@ from healthcheck.rulelang.quantities import shorten
 
 PLACEHOLDERS: dict[str, str] = {
     "value": "the sample that breached",
-    "score": "what the condition made of it",
+    "score": "the score that the condition gave it",
     "normal": "what it was compared with: median, mean, best, ...",
     "threshold": "the comparator in words: above 8",
     "window": "how many samples the condition looks back",

@@ -74,8 +74,11 @@ class Format:
         """What the keys of the map at ``where`` are called, and words of other tools for them -> ours."""
         return "key", {}
 
-    def unknown_key(self, where: KeyPath, key: str, value: Any, known: Sequence[str]) -> Answer | None:
-        """A special answer to a key that the map at ``where`` does not have."""
+    def unknown_key(self, where: KeyPath, key: str, beside: Mapping[str, Any], known: Sequence[str]) -> Answer | None:
+        """A special answer to a key that the map at ``where`` does not have.
+
+        :param beside: that map, with the key in it.
+        """
         return None
 
     def unknown_word(self, where: KeyPath, value: Any, words: Sequence[str]) -> Answer | None:
@@ -267,7 +270,7 @@ class _Translation:
     # -- keys -------------------------------------------------------------------------
 
     def _unknown_key(self, key: str, known: Sequence[str]) -> Answer:
-        special = self.format.unknown_key(self.where, key, self.value[key], known)
+        special = self.format.unknown_key(self.where, key, self.value, known)
         if special is not None:
             return special
         noun, synonyms = self.format.level(self.where)

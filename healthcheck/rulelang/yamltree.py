@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from yaml import YAMLError
@@ -272,11 +273,31 @@ class _PyYAML(_Bounded, Reader, Scanner, Parser):
 
 
 if CParser is not None:
+    _SIGNS = {
+        "FlowMappingStartToken": "{",
+        "FlowMappingEndToken": "}",
+        "FlowSequenceStartToken": "[",
+        "FlowSequenceEndToken": "]",
+    }
+_OPENS = {"}": "{", "]": "["}
 
-    class _Libyaml(_Bounded, CParser):  # type: ignore[misc]
-        def __init__(self, text: str, document: Document) -> None:
-            CParser.__init__(self, text)
-            _Bounded.__init__(self, document)
+
+class _Tokens(Reader, Scanner):
+    """The words of a YAML text, also of one that cannot be parsed."""
+
+    def __init__(self, text: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+
+    def all(self) -> Iterator[Any]:
+        while self.check_token():
+            yield self.get_token()  # type: ignore[no-untyped-call]
+
+
+class _Libyaml(_Bounded, CParser):  # type: ignore[misc]
+    def __init__(self, text: str, document: Document) -> None:
+        CParser.__init__(self, text)
+        _Bounded.__init__(self, document)
 
 
 # --------------------------------------------------------------------------- syntax errors
@@ -294,6 +315,11 @@ def _syntax_problem(document: Document, error: Any) -> Any:
     opened = getattr(error, "context_mark", None)
     if opened is not None and ("quoted scalar" in context or ("flow" in context and opened.line < place.line)):
         place = opened  # where the quote or brace opens; the parser noticed lines below
+    noticed = getattr(error, "problem_mark", None)
+    unbalanced = _unbalanced("\n".join(document.lines), noticed) if noticed is not None else None
+    if unbalanced is not None:
+        mark, text, hint = unbalanced
+        return document.problem_at(mark, "syntax", text, suggestion=hint)
     line = document.lines[place.line] if place.line < len(document.lines) else ""
     text, hint = _explain(problem, context, line)
     return document.problem_at(Mark(place.line + 1, place.column + 1, 1), "syntax", text, suggestion=hint)
@@ -312,6 +338,43 @@ def _no_such_character(document: Document) -> Any:
     return document.problem_at(Mark(1, 1, 1), "syntax", "an escape stands for no character")
 
 
+_CLOSES = {"{": "}", "[": "]"}
+
+
+def _unbalanced(text: str, noticed: Any) -> tuple[Mark, str, str] | None:
+    """A brace or bracket too many or too few: where it is, what is wrong and what to write; None if all are matched.
+
+    :param noticed: where the parser gave up, which may be lines below the mistake.
+    """
+    open_here: list[tuple[str, Mark]] = []
+    at_error: list[tuple[str, Mark]] | None = None
+    try:
+        for token in _Tokens(text).all():
+            sign = _SIGNS.get(type(token).__name__)
+            start = token.start_mark
+            late = (start.line, start.column) >= (noticed.line, noticed.column)
+            if late and at_error is None:
+                at_error = list(open_here)
+            if sign is None:
+                continue
+            mark = Mark(start.line + 1, start.column + 1, 1)
+            if sign in _CLOSES:
+                open_here.append((sign, mark))
+            elif not open_here:
+                return mark, f"a `{sign}` without an opening one", f"delete it, or open it with `{_OPENS[sign]}`"
+            else:
+                opened, where = open_here.pop()
+                if _CLOSES[opened] != sign:
+                    return where, f"this `{opened}` is closed by `{sign}`", f"close it with `{_CLOSES[opened]}` first"
+    except YAMLError:
+        return None  # a mistake of another kind, which is answered in its own words
+    if not open_here:
+        return None
+    # The parser gave up inside the innermost one that was open there; of those, one is never closed.
+    opened, where = (at_error or open_here)[-1]
+    return where, f"this `{opened}` is never closed", f"close it with `{_CLOSES[opened]}`"
+
+
 def _explain(problem: str, context: str, line: str) -> tuple[str, str]:
     if "undefined alias" in problem or "scanning an alias" in context:
         return "a value that starts with `*` is read as a YAML alias", "quote a value that starts with `*`"
@@ -324,9 +387,9 @@ def _explain(problem: str, context: str, line: str) -> tuple[str, str]:
     if "mapping values are not allowed" in problem:
         return "a second `:` in one line", "quote a value that holds `: `, and check the indentation"
     if ("flow mapping" in context or "flow sequence" in context) and "[" in line and "{" in line:
-        return "the braces or brackets do not match", 'quote "grad_norm[...]" in braces'
+        return "a bracket in the middle of a word", 'quote "grad_norm[...]" in braces'
     if "flow mapping" in context or "flow sequence" in context:
-        return "the braces or brackets do not match", "each `{` needs a `}`, each `[` a `]`, with commas between"
+        return "a `,` is missing here, or a `:` is too many", "write `{key: value, key: value}`, `[one, two]`"
     if "block mapping" in context or "block collection" in context:
         return "the indentation does not fit the lines above", "keys of one block start in the same column"
     if "quoted scalar" in context:

@@ -427,7 +427,7 @@ class _Reader:
         path = self.path.parent / name
         if not os.path.exists(path):
             is_path = "," not in name and " " not in name
-            what = "is no record beside this file" if is_path else "is not a mapping of series"
+            what = "is not a record beside this file" if is_path else "is not a mapping of series"
             self.bad(where, f'"{shorten(name)}" {what}', slug="no-such-file")
         return path
 

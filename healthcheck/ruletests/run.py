@@ -220,7 +220,7 @@ class _Checker:
                 )
             elif not self._plays(entry.rule):
                 yield self._problem(
-                    (*entry.where, "rule"), "rule-off", f'"{entry.rule}" does not play in this test (only, off)'
+                    (*entry.where, "rule"), "rule-off", f'"{entry.rule}" is not used in this test (only, off)'
                 )
             if entry.rank is not None and entry.rank not in self.test.ranks:
                 ranks = ", ".join(map(str, self.test.ranks))

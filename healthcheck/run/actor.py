@@ -56,13 +56,26 @@ class StopState:
         self.most_steps = most_steps
         """The user's own end: the last step that is to be made (``--max-steps``). A test may set it for a block."""
         self.most_seconds = most_seconds
-        """The same in seconds of active training (``--max-time``)."""
+        """The same in seconds of active training (``--max-time``), counted from its first step."""
+        self.interrupted = False
+        """The user has pressed Ctrl-C, and the step at hand is still to end."""
+        self._seconds_before: float | None = None
         self.request: StopRequest | None = None
         """The stop to carry out. With several ranks it appears here when all of them have agreed."""
         self.raised = 0
         """How often it was raised inside the training as ``StopTraining``."""
         self.by_framework = False
         """True while a framework ends its loop in its own way: nothing is raised meanwhile, and no update applied."""
+
+    def interrupt(self) -> None:
+        """End the training between two steps with ``KeyboardInterrupt``."""
+        self.interrupted, self._seconds_before = True, self.most_seconds
+        self.most_seconds = 0.0  # whatever trains looks at the user's own end there
+
+    def interrupt_is_over(self) -> None:
+        """``KeyboardInterrupt`` is raised now; a script that catches it may go on."""
+        if self.interrupted:
+            self.interrupted, self.most_seconds = False, self._seconds_before
 
 
 class SessionControls:

@@ -295,7 +295,7 @@ class Session:
     def _no_number(self, name: str, value: Any) -> None:
         if name not in self._no_numbers:
             self._no_numbers.add(name)
-            self.note(f'logged "{name}" is no number but {type(value).__name__}: it is left out')
+            self.note(f'logged "{name}" is not a number but {type(value).__name__}: it is left out')
 
     @contextlib.contextmanager
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:
@@ -303,7 +303,7 @@ class Session:
         mute = Mute(rule, reason, first=self.step)
         known = dict.fromkeys([*(r.id for r in self.rules.causes), *self.rules.off])
         if not any(mute.covers(rule_id, self.step) for rule_id in known):
-            self.note(f'muted "{rule}": that is no rule here; {rule_hint(rule, known)}')
+            self.note(f'muted "{rule}": there is no such rule here; {rule_hint(rule, known)}')
         self.engine.mutes.append(mute)
         try:
             yield

@@ -176,7 +176,7 @@ _EXECUTING = {("IPython", "run_code"), ("code", "runcode")}
 
 
 def waits_for_a_person(frame: FrameType | None) -> bool:
-    """True if the main thread stands in a debugger, ``breakpoint()``, or at an interactive prompt.
+    """True if the main thread is in a debugger, ``breakpoint()``, or at an interactive prompt.
 
     :param frame: the innermost frame of the main thread; None if it runs no Python code.
     """

@@ -270,11 +270,13 @@ def _saved_and_restored(condition: Condition, values: list[float]) -> str:
     try:
         text = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
-        return f"its state is no JSON ({_said(error)}): a resumed run begins again with an empty memory"
+        return f"its state is not JSON ({_said(error)}): a resumed run begins again with an empty memory"
     after = condition.start()
     after.restore(json.loads(text))
     if not _same(_scored(after, values[half:], half), _scored(before, values[half:], half)):
-        return "after restore(state()) scores differ: a resumed run judges otherwise than one that went on"
+        return (
+            "after restore(state()) scores differ: a resumed run judges differently from one that was not interrupted"
+        )
     return ""
 
 

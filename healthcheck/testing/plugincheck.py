@@ -159,13 +159,13 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
     provided: list[Any] = list(probe.provides)  # an author's, not yet checked
     for metric in provided:
         if not isinstance(metric, Metric):
-            yield f"{what}: provides holds {metric!r}, which is no healthcheck.Metric"
+            yield f"{what}: provides holds {metric!r}, which is not a healthcheck.Metric"
             continue
         if not metric.help:
             yield f'{what}: metric "{metric.name}" has no help'
         declared: Any = metric.cost
         if not isinstance(declared, Cost):
-            yield f'{what}: metric "{metric.name}" has cost {metric.cost!r}, which is no healthcheck.Cost'
+            yield f'{what}: metric "{metric.name}" has cost {metric.cost!r}, which is not a healthcheck.Cost'
         elif metric.cost in (Cost.FREE, Cost.HOST) and "torch" in source:
             yield f'{what}: metric "{metric.name}" declares cost {metric.cost.value}, but works with torch; declare Cost.DEVICE'
         elif metric.cost is not Cost.SYNC and any(call in source for call in (".item()", ".tolist()", ".cpu()")):
@@ -240,7 +240,7 @@ def _schema(what: str, schema: Any) -> Iterator[str]:
     try:
         Draft7Validator.check_schema(schema)
     except SchemaError as error:
-        yield f"{what}: its schema is no draft-07 schema: {error.message}"
+        yield f"{what}: its schema is not a draft-07 schema: {error.message}"
 
 
 def _documented(what: str, thing: Any) -> Iterator[str]:

@@ -236,7 +236,7 @@ def test_a_file_of_somebody_else_is_named_and_left_alone(command, tmp_path) -> N
     (tmp_path / "healthcheck.yaml").write_text("services: {web: {interval: 30s}}\n")
     code, out, err = command("plan")
     assert code == 0
-    assert "has no `version:`, so it is not ours; skipped" in err
+    assert "has no `version:`, so it is not a healthcheck file; skipped" in err
     assert "healthcheck:recommended" in out
 
 

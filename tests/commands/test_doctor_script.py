@@ -49,7 +49,7 @@ def test_losses_are_compared_and_memory_and_time_reported(
     assert measured["steps"] == 8
     assert measured["ratio"] > 0
     assert measured["cpu_ratio"] > 0
-    assert f"run {runs} of {runs}, with us: 8 steps" in done.stderr
+    assert f"run {runs} of {runs}, with healthcheck: 8 steps" in done.stderr
     assert measured["host_memory"]["watched"] > 0
     assert measured["identical_losses"] is same
 
@@ -63,7 +63,7 @@ def test_on_a_busy_machine_processor_time_is_told_and_the_clock_named_as_unrelia
     measured, findings = compare(busy)
     (time,) = (f for f in findings if f.topic == "step time")
     assert time.level == "ok"
-    assert "of processor time a step without us" in time.text
+    assert "of processor time a step without healthcheck" in time.text
     assert "1.020 times" in time.text
     assert measured["ratio"] == pytest.approx(2.0)
 

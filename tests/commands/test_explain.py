@@ -54,3 +54,37 @@ def test_what_is_nothing_is_answered(here: Path, capsys: pytest.CaptureFixture[s
     assert 'did you mean "evidence"?' in capsys.readouterr().err
     assert main(["explain", "qqqqqqqqqq"]) == 4
     assert "`healthcheck explain` lists the rules here" in capsys.readouterr().err
+
+
+OWN = """
+version: 1
+external: [kl]
+rules:
+  loss-spike: {metric: kl, when: {above: 0.2}, for: 3 of 5}
+"""
+OVERRIDDEN = """
+version: 1
+extends: [healthcheck:recommended]
+rules:
+  loss-spike: {for: 3 of 5}
+"""
+
+
+def test_a_rule_of_ones_own_with_a_name_of_ours_does_not_get_our_page(says: Says, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    text = says("loss-spike", "--rules", "own.yaml")
+    assert "## What it checks" not in text
+    assert "kl above 0.2, in 3 of 5 samples" in text
+    assert json.loads(says("loss-spike", "--rules", "own.yaml", "--format", "json"))["page"] is None
+
+
+def test_a_rule_of_ones_own_over_our_pack_does_not_get_our_page_either(says: Says, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN.replace("external", "extends: [healthcheck:recommended]\nexternal"))
+    assert "## What it checks" not in says("loss-spike", "--rules", "own.yaml")
+
+
+def test_our_rule_with_other_settings_keeps_its_page(says: Says, tmp_path: Path) -> None:
+    (tmp_path / "set.yaml").write_text(OVERRIDDEN)
+    text = says("loss-spike", "--rules", "set.yaml")
+    assert "## What it checks" in text
+    assert "in 3 of 5 samples" in text

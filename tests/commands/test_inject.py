@@ -44,8 +44,8 @@ def test_a_fault_that_never_came_about_is_told_and_changes_nothing(
     (tmp_path / "train.py").write_text(TRAIN)
     result = healthcheck_warm("run", "--inject", "nan-grad@400", "--inject", "slow-data@2", "train.py")
     assert (result.returncode, result.stdout) == (0, "done\n")
-    assert "nan-grad@400 never came about: the run had 10 steps" in result.stderr
-    assert "slow-data@2 never came about: no DataLoader gave a batch" in result.stderr
+    assert "nan-grad@400 never took effect: the run had 10 steps" in result.stderr
+    assert "slow-data@2 never took effect: no DataLoader gave a batch" in result.stderr
 
 
 def test_a_mistake_is_told_before_anything_runs(healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_and_a_folder_of_somebody_else_stay(here: Path, capsy
     os.utime(here / "gone" / "run.json", (0, 0))
     assert main(["prune", "--keep", "0"]) == 0
     assert left(here) == ["killed-just-now", "notes", "running"]
-    assert "left alone, because they may go on" in capsys.readouterr().out
+    assert "kept, because they may still be running" in capsys.readouterr().out
     assert os.readlink(here / "latest") != "gone"
 
 

@@ -21,6 +21,8 @@ from healthcheck.cli import main
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
 NORM = [9.0 if i in (39, 40) else 1 + 0.01 * math.sin(i) for i in range(60)]
 SPIKES = [20.0 if i in (40, 41) else v for i, v in enumerate(HEALTHY)]
+NO_SERIES = {"off", "mute", "only", "set"}
+"""Options of a session that are lists; other lists are series."""
 DIES = [*SPIKES[:50], math.nan]
 
 
@@ -38,7 +40,12 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: ModuleType
     monkeypatch.chdir(tmp_path)
 
     def write(loss: list[float] = SPIKES, norm: list[float] = NORM, **options: Any) -> dict[str, Any]:
-        report: dict[str, Any] = sessions.run({"loss": loss, "norm": norm}, console=False, **options)
+        more = {
+            name: options.pop(name)
+            for name in [n for n in options if isinstance(options[n], list)]
+            if name not in NO_SERIES
+        }
+        report: dict[str, Any] = sessions.run({"loss": loss, "norm": norm, **more}, console=False, **options)
         return report
 
     return write
@@ -209,7 +216,7 @@ class TestMetrics:
     def test_the_catalogue_names_unit_cost_and_needs_of_every_metric(self, record: Record, says: Says) -> None:
         from healthcheck.assembly import plugin_host
 
-        rows = {line.split()[0] for line in says("metrics").splitlines()[1:] if line}
+        rows = {line.split()[0] for line in says("metrics", "--all").splitlines()[1:] if line}
         known = plugin_host().registry.metrics.values()
         assert {f"{m.name}[*]" if m.labels else m.name for m in known} <= rows
         entries = {entry["name"]: entry for entry in json.loads(says("metrics", "--format", "json"))}
@@ -227,9 +234,57 @@ class TestMetrics:
     def test_the_closest_approach_of_each_rule(self, record: Record, says: Says) -> None:
         report = record(loss=HEALTHY)
         closest = report["rules"]["loss-spike"]["closest"]
-        text = says("metrics", "latest")
+        text = says("metrics", "latest", "--all")
         assert re.search(rf"loss-spike +[\d.]+ +{closest['step']} +ok +above 8", text)
         assert re.search(r"not judged\n +other-missing +\S", text)
+
+    def test_without_all_the_catalogue_fits_a_screen_and_says_how_many_more_there_are(
+        self, record: Record, says: Says
+    ) -> None:
+        text = says("metrics")
+        fits_a_screen(text)
+        every = len(json.loads(says("metrics", "--format", "json")))
+        match = re.search(r"^(\d+) more: healthcheck metrics --all", text, re.MULTILINE)
+        assert match is not None
+        named = [line for line in text.splitlines() if re.match(r"  [a-z]", line)]
+        assert len(named) + int(match[1]) == every
+
+    def test_without_all_a_run_fits_a_screen_with_alerts_and_its_own_metrics_first(
+        self, record: Record, says: Says
+    ) -> None:
+        many = {f"layer.with.a.very.long.name.number.{i}": [float(i), i + 1.0] * 30 for i in range(40)}
+        rules = {"version": 1, "external": ["loss", "norm", *many], "rules": {}}
+        rules["rules"] = {f"high-{i}": {"metric": name, "when": {"above": i - 5.5}} for i, name in enumerate(many)}
+        record(rules=rules, **many)
+        text = says("metrics", "latest")
+        fits_a_screen(text)
+        assert text.index("alerts: ") < text.index("metric ") < text.index("more series and every rule")
+        assert len(says("metrics", "latest", "--all").splitlines()) > 80
+
+    def test_a_rule_that_fired_is_not_among_those_that_came_close_without_an_alert(
+        self, record: Record, says: Says
+    ) -> None:
+        rules = {
+            "version": 1,
+            "external": ["loss"],
+            "rules": {
+                "fires": {"metric": "loss", "when": {"above": 10}},
+                "close": {"metric": "loss", "when": {"above": 25}},
+                "far": {"metric": "loss", "when": {"above": 1000}},
+            },
+        }
+        record(rules=rules)
+        nearest = says("metrics", "latest").partition("closest to firing")[2]
+        assert re.search(r"close +20 +above 25 +41", nearest)
+        assert not re.search(r"^ +fires ", nearest, re.MULTILINE)
+        assert "far" not in nearest
+
+
+def fits_a_screen(text: str) -> None:
+    """80 columns and 24 lines, two of which are the command and the prompt after it."""
+    lines = text.splitlines()
+    assert len(lines) <= 22, text
+    assert max(map(len, lines)) <= 80, text
 
 
 class TestRuns:
@@ -285,10 +340,41 @@ class TestRuns:
 class TestReport:
     def test_it_shows_alerts_verdicts_and_the_closing_line(self, record: Record, says: Says) -> None:
         record(loss=DIES)
-        text = says("report")
+        text = says("report", "--all")
         assert re.search(r"2  error  loss-not-finite  step 51, still firing", text)
         assert re.search(r"other-missing +not judged", text)
         assert re.search(r"healthcheck: STOPPED at step 51 by loss-not-finite +exit 1$", text)
+
+    def test_without_all_it_fits_a_screen_worst_alert_first(self, record: Record, says: Says) -> None:
+        names = [f"series{i}" for i in range(20)]
+        hint = "look at the batch, then at the learning rate, then at what else you changed since the last good run"
+        rules: dict[str, Any] = {"version": 1, "external": ["loss", "norm", *names], "rules": {}}
+        for i, name in enumerate(names):
+            rules["rules"][f"high-{i}"] = {
+                "metric": name,
+                "when": {"above": 1},
+                "severity": "error" if i == 13 else "warning",
+                "hint": hint,
+            }
+        record(rules=rules, **{name: [0.5, 2.0, 0.5] for name in names})
+        text = says("report")
+        fits_a_screen(text)
+        assert text.index("error  high-13") < text.index("warning  high-0")
+        match = re.search(r"^  (\d+) more alerts$", text, re.MULTILINE)
+        assert match is not None
+        assert len(re.findall(r"^ +\d+  (?:error|warning)  ", text, re.MULTILINE)) + int(match[1]) == 20
+        assert "--all" in text
+        assert re.search(r"^healthcheck: FAILED.* exit 1$", text, re.MULTILINE | re.DOTALL)
+
+    def test_an_alert_that_is_muted_stands_behind_those_that_count(self, record: Record, says: Says) -> None:
+        record(loss=DIES, mute=["loss-spike"])
+        text = says("report")
+        assert re.search(r"error  loss-not-finite  step 51", text)
+        assert "also  loss-spike at step 42 (muted)" in text
+
+    def test_nothing_is_said_to_be_left_out_of_a_run_with_one_alert(self, record: Record, says: Says) -> None:
+        record()
+        assert "more alert" not in says("report")
 
     def test_share_leaves_out_host_user_and_paths(self, record: Record, says: Says, tmp_path: Path) -> None:
         import getpass

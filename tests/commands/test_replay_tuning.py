@@ -189,3 +189,49 @@ def test_against_a_revision_of_git(says: Says, runs: list[Path], tmp_path: Path)
     assert "+ good2.csv: now fires at step 32" in out
     assert "there is no nothing.yaml in HEAD" in says("good2.csv", "--against", "HEAD:nothing.yaml")[2]
     assert says("good2.csv", "--against", "HAED:healthcheck.yaml")[0] == 4
+
+
+def test_a_sweep_without_a_bad_run_suggests_nothing(says: Says, runs: list[Path]) -> None:
+    _, out, _ = says("good*.csv", "--sweep", "loss-high.when.above=5,10")
+    assert "suggested:" not in out
+    assert "healthcheck.yaml" not in out
+    assert "--bad" in out
+
+
+def test_a_value_that_fires_in_no_bad_run_is_not_suggested(says: Says, runs: list[Path]) -> None:
+    _, out, _ = says("good*.csv", "--sweep", "loss-high.when.above=60,70", "--bad", "bad.csv")
+    assert "suggested:" not in out
+    assert "none of these values tells bad runs from good ones" in out
+
+
+def test_a_value_that_fires_everywhere_is_not_suggested(says: Says, tmp_path: Path) -> None:
+    write(tmp_path / "good.csv", [9.0, 9.0])
+    write(tmp_path / "bad.csv", [6.0, 6.0])
+    _, out, _ = says("good.csv", "--sweep", "loss-high.when.above=5", "--bad", "bad.csv")
+    assert "suggested:" not in out
+
+
+def test_runs_are_not_called_apart_where_one_bad_run_was_never_judged(
+    says: Says, runs: list[Path], tmp_path: Path
+) -> None:
+    write(tmp_path / "other.csv", [], column="throughput")
+    _, out, _ = says("good*.csv", "--sweep", "loss-high.when.above=5,10", "--bad", "bad.csv", "--bad", "other.csv")
+    assert "tells these runs apart" not in out
+    assert "weakest bad run peaks at 20 (bad.csv)" in out
+    assert "suggested: 10 (fires in 1 of 2 bad runs, 0 of 2 good)" in out
+
+
+def test_runs_are_not_called_apart_where_a_mute_hides_the_bad_one(says: Says, runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "healthcheck.yaml").write_text(
+        RULES + 'mute:\n  - {rule: loss-high, steps: 1-60, reason: "known"}\n', encoding="utf-8"
+    )
+    _, out, _ = says("good1.csv", "--sweep", "loss-high.when.above=5,10", "--bad", "bad.csv")
+    assert "tells these runs apart" not in out
+    assert "suggested:" not in out
+
+
+def test_a_for_in_seconds_leaves_no_single_value_between_the_runs(says: Says, runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "healthcheck.yaml").write_text(RULES.replace("for: 2", "for: 10s"), encoding="utf-8")
+    _, out, _ = says("good1.csv", "--sweep", "loss-high.when.above=5,10", "--bad", "bad.csv")
+    assert "apart" not in out
+    assert "peaks at" not in out

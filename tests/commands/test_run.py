@@ -259,4 +259,4 @@ def test_an_option_of_ours_behind_the_script_is_pointed_out_when_the_script_refu
     (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
     result = healthcheck_command("run", "train.py", "--observe", cwd=tmp_path)
     assert result.returncode == 2
-    assert "--observe stood behind the script, so the script got it" in result.stderr
+    assert "--observe came after the script, so the script received it" in result.stderr

@@ -50,6 +50,7 @@ PUBLIC = [
     "ModelView",
     "OptionError",
     "OtherPart",
+    "Places",
     "PluginError",
     "Position",
     "Probe",

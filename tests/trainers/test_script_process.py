@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,132 @@ def test_ctrl_c_writes_the_report_and_exits_with_2(tmp_path: Path, script: Calla
 
     assert code == 2
     assert (tmp_path / "hc.json").is_file()
+
+
+SLOW_STEPS = """
+    import os, signal, sys, time
+    import torch
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    {before}
+    for i in range(300):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 2)).square().mean()
+        loss.backward()
+        if i == 3:
+            {in_the_step}
+            print("the step goes on", flush=True)
+        optimizer.step()
+        print("step", i, flush=True)
+"""
+PRESS = "os.kill(os.getpid(), signal.SIGINT)"
+
+
+def pressed(
+    tmp_path: Path, script: Callable[..., Path], in_the_step: str, *, before: str = ""
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    script(SLOW_STEPS.format(in_the_step=in_the_step, before=before))
+    ended = subprocess.run(
+        [*HEAD, "--report", "json=hc.json", "train.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    return ended, json.loads((tmp_path / "hc.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+class TestCtrlC:
+    def test_once_ends_the_run_after_the_step(self, tmp_path: Path, script: Callable[..., Path]) -> None:
+        ended, report = pressed(tmp_path, script, PRESS)
+        assert ended.returncode == 2
+        assert "the step goes on" in ended.stdout
+        assert "step 4" not in ended.stdout
+        assert (report["steps"], report["exit_reason"], report["exit_code"]) == (4, "interrupted", 2)
+        assert "press Ctrl-C again to end at once" in ended.stderr
+
+    def test_twice_ends_it_at_once(self, tmp_path: Path, script: Callable[..., Path]) -> None:
+        ended, report = pressed(tmp_path, script, f"{PRESS}; {PRESS}")
+        assert ended.returncode == 2
+        assert "the step goes on" not in ended.stdout
+        assert report["exit_reason"] == "interrupted"
+
+    def test_outside_of_training_once_is_at_once(self, tmp_path: Path, script: Callable[..., Path]) -> None:
+        ended, report = pressed(tmp_path, script, "pass", before=f"{PRESS}; print('too late', flush=True)")
+        assert ended.returncode == 2
+        assert "too late" not in ended.stdout
+        assert (report["steps"], report["exit_reason"]) == (0, "interrupted")
+
+    def test_a_handler_of_the_script_is_called_at_once_and_seen_by_it(
+        self, tmp_path: Path, script: Callable[..., Path]
+    ) -> None:
+        before = "own = lambda *_: sys.exit(7); signal.signal(signal.SIGINT, own); assert signal.getsignal(signal.SIGINT) is own"
+        ended, _ = pressed(tmp_path, script, PRESS, before=before)
+        assert ended.returncode == 7
+        assert "the step goes on" not in ended.stdout
+
+    def test_a_script_that_catches_it_may_go_on_for_as_long_as_was_asked(
+        self, tmp_path: Path, script: Callable[..., Path]
+    ) -> None:
+        script(
+            """
+            import os, signal
+            import torch
+            model = torch.nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for i in range(8):
+                try:
+                    optimizer.zero_grad()
+                    model(torch.ones(4, 2)).square().mean().backward()
+                    if i == 3:
+                        os.kill(os.getpid(), signal.SIGINT)
+                    optimizer.step()
+                except KeyboardInterrupt:
+                    print("caught at", i, flush=True)
+            """
+        )
+        ended = subprocess.run(
+            [*HEAD, "--max-time", "10m", "--report", "json=hc.json", "train.py"],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert "caught at 3" in ended.stdout
+        assert json.loads((tmp_path / "hc.json").read_text())["steps"] == 8
+
+
+@pytest.mark.slow
+def test_max_time_counts_training_and_not_what_comes_before_it(tmp_path: Path, script: Callable[..., Path]) -> None:
+    script(
+        """
+        import time
+        import torch
+        time.sleep(1.5)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in range(100_000):
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.01)
+        """
+    )
+    command = [*HEAD, "--max-time", "1s", "--report", "json=hc.json", "train.py"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200
+    )
+    report = json.loads((tmp_path / "hc.json").read_text())
+    assert ended.returncode == 0, ended.stderr
+    assert report["seconds"] > 2.5
+    assert report["steps"] >= 10
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_all_hooks_that_do_not_fit_are_said_at_once(tmp_path: Path) -> None:
         + "def healthcheck_train_end(session): ...\n",
     )
     assert [line.strip() for line in said.splitlines()] == [
-        '"mine" implements "healthcheck_register_probs", which is no hook; did you mean "healthcheck_register_probes"?',
+        '"mine" implements "healthcheck_register_probs", which is not a hook; did you mean "healthcheck_register_probes"?',
         '"mine": healthcheck_step_end has no argument "evnt"; did you mean "event"? it has session, event',
         '"mine" defines "healthcheck_train_end" without @healthcheck.hookimpl; add the mark',
     ]
@@ -56,8 +56,8 @@ def test_all_hooks_that_do_not_fit_are_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"listens_to": '("step_end",)'}, "listens_to holds 'step_end', which is no EventKind; write for instance"),
-        ({"provides": '("mine.value",)'}, "provides holds 'mine.value', which is no Metric; write for instance"),
+        ({"listens_to": '("step_end",)'}, "listens_to holds 'step_end', expected EventKind; write for instance"),
+        ({"provides": '("mine.value",)'}, "provides holds 'mine.value', expected Metric; write for instance"),
         ({"registered": "Probe"}, "register an object, not a class: register(Probe())"),
         ({}, ""),
     ],

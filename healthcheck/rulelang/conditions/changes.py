@@ -259,7 +259,7 @@ def compile_no_improvement(options: Any, rule: Mapping[str, Any]) -> Condition:
 
 def compile_unchanged(options: Any, rule: Mapping[str, Any]) -> Condition:
     if options is False:
-        raise OptionError("`unchanged: false` asks nothing; to switch the rule off write `rule-id: off`")
+        raise OptionError("`unchanged: false` checks nothing; to switch the rule off write `rule-id: off`")
     over = sample_count(options, "over", 1) if isinstance(options, Mapping) else 1
     return CompiledCondition(
         "unchanged",

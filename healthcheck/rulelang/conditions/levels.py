@@ -117,7 +117,7 @@ def threshold_type(kind: str) -> ConditionType:
 
 def compile_nonfinite(options: Any, rule: Mapping[str, Any]) -> Condition:
     if options is False:
-        raise OptionError("`nonfinite: false` asks nothing; to switch the rule off write `rule-id: off`")
+        raise OptionError("`nonfinite: false` checks nothing; to switch the rule off write `rule-id: off`")
     if not isinstance(options, Mapping) or not options:
         return CompiledCondition(
             "nonfinite",

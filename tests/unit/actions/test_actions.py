@@ -210,7 +210,7 @@ def test_dump_stacks_names_the_line_where_the_main_thread_stands(
 def test_dump_stacks_numbers_its_files_and_works_without_a_record(alert: Alert, context: Context) -> None:
     names = [Path(DumpStacks().run(alert, context()).data["path"]).name for _ in range(2)]
     assert names == ["0001-rank0.txt", "0002-rank0.txt"]
-    assert DumpStacks().run(alert, context(run_dir=None)).text.startswith("main thread stands in ")
+    assert DumpStacks().run(alert, context(run_dir=None)).text.startswith("main thread is in ")
 
 
 def test_the_place_leaves_our_own_frames_out() -> None:

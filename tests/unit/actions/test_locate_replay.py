@@ -149,7 +149,7 @@ def test_a_forward_pass_that_speaks_to_other_ranks_is_not_replayed() -> None:
         return x + both * float("nan")
 
     text = told(train(Net(summed)))
-    assert text.startswith("step 1 cannot be replayed: its forward pass speaks to other ranks (c10d.allreduce_")
+    assert text.startswith("step 1 cannot be replayed: its forward pass communicates with other ranks (c10d.allreduce_")
 
 
 def test_activation_checkpointing_is_looked_into() -> None:

@@ -57,7 +57,7 @@ LEFT_ALONE: dict[str, Build] = {
 def test_an_error_that_is_made_larger_is_told(case: str) -> None:
     watched = look(LossSignProbe(), MADE_LARGER[case](logits()))
     assert watched.values("loss.maximised") == [1.0]
-    assert watched.facts("loss.maximised") == {"loss": "with a minus in front of it"}
+    assert watched.facts("loss.maximised") == {"loss": "negated"}
 
 
 @pytest.mark.parametrize("case", LEFT_ALONE)

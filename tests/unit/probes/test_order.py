@@ -71,7 +71,7 @@ def test_gradients_that_come_and_go_before_the_update_are_counted(order: Step) -
     for _ in range(12):
         order(run)
     assert run.watched.of("grads.cleared") == [(6, 1.0), (11, 1.0)]
-    assert run.watched.facts("grads.cleared")["tensors"].startswith("4 of 4 tensors")
+    assert run.watched.facts("grads.cleared")["tensors"].startswith("4 of 4 sampled tensors")
 
 
 @pytest.mark.parametrize("order", [usual, unused])

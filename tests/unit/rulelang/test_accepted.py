@@ -63,7 +63,7 @@ def test_scripts_are_known_by_path_or_name() -> None:
         ("version: 1\nacepted: []\n", ['2:1: error[unknown-key]: unknown key "acepted" (did you mean "accepted"?)']),
         ("version: 1\naccepted: [{rule: a, reason: }]\n", ["2:30: error[bad-value]: `reason` is text"]),
         ("", [" error[empty]: the file is empty"]),
-        ("version: 1\naccepted: [\n", ["3:1: error[syntax]: "]),
+        ("version: 1\naccepted: [\n", ["2:11: error[syntax]: this `[` is never closed"]),
         ("version: 1\nversion: 1\n", ['2:1: error[duplicate-key]: duplicate key "version" (first at line 1)']),
     ],
 )

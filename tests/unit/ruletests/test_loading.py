@@ -81,7 +81,7 @@ MISTAKES = {
     "an xfail without reason": ("  - name: a\n    xfail: true\n" + GOOD, "`xfail` needs a reason"),
     "a record that is not there": (
         "  - {name: a, series: run9, expect: none}\n",
-        '"run9" is no record beside this file',
+        '"run9" is not a record beside this file',
     ),
     "a series that cannot be read": (
         '  - {name: a, series: {loss: "1 x3, 9.O"}, expect: none}\n',

@@ -190,7 +190,7 @@ def test_muting_what_is_no_rule_is_said_at_once(watched):
     run.session.tell = lambda kind, text: said.append(text)
     with run.session.muted("hihg-loss", reason="x"), run.session.muted("high-*", reason="y"):
         run.step(1)
-    assert said == ['muted "hihg-loss": that is no rule here; did you mean "high-loss"?']
+    assert said == ['muted "hihg-loss": there is no such rule here; did you mean "high-loss"?']
 
 
 def test_nobody_listens_then_nothing_is_wanted(watched):
@@ -275,5 +275,5 @@ def test_what_is_logged_and_is_no_number_is_said_once_and_left_out(watched):
     run.session.add_report(Reader())
     for _ in range(3):
         run.session.log({"kl": "abc", "accuracy": 0.5})
-    assert said == ['logged "kl" is no number but str: it is left out']
+    assert said == ['logged "kl" is not a number but str: it is left out']
     assert [sample.metric for sample in run.session.judge.waiting] == ["accuracy"] * 3

@@ -166,9 +166,9 @@ def test_a_memory_that_does_not_survive_a_resume_is_named(kept: str) -> None:
             return [math.nan if kept == "NaN" else 0.0, self.count, self.normal]
 
     said = (
-        "its state is no JSON"
+        "its state is not JSON"
         if kept == "NaN"
-        else "after restore(state()) scores differ: a resumed run judges otherwise"
+        else "after restore(state()) scores differ: a resumed run judges differently"
     )
     assert any(said in text for text in check_condition(condition(Half)))
 

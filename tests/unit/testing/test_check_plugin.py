@@ -68,7 +68,7 @@ def test_a_loop_hook_may_not_wrap() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("healthcheck_step_ends", "which is no hook"), ("healthcheck_step_end", "without @healthcheck.hookimpl")],
+    [("healthcheck_step_ends", "which is not a hook"), ("healthcheck_step_end", "without @healthcheck.hookimpl")],
 )
 def test_unknown_hooks_and_missing_marks_are_refused(name: str, said: str) -> None:
     def function(event: Any) -> None: ...
@@ -132,9 +132,9 @@ def test_schemas_must_be_draft_07_and_conditions_need_help() -> None:
             register(ConditionType("mine.c", {"minimum": "x"}, compile=lambda options, rule: None))  # type: ignore[arg-type,return-value]
 
     text = "\n".join(check_plugin(Plugin))
-    assert 'action "mine.page": its schema is no draft-07 schema' in text
+    assert 'action "mine.page": its schema is not a draft-07 schema' in text
     assert 'action "mine.page": run must take 2 arguments' in text
-    assert 'condition "mine.c": its schema is no draft-07 schema' in text
+    assert 'condition "mine.c": its schema is not a draft-07 schema' in text
     assert 'condition "mine.c" has no help' in text
 
 

@@ -1,0 +1,139 @@
+"""Alerts name the line of the user's code where an optimizer was built or a function called, if that was seen."""
+
+from __future__ import annotations
+
+import gc
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.core.runinfo import Places
+
+NETWORK = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.unused = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 1)
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+"""
+TRAIN = """
+import threading
+import torch
+from net import Net
+
+def train():
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(
+        [*net.body.parameters(), *net.unused.parameters()], lr=0.001)
+    for i in range(60):
+        x = torch.randn(16, 8)
+        loss = torch.nn.functional.mse_loss(net(x), x.sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+
+{call}
+"""
+RULES = """
+version: 1
+rules:
+  no-gradient: {metric: params.no_gradient, when: {above: 0}}
+  not-held: {metric: params.not_in_optimizer, when: {above: 0}}
+  piles-up: {metric: grads.leftover, when: {above: 0.5}}
+"""
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+def places(folder: Path, watched: Callable[..., Any], *how: str, call: str) -> tuple[dict[str, str], str]:
+    """Rule -> place, and the text of the script."""
+    text = TRAIN.replace("{call}", textwrap.dedent(call))
+    (folder / "train.py").write_text(text)
+    (folder / "net.py").write_text(NETWORK)
+    (folder / "places.yaml").write_text(RULES)
+    ended = watched("run", "--rules", "places.yaml", "--report", "json=hc.json", *how, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads((folder / "hc.json").read_text())
+    return {alert["rule"]: str(alert["facts"].get("where", "")) for alert in report["alerts"]}, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "call"),
+    [
+        (("train.py",), "train()"),
+        (("-m", "train"), "train()"),
+        (("train.py",), "one = threading.Thread(target=train)\none.start()\none.join()"),
+    ],
+    ids=["script", "module", "thread"],
+)
+def test_an_alert_names_the_line_that_made_or_called_it(
+    tmp_path: Path, healthcheck_warm: Callable[..., Any], how: tuple[str, ...], call: str
+) -> None:
+    found, text = places(tmp_path, healthcheck_warm, *how, call=call)
+    assert found == {
+        "no-gradient": f"net.py:{line_of(NETWORK, 'self.unused')}",
+        "not-held": f"train.py:{line_of(text, 'torch.optim.SGD')}",
+        "piles-up": f"train.py:{line_of(text, 'loss.backward()')}",
+    }
+
+
+class Thing:
+    pass
+
+
+class TestPlaces:
+    def test_an_object_is_not_kept_and_its_successor_does_not_inherit(self) -> None:
+        kept = Places()
+        for number in range(50):
+            thing = Thing()
+            kept.note(thing, f"train.py:{number}")
+            assert kept.made(thing) == f"train.py:{number}"
+            del thing
+        gc.collect()
+        assert kept._of == {}
+
+    def test_the_first_place_of_an_object_counts(self) -> None:
+        kept, thing = Places(), Thing()
+        kept.note(thing, "train.py:1")
+        kept.note(thing, "train.py:2")
+        kept.note(thing, "train.py:3", "stepped")
+        assert (kept.made(thing), kept.made(thing, "stepped")) == ("train.py:1", "train.py:3")
+
+    def test_of_a_function_that_is_called_in_two_places_none_is_named(self) -> None:
+        kept = Places()
+        kept.note_call("zero_grad", "train.py:9")
+        assert kept.called("zero_grad") == "train.py:9"
+        kept.note_call("zero_grad", "train.py:12")
+        assert kept.called("zero_grad") == ""
+        assert kept.called("clip") == ""
+
+    def test_what_cannot_be_referred_to_weakly_has_no_place(self) -> None:
+        kept, number = Places(), 7
+        kept.note(number, "train.py:1")
+        assert kept.made(number) == ""
+
+
+def test_frames_of_libraries_are_no_place_of_the_user() -> None:
+    import sys
+
+    from healthcheck.instrument.places import place_of
+
+    def here() -> str:
+        return place_of(sys._getframe(0))
+
+    assert here().startswith("tests/trainers/test_places.py:")
+    namespace: dict[str, Any] = {"place_of": place_of, "sys": sys}
+    exec(compile("found = place_of(sys._getframe(0))", json.__file__, "exec"), namespace)
+    assert namespace["found"].startswith("tests/trainers/test_places.py:")  # past the library's frame

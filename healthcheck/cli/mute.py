@@ -16,7 +16,7 @@ HELP = "silence a rule of a run that goes on: judged and recorded, but no action
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run that goes on (`latest`)")
-    parser.add_argument("rule", metavar="RULE", help="id of a rule, or a glob")
+    parser.add_argument("rule", metavar="RULE", help="id of a rule, one cause of it (RULE.CAUSE), or a glob")
     parser.add_argument("--for", dest="steps", type=int, required=True, metavar="STEPS", help="how many steps from now")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why; it stands in the report")
     parser.add_argument("--force", action="store_true", help="also a rule for NaN and infinity")

@@ -39,8 +39,20 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
     """Which rules, and what is changed of them: ``run``, ``replay`` and ``plan``. Read by :func:`rule_choice`."""
     add_rule_sources(parser)
     add = parser.add_argument
-    add("--off", action="append", default=[], metavar="RULE", help="switch a rule off; repeatable")
-    add("--only", action="append", default=[], metavar="RULE", help="judge only these rules; repeatable")
+    add(
+        "--off",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="switch a rule off, or one cause: RULE.CAUSE; repeatable",
+    )
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="judge only these rules, or causes as RULE.CAUSE; repeatable",
+    )
     add("--set", action="append", default=[], metavar="RULE.KEY=VALUE", help="change one key of a rule; repeatable")
     add("--mute", action="append", default=[], metavar="RULE@A..B", help="judge, but do not act in these steps")
     add("--force", action="store_true", help="let --mute name rules for NaN and infinity too")

@@ -139,15 +139,17 @@ class StepNotes:
             row = self.open(step)
         row.optimizer_index, row.attempted, row.skipped = index, True, skipped
 
-    def ends_before(self, step: int, index: int, facts: UpdateFacts, held_back: Any) -> None:
-        """The step is over, as the next attempt shows. A row that is open belongs to that, but for its passes."""
+    def put_aside(self, step: int, index: int) -> StepRow | None:
+        """The step ends before the row that is open, as another attempt of an optimizer shows; returns that row.
+
+        What is left of it in the step are its backward passes.
+        """
         coming, self.row = self.row, None
-        row = self.open(step)
-        row.optimizer_index, row.attempted = index, True
-        if coming is not None:
-            row.passes, coming.passes = coming.passes, []
-        self.close(step, index, facts, held_back)
-        self.row = coming
+        if self.noting:
+            row = self.row = StepRow(step, index, attempted=True)
+            if coming is not None:
+                row.passes, coming.passes = coming.passes, []
+        return coming
 
     def _know(self, row: StepRow, facts: UpdateFacts) -> None:
         if facts.grad_norm is not None and row.grad_norm is None:

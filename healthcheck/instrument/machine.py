@@ -264,9 +264,9 @@ class StepMachine:
             notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
             if loss is not None and (notes.noting or EventKind.LOSS in wanted):
                 self._loss_shown_in = self.number
-            if notes.noting and not (capturing is not None and capturing()):
-                if not notes.loss(self.number, loss, losses.weight):
-                    session.board.look_closely()  # its graph is there now, and never again
+            shown = notes.noting and not (capturing is not None and capturing())
+            if shown and not notes.loss(self.number, loss, losses.weight):
+                session.board.look_closely()  # its graph is there now, and never again
             if EventKind.LOSS in wanted:
                 graph = getattr(tensors, "grad_fn", None)
                 facts = {"loss": loss, "loss_graph": graph, "loss_weight": losses.weight, "batch": self.events.batch}
@@ -476,7 +476,7 @@ class StepMachine:
         self.updates += 1
         notes, optimizers = self.notes, self.optimizers
         if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
-            notes.attempted(self.number, index, bool(skipped))
+            notes.attempted(self.number, optimizer, index, bool(skipped))
         if self._announced:
             self.facts.made(optimizer, index, skipped)
         elif self._standing is Stage.FORWARD and (

@@ -71,7 +71,9 @@ class Bench:
         self.box = box
         self.arrived: list[tuple[int, float, list[str]]] = []
         self.found: list[tuple[list[str], EventKind | None]] = []
-        self.judge = Judge(Engine(rules), box, acting=frozenset(acting), arrived=self._hand_out, found=self._note)
+        self.judge = Judge(
+            Engine(rules), box, acting=lambda gated: frozenset(acting), arrived=self._hand_out, found=self._note
+        )
 
     def _hand_out(self, step: int, at: float, samples: list[Sample]) -> None:
         self.arrived.append((step, at, [sample.metric for sample in samples]))
@@ -140,7 +142,7 @@ def test_nothing_is_left_unjudged_behind_a_checkpoint(bench: Callable[..., Bench
 
 def test_a_gate_sees_the_samples_before_they_leave_and_may_have_the_host_wait(bench: Callable[..., Bench]) -> None:
     class Gate:
-        waits = False
+        alarmed = waits = False
         seen: list[list[str]]
 
         def see(self, samples: Sequence[Sample]) -> None:

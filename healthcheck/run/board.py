@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -113,6 +113,16 @@ class StepPlan:
     before it. None: somebody always is."""
     rows: bool
     """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
+
+
+def _settled(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """With numbers where they had deferred ones that have arrived since; without those that turn out to have none."""
+    for sample in samples:
+        late = getattr(sample.value, "value", None)
+        if late is not None:
+            sample.value = late()
+        if sample.value is not None:
+            yield sample
 
 
 def _noted(probe: Probe) -> tuple[EventKind, ...]:
@@ -461,7 +471,7 @@ class ProbeBoard:
         nobody needs its samples before its end they are not asked for then.
 
         :param before: rows of this step and later ones are left for the next time, because numbers of theirs are still
-            on a device. Others may hold deferred numbers, too.
+            on a device; those of all others have arrived.
         """
         rows, later = self.rows, list[StepRow]()
         if before is not None:
@@ -474,6 +484,10 @@ class ProbeBoard:
             self._ask([self.open_row], [call for call in self._row_calls if call.early])
         made, self._made = self._made, []
         made.sort(key=_STEP)
+        if before is not None:
+            ready = [sample for sample in made if sample.step < before]
+            self._made = made[len(ready) :]
+            made = list(_settled(ready))
         return made
 
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:

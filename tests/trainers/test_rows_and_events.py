@@ -39,7 +39,7 @@ BEGIN = """
 
 PLAIN = """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(60):
+    for step in range(40):
         optimizer.zero_grad()
         forward().backward()
         tick()
@@ -104,7 +104,7 @@ SCHEDULER = """
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 15)
-    for step in range(60):
+    for step in range(40):
         optimizer.zero_grad()
         forward().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -113,7 +113,7 @@ SCHEDULER = """
 """
 RATE_BY_HAND = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(60):
+    for step in range(40):
         for group in optimizer.param_groups:
             group["lr"] = 0.3 if step == 47 else 0.01 * (1 + step % 25)
         optimizer.zero_grad()
@@ -122,7 +122,7 @@ RATE_BY_HAND = """
 """
 NEVER_CLEARED = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    for step in range(60):
+    for step in range(40):
         if step % 4 != 1:
             forward().backward()
         optimizer.step()

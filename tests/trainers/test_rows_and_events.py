@@ -15,10 +15,14 @@ import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.core.clock import VirtualClock
 from healthcheck.core.samples import Sample
+from healthcheck.device import mailbox
 from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.probes.timing import PaceProbe, StepTimeProbe
 from healthcheck.probes.updates import HeartbeatProbe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "probes"))
+from standin import LateMemory, elsewhere
 
 BEGIN = """
     import torch
@@ -212,6 +216,16 @@ def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]
             value = 0.0 if sample.metric == "time.data" else sample.value
             series.setdefault(f"{sample.metric}{sample.labels}", []).append((sample.step, value, sample.time))
     return series
+
+
+@pytest.mark.parametrize("loop", ["plain", "scheduler", "two_optimizers"])
+def test_so_they_do_where_numbers_come_late_from_a_device(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(mailbox, "PinnedMemory", LateMemory)
+
+    noted, shown = trained(LOOPS[loop], rows=True), trained(LOOPS[loop], rows=False)
+
+    assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

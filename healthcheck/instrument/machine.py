@@ -30,8 +30,8 @@ from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, UpdateFacts
-from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.instrument.updates import (
     PARAMS,
     InnerUpdates,
@@ -80,8 +80,6 @@ class StepMachine:
         self.region = RegionNotes()
         self.notes = StepNotes(session)
         self.events = StepEvents(session, view, self.notes)
-        step = lambda: max(1, self.last_attempt)  # noqa: E731
-        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # Where we are. A pass and an update are laid over the place where the step stands.
         self._standing = Stage.IDLE
@@ -97,6 +95,8 @@ class StepMachine:
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""
+        step = lambda: max(1, self.last_attempt)  # noqa: E731
+        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # The update at hand.
         self.facts = UpdateFacts()

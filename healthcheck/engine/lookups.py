@@ -7,50 +7,13 @@ means: what they say at each of its moments is worked out first, and where that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import NO_LABELS, Labels, Series, decode_number, encode_number
-from healthcheck.engine.columns import Column, Moment, Run, merged
+from healthcheck.engine.columns import Column, Looked, Moment, Question, Run, Watch, merged
 from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.rulelang.rule import Derived, Guard
-
-
-class Question:
-    """What several rules ask of one metric with the same words in ``only_if``."""
-
-    __slots__ = ("answer", "states", "test", "words")
-
-    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
-        self.words = test.text
-        self.test = test
-        self.states = states
-        self.answer: bool | None = None
-        """The last one; None before the first sample, which counts as satisfied."""
-
-
-class Looked:
-    """A plain metric that guards ask for or formulas look at."""
-
-    __slots__ = ("columns", "is_input", "level", "metric", "questions")
-
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self.questions: list[Question] = []
-        self.is_input = False
-        """Whether some formula looks at it."""
-        self.level = 0
-        """How many formulas stand one upon the other below it; 0 for what is measured."""
-        self.columns: list[Column] = []
-        """Its samples in the block at hand; several where it comes in several phases."""
-
-
-class Watch(NamedTuple):
-    """What hangs on one series."""
-
-    looked: Looked | None
-    sides: tuple[tuple[RuleState, Side], ...]
-    """Parts of rules on other metrics."""
 
 
 class _Inputs:
@@ -144,6 +107,8 @@ class Lookups:
         """
         came: list[Looked] = []
         sides: dict[Side, tuple[RuleState, list[Column]]] = {}
+        changed: dict[int, RuleState] = {}
+        single = len(moments) == 1
         for column in columns:
             watch = column.watch
             if watch is None:
@@ -152,6 +117,9 @@ class Lookups:
                 if not watch.looked.columns:
                     came.append(watch.looked)
                 watch.looked.columns.append(column)
+            if single and watch.sides:
+                self._look_once(watch.sides, column, changed)
+                continue
             for state, side in watch.sides:
                 if side in sides:
                     sides[side][1].append(column)
@@ -160,7 +128,7 @@ class Lookups:
         if self._since:
             self._since = {}
         if not came and not sides:
-            return []
+            return list(changed.values())
         for inputs in self._formulas:
             for looked in inputs.triggers:
                 if looked.columns:
@@ -181,9 +149,11 @@ class Lookups:
                     if not watch.looked.columns:
                         came.append(watch.looked)
                     watch.looked.columns.append(column)
+                if single and watch.sides:
+                    self._look_once(watch.sides, column, changed)
+                    continue
                 for state, side in watch.sides:
                     sides.setdefault(side, (state, []))[1].append(column)
-        changed: dict[int, RuleState] = {}
         last = self.last
         answers: list[tuple[int, Question, bool]] = []
         for looked in came:
@@ -222,6 +192,22 @@ class Lookups:
             state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
         return list(changed.values())
 
+    def _look_once(
+        self, sides: Sequence[tuple[RuleState, Side]], column: Column, changed: dict[int, RuleState]
+    ) -> None:
+        """What parts on another metric say of the samples of a single evaluation."""
+        values, steps = column.values, column.steps
+        for state, side in sides:
+            before = side.breach
+            if side.settled and len(values) == 1:
+                after: bool | None = not side.low <= values[0] <= side.high
+                side.breach = after
+            else:
+                after = side.run(values, steps)[-1]
+            if after is not before:
+                state.change(0, side, before, after)
+                changed[id(state)] = state
+
     def recover(self) -> list[RuleState]:
         """After :meth:`take` has raised: the block is judged without what it would have said."""
         for looked in self._looked.values():
@@ -249,6 +235,20 @@ class Lookups:
     ) -> Sequence[Column]:
         """The samples of one formula in this block, sorted into columns by phase."""
         first = inputs.triggers[0].columns
+        if len(inputs.looked) == 1 and len(first) == 1 and len(first[0].at) == 1:  # one value of one metric
+            only = first[0]
+            computed = inputs.formula.run({inputs.triggers[0].metric: only.values}, 1, ())
+            if computed[0] is None:
+                return ()
+            phase = only.series[2]
+            series = inputs.series.get(phase)
+            if series is None:
+                series = inputs.series[phase] = (inputs.formula.name, NO_LABELS, phase)
+            column = column_of(series)
+            if not column.at:
+                column.order = inputs.order
+                column.values, column.steps, column.at = computed, only.steps, only.at  # type: ignore[assignment]
+                return (column,)
         by_phase: Mapping[str, Run]
         if len(first) == 1 and self._aligned(inputs, first[0]):
             only = first[0]

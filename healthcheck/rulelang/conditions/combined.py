@@ -65,14 +65,16 @@ class CombinedScorer(UnboundedScorer):
         self._others = others
         self._total = len(others) + len(parts)
         served: dict[int, OwnParts] = {}
+        self._shares = False
+        """Whether a part reads what another one remembers: then they are asked about one sample after the other."""
         for part in parts:
-            scorer = _joined(part.start(), [own.scorer for own in served.values()])
+            scorer, shares = _joined(part.start(), [own.scorer for own in served.values()])
+            self._shares = self._shares or shares
             if id(scorer) not in served:
                 served[id(scorer)] = OwnParts(scorer)
             served[id(scorer)].add(part.breaches)
         # Those that can learn without judging come last: an `all` has often failed by then.
         self._own = sorted(served.values(), key=lambda own: own.learn is not None)
-        self._shares = any(getattr(own.scorer, "shares", False) for own in self._own)
         self._settle()
 
     def _settle(self) -> None:
@@ -105,6 +107,8 @@ class CombinedScorer(UnboundedScorer):
             elif other.breach:
                 breaches += 1
         count = len(values)
+        if count == 1:
+            return self._one(values, steps, quiet, breaches, unknown)
         all_breaches, all_unknown = [breaches] * count, [unknown] * count
         for low, high in self._bounds:
             place = 0
@@ -153,6 +157,37 @@ class CombinedScorer(UnboundedScorer):
                     break
         return scored
 
+    def _one(
+        self, values: Sequence[float], steps: Sequence[int], quiet: Bound, breaches: int, unknown: int
+    ) -> Sequence[Scored]:
+        """The same for a run of one, which needs no lists."""
+        value = values[0]
+        for low, high in self._bounds:
+            if not low <= value <= high:
+                breaches += 1
+        for own in self._asked:
+            if own.learn is not None and self._need_all and breaches + unknown < own.before:
+                unknown += own.count * own.learn(values, steps)
+                continue  # what has failed stays failed
+            found = own.update(values, steps, own.quiet)
+            if not found:
+                continue  # healthy for all of them
+            score = found[0][0]
+            if score is None:
+                unknown += own.count
+                continue
+            for low, high, test in own.tests:
+                if (score < low or score > high) if test is None else test(score):
+                    breaches += 1
+        if unknown:
+            for own in self._asked:
+                if own.exact and own.scorer.memoryless:  # as of now
+                    self._settle()
+                    break
+            if self._need_all or unknown == self._total:
+                return [(None, None)]
+        return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
+
     def _learn_or_ask(
         self,
         own: OwnParts,
@@ -195,15 +230,15 @@ class CombinedScorer(UnboundedScorer):
         self._settle()
 
 
-def _joined(scorer: Scorer, earlier: Sequence[Scorer]) -> Scorer:
-    """The scorer, which may read now what an earlier one remembers; or an earlier one that scores the same."""
+def _joined(scorer: Scorer, earlier: Sequence[Scorer]) -> tuple[Scorer, bool]:
+    """The scorer, and whether it reads now what an earlier one remembers; or an earlier one that scores the same."""
     join: Callable[[Scorer], Scorer | None] | None = getattr(scorer, "join", None)
     if join is not None:
         for other in earlier:
             joined = join(other)
             if joined is not None:
-                return joined
-    return scorer
+                return joined, joined is not other
+    return scorer, False
 
 
 def _type(name: str, help: str) -> ConditionType:

@@ -16,7 +16,7 @@ from healthcheck.core.samples import Labels
 from healthcheck.engine.rulestate import WORST, CauseState
 from healthcheck.rulelang.rule import SUBJECTS, ActionSpec, Cause, Mute, Rule
 
-OPTIMIZERS, RANKS, ADAPTERS, ROUTER = "run.optimizers", "run.ranks", "run.adapters", "run.router"
+TRAITS = OPTIMIZERS, RANKS, ADAPTERS, ROUTER = "run.optimizers", "run.ranks", "run.adapters", "run.router"
 """Samples that say what a run is like, for rules with ``applies_if``. The first two have a label ``count``."""
 
 

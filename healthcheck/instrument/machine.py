@@ -14,22 +14,26 @@ that announces its steps (:mod:`healthcheck.instrument.sources`). Nothing else c
 from __future__ import annotations
 
 import contextlib
-import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
 from healthcheck.core.runinfo import StateLoads
 from healthcheck.device.tensors import no_grad
+from healthcheck.instrument import unseen
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
+from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import LossMath, Stage, StepEvents, UpdateFacts
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.instrument.updates import (
+    PARAMS,
     InnerUpdates,
     Optimizers,
     Running,
@@ -42,17 +46,6 @@ from healthcheck.instrument.updates import (
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
-
-
-class EndedBy(enum.Enum):
-    """Who says when a step is over."""
-
-    UPDATES = "updates"
-    """Nobody: it is over when its optimizers have stepped."""
-    LOOP = "loop"
-    """A loop says so, and we count."""
-    FRAMEWORK = "framework"
-    """A framework says so, and counts."""
 
 
 class StepMachine:
@@ -82,13 +75,11 @@ class StepMachine:
         self.gate = controls.gate
         self.ended_by = ended_by
         self._announced = ended_by is not EndedBy.UPDATES
-        self.optimizers = Optimizers(view, only, met=self._met, gated=lambda: controls.gate.rules is not None)
+        self.optimizers = Optimizers(view, only, met=self._met, way=controls.gate.way, demand=session.demand)
         self.losses = LossMath()
         self.region = RegionNotes()
-        self.events = StepEvents(session, view)
-        self.evaluations = Evaluations(
-            session, view, started=lambda: self.started, step=lambda: max(1, self.last_attempt)
-        )
+        self.notes = StepNotes(session)
+        self.events = StepEvents(session, view, self.notes)
 
         # Where we are. A pass and an update are laid over the place where the step stands.
         self._standing = Stage.IDLE
@@ -104,14 +95,16 @@ class StepMachine:
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""
+        step = lambda: max(1, self.last_attempt)  # noqa: E731
+        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # The update at hand.
         self.facts = UpdateFacts()
         self.updates = 0
         """Updates made or skipped so far, by any optimizer."""
-        self._hold = UpdateHold(session, controls, self.events)
-        self._inner = InnerUpdates(session)
-        self._unattempted = None if self._announced else UnattemptedUpdates()
+        self._hold = UpdateHold(session, controls, self.events, self.notes)
+        self.inner = InnerUpdates(session)
+        self.unattempted = None if self._announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
@@ -192,7 +185,7 @@ class StepMachine:
     def finish(self) -> None:
         """The run is over: hand out what still waits. Never raises a stop."""
         with contextlib.suppress(BaseException):
-            self._catch_up()
+            unseen.catch_up(self)
         self.optimizers.retire()
         session = self.session
         judged = session.engine.step
@@ -214,7 +207,7 @@ class StepMachine:
         :param gradients: whether gradients are enabled where it was drawn.
         :param more: what else its loader knows of it, by the names in an event.
         """
-        self._catch_up()
+        unseen.catch_up(self)
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
             self.evaluations.batch()
             return
@@ -222,7 +215,10 @@ class StepMachine:
         if self.session.wants(EventKind.BATCH_READY):
             if self._standing is not Stage.FORWARD:
                 self._begin_step(wait=True)
-            self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
+            if self.notes.noting:
+                self.notes.batch(waited, *batch_counts(batch))
+            if EventKind.BATCH_READY in self.session.wanted:
+                self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
 
     def load_unmatched(self, module: weakref.ref[Any], words: str) -> None:
         """A state dict was loaded of which not one name fitted."""
@@ -238,10 +234,12 @@ class StepMachine:
     def pass_enters(self) -> None:
         """A backward pass begins, of which nothing else is to be noted: -> BACKWARD."""
         self.in_pass = True
-        self._catch_up()
+        unseen.catch_up(self)
 
     def pass_begins(self, tensors: Any) -> None:
         """An outermost backward pass from ``tensors`` is about to run: -> BACKWARD, also where we fail."""
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
         try:
             if not self.started:
                 self.start()
@@ -250,11 +248,11 @@ class StepMachine:
             if self.stop.state.request is not None:
                 self.stop.check()
             if self.region.stepped is not None:
-                self._catch_up()
+                unseen.catch_up(self)
             if self._standing is not Stage.FORWARD:
                 self._begin_step(wait=True)
-            if self._unattempted is not None:
-                self._unattempted.pass_begins()
+            if self.unattempted is not None:
+                self.unattempted.pass_begins()
             if self.facts.closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
                 return
             self._fresh = True
@@ -264,14 +262,19 @@ class StepMachine:
             loss = losses.of(tensors, self.number)
             if losses.scale is not None:
                 self.facts.loss_scale = losses.scale
-            if EventKind.LOSS in self.session.wanted:
-                if loss is not None:
-                    self._loss_shown_in = self.number
+            notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
+            if loss is not None and (notes.noting or EventKind.LOSS in wanted):
+                self._loss_shown_in = self.number
+            shown = notes.noting and not (capturing is not None and capturing())
+            if shown and not notes.loss(self.number, loss, losses.weight):
+                session.board.look_closely()  # its graph is there now, and never again
+            if EventKind.LOSS in wanted:
                 graph = getattr(tensors, "grad_fn", None)
                 facts = {"loss": loss, "loss_graph": graph, "loss_weight": losses.weight, "batch": self.events.batch}
                 self.events.emit(EventKind.LOSS, self.number, **facts)
         finally:
             self.in_pass = True
+            session.own_ns = own + perf_counter_ns() - began  # with all that events have counted meanwhile
 
     def pass_fails(self) -> None:
         """The pass was left by an exception, or never run."""
@@ -280,26 +283,8 @@ class StepMachine:
     def pass_ends(self) -> None:
         """That pass is over; its gradients are there."""
         self.in_pass = False
-        if self._inner.first is not None:  # optimizers have stepped inside of it: it was the step
-            optimizer, self.facts.inner_gradients = self._inner.end(self.view, self.number)
-            self.updates += 1
-            self.facts.made(optimizer, 0, None) if self._announced else self._end_step(optimizer, 0)
-        elif self._unattempted is not None:
-            self._end_pass_without_updates(self._unattempted)
-
-    def _end_pass_without_updates(self, unattempted: UnattemptedUpdates) -> None:
-        """No optimizer has ever stepped: if none is going to, a pass has to serve as a step."""
-        unattempted.pass_ends(self.view, self.optimizers.living)
-        if not unattempted.counts_passes or self._standing is not Stage.FORWARD:
-            return
-        if self.session.unit != "backward":
-            self.session.unit = "backward"
-            self.number = max(self.number, self._first + unattempted.passes)
-            self.session.begin_step(self.number)
-        self.last_attempt = self.number
-        with no_grad():
-            self.events.emit(EventKind.BACKWARD_END, self.number)
-        self._end_step(None, 0)
+        if self.inner.first is not None or self.unattempted is not None:
+            unseen.pass_ends(self)
 
     # -- clipping, scaling ------------------------------------------------------------
 
@@ -331,6 +316,8 @@ class StepMachine:
         if not facts.backward_ended:
             facts.backward_ended = True
             with no_grad():
+                if self.notes.noting:
+                    self._hold.gradients_complete(facts, self.number)
                 self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
 
     def scaled_by(self, scale: Any) -> None:
@@ -358,21 +345,29 @@ class StepMachine:
         known = self._running.get(id(optimizer))
         if known is not None and known.announced and not announced:
             return None
-        if self.stop.state.request is not None:
-            self.stop.check()
-        if self.region.stepped is not None:
-            self._catch_up()
-        if self.in_pass:
-            self._update_inside_pass(optimizer)
-            return None
-        plan = self._attempt(optimizer)
-        running = self._running[id(optimizer)] = Running(plan.index, announced)
-        if getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer):
-            return None
-        closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
-        if closure is None or not callable(closure):
-            self._before_update(optimizer, plan, running)
-            return None
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            if self.stop.state.request is not None:
+                self.stop.check()
+            if self.region.stepped is not None:
+                unseen.catch_up(self)
+            if self.in_pass:
+                unseen.update_inside_pass(self, optimizer)
+                return None
+            plan = self._attempt(optimizer)
+            running = self._running[id(optimizer)] = Running(plan.index, announced)
+            if getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer):
+                return None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
+            if closure is None or not callable(closure):
+                if self.region.clipped:
+                    self._before_update(optimizer, plan, running)
+                else:
+                    self._hold.before(optimizer, plan, running, self.facts, self.number)
+                return None
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
         def evaluated() -> None:
             if not self.facts.closure_ran:  # gradients are final after the first evaluation
@@ -386,13 +381,17 @@ class StepMachine:
         running = self._running.pop(id(optimizer), None)
         if running is None:
             return
-        if running.armed or running.withheld is not None:
-            self._hold.after(optimizer, running)
-        skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
-        facts = self.facts
-        if EventKind.AFTER_UPDATE in self.session.wanted and not skipped:
-            self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
-        self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+        session, facts = self.session, self.facts
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            if running.armed or running.withheld is not None:
+                self._hold.after(optimizer, running)
+            skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
+            if EventKind.AFTER_UPDATE in session.wanted and not skipped:
+                self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
+            self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
     def update_fails(self, optimizer: Any) -> None:
         """An announced update was left by an exception, or never made."""
@@ -413,22 +412,26 @@ class StepMachine:
         """An optimizer is about to step, or to be skipped. Returns what is to be done about it."""
         if not self.started:
             self.start()
-        plan = self.optimizers.plan(optimizer)
-        index, stepped = plan.index, self.optimizers.stepped
+        optimizers = self.optimizers
+        plan = optimizers.plans.get(id(optimizer))
+        # As `sizes_of` does, at one call less in every step.
+        sizes = tuple(map(len, map(PARAMS, optimizer.param_groups)))
+        if plan is None or plan.sizes != sizes or plan.optimizer() is not optimizer:
+            plan = optimizers.plan(optimizer)
+        index, stepped = plan.index, optimizers.stepped
         self.session.unit = "step"
         repeated = index in stepped
         if repeated and self._standing is Stage.FORWARD and self.ended_by is not EndedBy.FRAMEWORK:
-            # The others did not step this time, or a loop has not said that its step was over.
-            self._standing = Stage.ENDED
-            held_back = self.gate.held_back(self.number)
-            self.events.emit(
-                EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
-            )
-            self._check_end()
+            # The others did not step this time, or a loop has not said that its step was over. What is known of this
+            # attempt belongs to the next step.
+            coming = self.facts, self.events.batch, self.notes.put_aside(self.number, index)
+            self.facts = UpdateFacts()
+            self._end_step(optimizer, index)
+            self.facts, self.events.batch, self.notes.row = coming
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self._announced):
             self._begin_step()
-        self.optimizers.stepped.add(index)
+        optimizers.stepped.add(index)
         if self._fresh:
             self._fresh = False
         self.last_attempt = self.number
@@ -436,8 +439,10 @@ class StepMachine:
 
     def _met(self, optimizer: Any) -> None:
         """An optimizer steps for the first time."""
-        self._unattempted = None
+        self.unattempted = None
         guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
+        # A rule that is to be judged before each update needs the samples of each.
+        self.notes.on = not self.session.judge.acts_before_updates
 
     def _before_update(self, optimizer: Any, plan: UpdatePlan, running: Running) -> None:
         """Gradients are final."""
@@ -453,41 +458,23 @@ class StepMachine:
     def _update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
         self.updates += 1
+        notes, optimizers = self.notes, self.optimizers
+        if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
+            notes.attempted(self.number, optimizer, index, bool(skipped))
         if self._announced:
             self.facts.made(optimizer, index, skipped)
-        elif self._standing is Stage.FORWARD and self.optimizers.all_stepped:
+        elif self._standing is Stage.FORWARD and (
+            len(optimizers.stepped) >= optimizers.living
+            if optimizers.expected is None
+            else optimizers.stepped >= optimizers.expected
+        ):
             self._end_step(optimizer, index, skipped=skipped)
         else:
+            if notes.row is not None:
+                notes.close(self.number, index)
             self.facts = UpdateFacts()
             if self.stop.state.request is not None:
                 self.stop.check()
-
-    # -- updates that nobody sees as they are made ------------------------------------
-
-    def _update_inside_pass(self, optimizer: Any) -> None:
-        """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
-        if self._inner.first is None:
-            self.start()
-            if self._standing is not Stage.FORWARD:
-                self._begin_step()
-            self._unattempted = None
-            self.last_attempt = self.number
-            self.session.unit = "step"
-            self.controls.updates_inside_backward()
-            guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
-        self._running.pop(id(optimizer), None)  # of a step that raised
-        self._inner.made(optimizer, self.number)
-
-    def _catch_up(self) -> None:
-        """Count an update that a compiled region made, step and all; nobody saw its gradients as they were used."""
-        region, only = self.region, self.optimizers.only
-        optimizer, region.stepped = region.stepped, None
-        if optimizer is None or (only is not None and optimizer not in only):
-            return
-        plan = self._attempt(optimizer)
-        region.take_clipping(self.facts)
-        self.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
-        self._update_over(optimizer, plan.index, None)
 
     # -- steps ------------------------------------------------------------------------
 
@@ -499,7 +486,9 @@ class StepMachine:
             self._begin_step()
         elif number != self.number:
             self.number = number
-            self.session.begin_step(number)
+            self.session.begin_step(number, self.notes.noting)
+            if self.notes.row is not None:
+                self.notes.row.step = number
 
     def step_ends(
         self,
@@ -524,14 +513,17 @@ class StepMachine:
         """
         self.start()
         self.evaluations.end()
-        self._catch_up()
+        unseen.catch_up(self)
         if number is not None:
             self.step_begins(number)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self._begin_step()
         self.last_attempt = self.number
         loss, facts = _detached(loss), self.facts
-        if loss is not None and self._loss_shown_in != self.number and EventKind.LOSS in self.session.wanted:
+        reported = loss is not None and self._loss_shown_in != self.number
+        if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):
+            self.session.board.look_closely()
+        if reported and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
         if facts.grad_norm is None:
             facts.grad_norm = _detached(grad_norm)
@@ -542,15 +534,24 @@ class StepMachine:
 
     def _begin_step(self, *, wait: bool = False) -> None:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
-        if not self.optimizers.next_step(wait=wait and not self._announced):
+        optimizers = self.optimizers
+        stepped, known = optimizers.stepped, len(optimizers.plans)
+        if wait and known and not self._announced and len(stepped) < max(known, optimizers.living):
             return
+        if stepped:
+            optimizers.expected, optimizers.stepped = stepped, set()
         if self.before_first is not None:
             self._prepare()
         self._standing = Stage.FORWARD
         self.number += 1
         if self.events.capturing is None:
             self.events.learn_to_ask()
-        self.session.begin_step(self.number)
+        session, board = self.session, self.session.board
+        noting = self.notes.noting = self.notes.on and self.notes.allowed
+        if not noting or self.number >= board.busy_at or self.number <= board.quiet_from:
+            session.begin_step(self.number, noting)
+        if noting:
+            session.step = self.number
         if EventKind.STEP_START in self.session.wanted:
             self.events.emit(EventKind.STEP_START, self.number)
 
@@ -563,13 +564,25 @@ class StepMachine:
             loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
         elif self.number == self._first + 1:
             loads = StateLoads()
-        more |= {
-            "loads": loads,
-            "inner_gradients": self.facts.inner_gradients,
-            "held_back": self.gate.held_back(self.number),
-        }
+        flags = self.gate.flags
+        held_back = flags[1] if flags[0] == self.number else None
+        notes, session, capturing = self.notes, self.session, self.events.capturing
+        wanted = EventKind.STEP_END in session.wanted or loads is not None or more.get("metrics") is not None
         try:
-            self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
+            if notes.noting and not (capturing is not None and capturing()):
+                most = session.stop.most_steps or self.events.planned
+                notes.close(self.number, index, self.facts, held_back, most, more)
+                if self.events.epoch is not None:
+                    session.epoch = self.events.epoch
+                judge, budget = session.judge, session.budget
+                budget.steps_to_look -= not wanted
+                due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
+                if not wanted and (due or not budget.steps_to_look):
+                    session.step_noted(self.number)
+            if wanted or not notes.noting:
+                inner = self.facts.inner_gradients
+                more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
+                self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
         finally:
             self.events.batch = None
             self.facts = UpdateFacts()

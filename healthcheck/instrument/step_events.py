@@ -7,13 +7,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.instrument.modelview import FoundModel
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.probes.graph import saved
 
 if TYPE_CHECKING:
@@ -44,45 +44,24 @@ class Stage(enum.Enum):
     """The last step is over, the next has not begun."""
 
 
-@dataclass(slots=True)
-class UpdateFacts:
-    """What is known of the update at hand. A new one takes its place when the update is over."""
+class EndedBy(enum.Enum):
+    """Who says when a step is over."""
 
-    grad_norm: Any = None
-    """L2 norm of the gradients before clipping, where the loop has worked it out; a number or a 0-dim tensor."""
-    max_norm: float | None = None
-    clipped_scaled: bool | None = None
-    """Whether gradients still carried the loss scale when they were clipped; None without clipping."""
-    clipped: list[Any] | None = None
-    """Parameters whose gradients were clipped; None where no clipping was seen."""
-    loss_scale: Any = None
-    backward_ended: bool = False
-    """Whether ``backward_end`` was shown: gradients are complete."""
-    closure_ran: bool = False
-    """LBFGS evaluates its loss many times an update; the first evaluation is the update's."""
-
-    kept_gradients: Any = None
-    """While an update is shown: gradients that whoever looked first keeps for the others, and for the optimizer."""
-    inner_gradients: Any = None
-    """What was measured of gradients that optimizers used inside the backward pass."""
-
-    optimizer: Any = None
-    """The first optimizer that stepped, where a loop or a framework says later that its step is over."""
-    index: int = 0
-    skipped: bool | None = None
-
-    def made(self, optimizer: Any, index: int, skipped: bool | None) -> None:
-        """An optimizer has stepped. What a loop says of its step belongs to the first of several optimizers."""
-        if self.optimizer is None:
-            self.optimizer, self.index, self.skipped = optimizer, index, skipped
+    UPDATES = "updates"
+    """Nobody: it is over when its optimizers have stepped."""
+    LOOP = "loop"
+    """A loop says so, and we count."""
+    FRAMEWORK = "framework"
+    """A framework says so, and counts."""
 
 
 class StepEvents:
     """Builds the events of steps and hands them to the session."""
 
-    def __init__(self, session: Session, view: FoundModel) -> None:
+    def __init__(self, session: Session, view: FoundModel, notes: StepNotes) -> None:
         self._session = session
-        self._view = view
+        self._notes = notes
+        self.view = view
         self.epoch: float | None = None
         """Epoch, where a framework announces it."""
         self.planned: int | None = None
@@ -125,7 +104,8 @@ class StepEvents:
                     kind,
                     step,
                     epoch=self.epoch,
-                    model=self._view,
+                    row=self._notes.row,
+                    model=self.view,
                     # Gradients are complete before it is known who will use them.
                     optimizer=None if kind is EventKind.BACKWARD_END else optimizer,
                     optimizer_index=index,
@@ -146,12 +126,12 @@ class StepEvents:
         if self.capturing is not None and self.capturing():
             return
         session = self._session
-        session.emit(Event(kind, step, epoch=self.epoch, model=self._view, **facts))
+        session.emit(Event(kind, step, epoch=self.epoch, row=self._notes.row, model=self.view, **facts))
 
     def train_start(self, step: int) -> None:
         """A training begins; a process may make several."""
         if self._session.wants(EventKind.TRAIN_START):
-            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self._view, max_steps=self.planned)
+            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.planned)
             self._session.emit(event)
 
     def batch_ready(self, step: int, batch: Any, dataset: Any, **more: Any) -> None:
@@ -166,7 +146,7 @@ class StepEvents:
         if self.saves_announced or place == self._saved or not self._session.wants(EventKind.CHECKPOINT_SAVED):
             return
         self._saved = place
-        self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self._view, path=path))
+        self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 
 
 # -- the loss ---------------------------------------------------------------------------
@@ -174,6 +154,7 @@ class StepEvents:
 _DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
 """Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
 
+_DIVISION = "DivBackward0"
 _DEPTH = 60
 _KEPT = 8
 
@@ -229,7 +210,12 @@ class LossMath:
         listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
         for tensor in listed:
             if hasattr(tensor, "detach") and tensor.numel() == 1:
-                loss, divisor = self._unscaled(tensor) if self._scaled else (tensor.detach(), _divisor_of(tensor))
+                if self._scaled:
+                    loss, divisor = self._unscaled(tensor)
+                else:
+                    loss = tensor.detach()
+                    if type(tensor.grad_fn).__name__ == _DIVISION:
+                        divisor = _divisor_of(tensor)
                 losses.append(loss)
         self._scaled.clear()
         self.weight = self._known[0]
@@ -310,7 +296,7 @@ def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
 def _divisor_of(tensor: Any) -> int | None:
     """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
     node: Any = getattr(tensor, "grad_fn", None)
-    if type(node).__name__ != "DivBackward0":
+    if type(node).__name__ != _DIVISION:
         return None
     try:
         other = saved(node, "other")

@@ -44,6 +44,7 @@ from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
+from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
@@ -113,6 +114,7 @@ PROBES: tuple[type[Probe], ...] = (
     OwnCostProbe,
     EvaluationProbe,
     ScriptMetricsProbe,
+    RunTraitsProbe,
 )
 """All built-in probe classes, in the order in which they are asked."""
 

@@ -35,7 +35,7 @@ class GradientStats:
     :param lengths: elements that this rank holds of each gradient; only where there are counts.
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "norm", "numbers")
+    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers")
 
     def __init__(
         self,
@@ -52,11 +52,19 @@ class GradientStats:
         self.numbers = numbers
         self.norm: Any = numbers[0]
         """L2 norm of all gradients together: a float or a deferred number."""
+        self.nonfinite: Any = None
+        """Elements that are not finite, where they were counted beside the numbers: a tensor."""
         self._columns = columns
 
     def has(self, field: str) -> bool:
         """Whether there is such a statistic."""
         return field in self.fields
+
+    def arrived(self) -> None:
+        """Numbers that are on the host by now are floats from now on."""
+        if isinstance(self.numbers, DeviceVector):
+            self.numbers = list(self.numbers.numbers())
+            self.norm = self.numbers[0]
 
     def number(self, field: str, k: int | None = None) -> Any:
         """A statistic of the ``k``-th gradient of ``indices``, or of all together: a float or a deferred number."""

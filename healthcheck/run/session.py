@@ -20,11 +20,12 @@ from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
+from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, Sample
 from healthcheck.core.text import strict
 from healthcheck.engine.engine import Engine
-from healthcheck.engine.episodes import Evaluation
+from healthcheck.engine.episodes import TRAITS, Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
@@ -36,13 +37,13 @@ from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
-from healthcheck.run.board import DeviceTimer, History, ProbeBoard
+from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics
 from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.explosion import name_explosion
+from healthcheck.run.history import History
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
-from healthcheck.run.traits import Traits
 from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog
 
@@ -50,6 +51,8 @@ _PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST
 """Events at which the time of training stops (True) or goes on."""
 _NEEDED = JUDGED_AT | _PAUSES.keys()
 """Events that the session needs itself, whoever else listens."""
+_ROWS_END = {EventKind.BEFORE_UPDATE, EventKind.STEP_END}
+"""Those of them that it does not need where steps are noted in rows: :meth:`Session.step_noted` takes their place."""
 
 
 class Session:
@@ -138,13 +141,15 @@ class Session:
         host.modify_rules(rules.rules)
         watch_transitions = bool(self.dispatch.table.get("transition") or self.dispatch.reports["transition"])
         self.engine = Engine(rules, rank=info.rank, start_step=self.step, watch_transitions=watch_transitions)
-        self._traits = Traits(lambda: self.engine.episodes.undecided, lambda: self.info.world_size)
-        self.demand = RuleDemand.of(rules.causes, rules.derived, extra_metrics)
+        # Rules that apply to some runs only wait to hear what this one is like.
+        wanted = (*extra_metrics, *TRAITS) if self.engine.episodes.undecided else extra_metrics
+        self.demand = RuleDemand.of(rules.causes, rules.derived, wanted)
         self.board = ProbeBoard(host.registry.probes, self.demand, self.dispatch, device_time)
         self.wanted = self.board.wanted
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
         self.begin_step = self.board.begin_step
         """``begin_step(step)``: an adapter calls it once per step, and then needs only look into :attr:`wanted`."""
+        self._mailbox = mailbox
         self.judge = Judge(
             self.engine,
             mailbox,
@@ -176,6 +181,7 @@ class Session:
             quarantined=self.dispatch.is_quarantined,
         )
         self.dispatch.changed = self._listeners_changed
+        self.judge.rows = self.board.take_rows
         self._listeners_changed()
         self._failed_plugins = 0
         self._configure()
@@ -380,7 +386,9 @@ class Session:
     def _listeners_changed(self) -> None:
         heard = {kind for kind in EventKind if self.dispatch.table.get(kind)}
         self._heard = frozenset(heard | _NEEDED if self.watching else heard)
-        self.board.heard_elsewhere(self._heard)
+        self.board.heard_elsewhere(
+            self._heard, frozenset(heard | (_NEEDED - _ROWS_END)) if self.watching else self._heard
+        )
 
     def emit(self, event: Event) -> None:
         """Take one event: probes, listeners, and at judging points the rules.
@@ -401,15 +409,13 @@ class Session:
             (active.pause if _PAUSES[kind] else active.resume)(now)
         at = (now if active.paused_at is None else active.paused_at) - active.origin
         facts = self.facts
-        facts.active_seconds, facts.own_seconds = at, self.own_ns / 1e9
+        facts.active_seconds, facts.own_seconds, facts.world_size = at, self.own_ns / 1e9, self.info.world_size
         event.run, event.user_state = facts, self.user_state
         board = self.board
         device_ends = None
         if board.measures_device and board.device_time is not None:
             device_ends = board.device_time.begin()
         board.sample(event, at, self.judge.waiting)
-        if kind is EventKind.STEP_END and not self._traits.done:
-            self.judge.waiting += self._traits.look(event, at)
         if self.dispatch.table.get(kind):
             self.dispatch.call(kind.value, event.step, self, event)
         if kind in JUDGED_AT:
@@ -430,6 +436,27 @@ class Session:
             self.budget.steps_to_look -= 1
             if not self.budget.steps_to_look:
                 self.budget.look(self.own_ns, at)
+
+    def row_sent(self, row: StepRow) -> None:
+        """Start the copies of what is still on a device of a row, while its step is under way."""
+        self._mailbox.send(row.step, row.late)
+
+    def step_noted(self, step: int) -> None:
+        """A step is over that was noted in rows, and of whose end no event was built."""
+        if self._ended or os.getpid() != self.pid:
+            return
+        at = self.board.noted_until
+        if step >= self.judge.due_step or at >= self.judge.due_time:
+            try:
+                self.judge.block_over(step, at)
+                if guard.broken:
+                    self._conditions_broke()
+            except BaseException as error:
+                if self.dispatch.on_error == "raise" or passes_on(error):
+                    raise
+                self.monitor_error(error)
+        if not self.budget.steps_to_look:
+            self.budget.look(self.own_ns, at)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""

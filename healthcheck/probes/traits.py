@@ -1,0 +1,70 @@
+"""What a run is like, for rules that apply to some runs only (``applies_if``): said as samples, so that a replay knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from healthcheck.core.events import Event, EventKind, ModelView
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import NO_LABELS, Labels, Metric, Sample
+from healthcheck.engine.episodes import ADAPTERS, OPTIMIZERS, RANKS, ROUTER
+
+ADAPTER_NAMES = ("lora_", "adapter", "ia3_")
+"""How the parts of parameter names begin that libraries for fine-tuning give to what they add."""
+ROUTER_NAMES = ("router", "gate")
+"""Modules that send tokens to experts, where experts stand beside them."""
+
+
+class RunTraitsProbe:
+    """Looks at steps 1, 2, 4, 8, ... and says what is new. Wanted as long as some rule waits for it."""
+
+    name = "run-traits"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    provides: tuple[Metric, ...] = (
+        Metric(OPTIMIZERS, "1 when several optimizers are seen to step; the label `count` says how many."),
+        Metric(
+            RANKS, "1 in a job of several processes; the label `count` says how many.", needs=("several processes",)
+        ),
+        Metric(ADAPTERS, "1 when parameters of adapters (LoRA and the like) are trained."),
+        Metric(ROUTER, "1 when the model has experts and a router."),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._said: set[tuple[str, Labels]] = set()
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.step < self.rests_until:
+            return ()
+        self.rests_until = 2 * event.step
+        found = [
+            Sample(metric, event.step, 1.0, labels)
+            for metric, labels in _traits(event)
+            if (metric, labels) not in self._said
+        ]
+        self._said.update((sample.metric, sample.labels) for sample in found)
+        return found
+
+
+def _traits(event: Event) -> Iterable[tuple[str, Labels]]:
+    ranks = event.run.world_size if event.run is not None else 1
+    if ranks > 1:
+        yield RANKS, (("count", str(ranks)),)
+    optimizers = max(event.optimizer_index + 1, len(event.model.optimizers()) if event.model is not None else 0)
+    if optimizers > 1:
+        yield OPTIMIZERS, (("count", str(optimizers)),)
+    if event.model is not None and any(_adds(name) for name, _ in event.model.named_parameters()):
+        yield ADAPTERS, NO_LABELS
+    if event.model is not None and _routes(event.model):
+        yield ROUTER, NO_LABELS
+
+
+def _adds(parameter: str) -> bool:
+    return any(part.lower().startswith(ADAPTER_NAMES) for part in parameter.split("."))
+
+
+def _routes(model: ModelView) -> bool:
+    names = [name.split(".") for name, _ in model.named_modules()]
+    routers = {".".join(parts[:-1]) for parts in names if parts[-1].lower() in ROUTER_NAMES}
+    experts = {".".join(parts[:-1]) for parts in names if parts[-1].lower() == "experts"}
+    return bool(routers & experts)

@@ -21,6 +21,7 @@ from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, make_plan, unjudged_reasons
 from healthcheck.reports.tables import table_lines
 from healthcheck.rulelang.rule import RuleSet
+from healthcheck.run.budget import what_the_budget_leaves_out
 
 NAME = "plan"
 HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
@@ -110,6 +111,9 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
         lines.append(f"only if the script logs it: {', '.join(plan.logged)}")
     if plan.off:
         lines.append(f"off: {', '.join(plan.off)}")
+    share = rules.settings.get("overhead_budget")
+    if share is not None:
+        lines += ["", *what_the_budget_leaves_out(float(share))]
     return lines
 
 

@@ -29,6 +29,7 @@ from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_events import LossMath, Stage, StepEvents, UpdateFacts
+from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
     InnerUpdates,
     Optimizers,
@@ -113,6 +114,10 @@ class StepMachine:
         self._inner = InnerUpdates(session)
         self._unattempted = None if self._announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
+        self.updates_unseen = False
+        """Whether a compiled region has made an update."""
+        self._steps_inside = False
+        """Whether the last update was made inside of a backward pass."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
         self._clipped_idly = False
@@ -125,6 +130,8 @@ class StepMachine:
         """While True, the hooks in torch show us nothing of passes and updates."""
         self.before_first: Callable[[], None] | None = None
         """Called once, before anything of the first step is shown."""
+        self.unwatched = UnwatchedSteps(self)
+        session.budget.asked = True
         self._asked_end = AskedEnd(session)
 
     @property
@@ -143,6 +150,16 @@ class StepMachine:
     def step(self) -> int:
         """The step that is under way, or the last one between two steps; 1 before the first."""
         return max(self.number, 1)
+
+    @property
+    def made(self) -> int:
+        """Steps of this run so far."""
+        return self.number - self._first
+
+    @property
+    def steps_are_passes(self) -> bool:
+        """Whether a backward pass is a step: optimizers step inside of it, or none does."""
+        return self.session.unit == "backward" or self._steps_inside
 
     @property
     def updates_withheld(self) -> bool:
@@ -169,6 +186,7 @@ class StepMachine:
 
     def begin_anew(self) -> None:
         """Another training begins in this run (a fold, a trial); its optimizers have nothing to do with those before."""
+        self.unwatched.watch_again()
         self._standing = Stage.ENDED
         self.optimizers.forget()
         self.facts = UpdateFacts()
@@ -177,6 +195,7 @@ class StepMachine:
 
     def pause(self) -> Callable[[], None]:
         """Somebody else sees this process's training for a while; returns what ends the pause."""
+        self.unwatched.watch_again()
         before = (self.paused, self.events.saves_announced, self.optimizers.watch_only(()))
         resume_evaluations = self.evaluations.pause()
         self.paused = self.events.saves_announced = True
@@ -190,6 +209,7 @@ class StepMachine:
 
     def finish(self) -> None:
         """The run is over: hand out what still waits. Never raises a stop."""
+        self.unwatched.watch_again()
         with contextlib.suppress(BaseException):
             self._catch_up()
         self.optimizers.retire()
@@ -213,6 +233,10 @@ class StepMachine:
         :param gradients: whether gradients are enabled where it was drawn.
         :param more: what else its loader knows of it, by the names in an event.
         """
+        if self.unwatched.left:
+            if not self.evaluations.draws_for_training(dataset, gradients=gradients):
+                self.evaluations.batch()
+            return
         self._catch_up()
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
             self.evaluations.batch()
@@ -423,7 +447,7 @@ class StepMachine:
             self.events.emit(
                 EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
             )
-            self._check_end()
+            self.check_end()
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self._announced):
             self._begin_step()
@@ -431,6 +455,7 @@ class StepMachine:
         if self._fresh:
             self._fresh = False
         self.last_attempt = self.number
+        self._steps_inside = False
         return plan
 
     def _met(self, optimizer: Any) -> None:
@@ -472,6 +497,7 @@ class StepMachine:
             self._unattempted = None
             self.last_attempt = self.number
             self.session.unit = "step"
+            self._steps_inside = True
             self.controls.updates_inside_backward()
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
         self._running.pop(id(optimizer), None)  # of a step that raised
@@ -484,6 +510,7 @@ class StepMachine:
         if optimizer is None or (only is not None and optimizer not in only):
             return
         plan = self._attempt(optimizer)
+        self.updates_unseen = True
         region.take_clipping(self.facts)
         self.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
         self._update_over(optimizer, plan.index, None)
@@ -492,6 +519,8 @@ class StepMachine:
 
     def step_begins(self, number: int) -> None:
         """A framework begins step ``number`` (from 1), unless it has begun with its data already."""
+        if self.unwatched.left:
+            return
         self.start()
         if self._standing is not Stage.FORWARD:
             self.number = number - 1
@@ -521,6 +550,8 @@ class StepMachine:
         :param skipped: True if the update was not applied.
         :param more: further facts, by the names in an event.
         """
+        if self.unwatched.left and self.unwatched.reports(loss, number):
+            return
         self.start()
         self.evaluations.end()
         self._catch_up()
@@ -574,9 +605,16 @@ class StepMachine:
             self.facts = UpdateFacts()
         stop = self.stop.state
         if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
-            self._check_end()
+            self.check_end()
+        if self.session.own_ns >= self.session.budget.binds_at:
+            self.unwatched.decide(announced=self._announced)
 
-    def _check_end(self) -> None:
+    def step_goes_on(self, stepped: Iterable[int]) -> None:
+        """In the middle of a step that nobody watched so far: these optimizers have made their update in it."""
+        self._begin_step()
+        self.optimizers.stepped.update(stepped)
+
+    def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""
         self._asked_end.check(self.number, made=self.number - self._first)
         if self.stop.state.request is not None:

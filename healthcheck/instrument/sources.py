@@ -100,7 +100,7 @@ class AnnouncedSource:
     @property
     def under_way(self) -> bool:
         """True between the beginning of a step and its end."""
-        return self.machine.under_way
+        return self.machine.under_way or self.machine.unwatched.left > 0
 
     def begins(self, step: int) -> None:
         """Update number ``step`` (from 1) begins, unless it has begun with its data already."""
@@ -146,6 +146,8 @@ class AnnouncedSource:
 
     def update_begins(self, optimizer: Any) -> bool:
         """Gradients of this optimizer are final. False if the update is to be left out: call :meth:`update_ends` then."""
+        if self.machine.unwatched.left:
+            return True
         self.machine.update_begins(optimizer, announced=True)
         return not self.machine.updates_withheld
 

@@ -128,6 +128,10 @@ class Optimizers:
         """Whether no optimizer is waited for any more."""
         return len(self.stepped) >= self.living if self._expected is None else self.stepped >= self._expected
 
+    def of_last_step(self) -> list[tuple[Any, int]]:
+        """Those that stepped in the step that is under way or was the last, with their indices."""
+        return [(optimizer, plan.index) for optimizer, plan in self._plans.items() if plan.index in self.stepped]
+
     # -- plans ------------------------------------------------------------------------
 
     def plan(self, optimizer: Any) -> UpdatePlan:

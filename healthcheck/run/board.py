@@ -352,6 +352,17 @@ class ProbeBoard:
         self._paused.clear()
         self.wanted.update(self._plan.calls)
 
+    def steps_left_out(self, steps: int, last: int) -> None:
+        """Nobody looked at some steps, up to and including ``last``; the next is watched. Between the two."""
+        self._step = -1
+        for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
+            missed = getattr(probe, "steps_left_out", None)
+            if missed is not None:
+                try:
+                    missed(steps, last)
+                except (Exception, SystemExit) as error:
+                    self._dispatch.failed(probe.name, "steps_left_out", last, error)
+
     # -- resume and end -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

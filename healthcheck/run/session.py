@@ -129,10 +129,13 @@ class Session:
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
         self.begin_step = self.board.begin_step
         """``begin_step(step)``: an adapter calls it once per step, and then needs only look into :attr:`wanted`."""
+        acting = acted_upon(rules.rules, rules.derived, host.registry.actions)
+        self.acts_on_loss = "loss" in acting
+        """Whether a rule acts on the run for its loss."""
         self.judge = Judge(
             self.engine,
             mailbox,
-            acting=acted_upon(rules.rules, rules.derived, host.registry.actions),
+            acting=acting,
             arrived=self._hand_out,
             found=self._handle,
         )
@@ -149,7 +152,6 @@ class Session:
             demand=self.demand,
             board=self.board,
             keep=acting_metrics(rules.rules),
-            note=self.note,
         )
         self._reasons = UnjudgedReasons(
             self.engine,
@@ -370,10 +372,8 @@ class Session:
         spent = perf_counter_ns() - began
         self.event_cost[kind] = self.event_cost.get(kind, 0) + spent
         self.own_ns += spent
-        if kind is EventKind.STEP_END:
-            self.budget.steps_to_look -= 1
-            if not self.budget.steps_to_look:
-                self.budget.look(self.own_ns, at)
+        if kind is EventKind.STEP_END and self.own_ns >= self.budget.binds_at and not self.budget.asked:
+            self.budget.step_over(event.step, self.own_ns, at)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""
@@ -471,6 +471,9 @@ class Session:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
             self.controls.agreement.close()
+        said = self.budget.sentence(self.step, self.active())
+        if said:
+            self.note(said)
         self.board.close(self._guard)
         self.report = live_report(
             self._judged_run(),
@@ -533,5 +536,5 @@ class Session:
             "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
             "events": {kind.value: round(ns / 1e9, 4) for kind, ns in self.event_cost.items()},
             "probes": {name: round(cost.ns / 1e9, 4) for name, cost in self.board.cost.items()},
-            "stretched": dict(self.budget.stretched),
+            **self.budget.facts(),
         }

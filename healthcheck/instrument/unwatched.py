@@ -1,0 +1,167 @@
+"""Steps that nobody watches: what the hooks do while the budget leaves steps out.
+
+They count. A step that is left out has its number like any other, and costs a few comparisons: no event is built, no probe
+asked. What stays is the look at a loss on the CPU, where a rule would stop for one that is not finite: such a step is
+watched after all, from its backward pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from healthcheck.instrument.machine import StepMachine
+
+HOOKS_NS = 3000
+"""Nanoseconds that our hooks take in a step that is left out: too short to be timed one by one.
+``benchmarks/cpu_time.py`` shows the whole."""
+
+
+class UnwatchedSteps:
+    """Counts the steps of one :class:`StepMachine` while they are left out, in its place.
+
+    Steps are counted by what ended the last watched one: the updates of the optimizers that stepped in it, its backward
+    pass (where no optimizer steps outside of one), or somebody who says so.
+    """
+
+    def __init__(self, machine: StepMachine) -> None:
+        self.left = 0
+        """Steps that are still to be left out. Hooks look here before anything else."""
+        self.by_pass = False
+        """Whether a backward pass is a step."""
+        self._machine = machine
+        self._turns: dict[int, int] = {}
+        """Ids of the optimizers whose updates make a step, with their indices; empty: updates do not count."""
+        self._stepped: set[int] = set()
+        """Those that have stepped in the step at hand, where there are several."""
+        self._done = 0
+        self._on = False
+        self._inside = False
+        """Whether a backward pass that is counted is running."""
+        self._looks = False
+        """Whether somebody would stop for a loss."""
+
+    def decide(self, *, announced: bool) -> None:
+        """At the end of a watched step, once the allowance is used up: leave out what the budget says.
+
+        :param announced: somebody says when a step is over.
+        """
+        machine, session = self._machine, self._machine.session
+        budget, stop = session.budget, machine.stop.state
+        budget.whole = not self._possible()
+        steps = budget.step_over(machine.number, session.own_ns, session.active())
+        if stop.most_steps is not None:
+            steps = min(steps, stop.most_steps - machine.made)
+        if steps <= 0 or stop.request is not None:
+            return
+        self.by_pass = machine.steps_are_passes and not announced
+        optimizers = [] if self.by_pass or announced else machine.optimizers.of_last_step()
+        if optimizers or self.by_pass or announced:
+            self._turns = {id(optimizer): index for optimizer, index in optimizers}
+            self._stepped.clear()
+            self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
+            session.wanted.clear()
+
+    def _possible(self) -> bool:
+        """Not where ranks agree on their steps, nor where an update shows only after it was made (a compiled region)."""
+        machine = self._machine
+        return machine.session.info.world_size == 1 and not machine.paused and not machine.updates_unseen
+
+    # -- called by hooks, at every step that is left out -------------------------------
+
+    def update_begins(self, optimizer: Any) -> bool:
+        """An optimizer is about to step. False if this is to be watched after all."""
+        if id(optimizer) in self._turns or not self._turns:
+            return True
+        only = self._machine.optimizers.only
+        if only is not None and optimizer not in only:
+            return True
+        self.watch_again()  # a new one: nobody knows what becomes of the steps
+        return False
+
+    def update_ends(self, optimizer: Any) -> None:
+        """An update was made, or left out by a loss scaler."""
+        turns = self._turns
+        if not turns:
+            return
+        if len(turns) > 1:
+            key, stepped = id(optimizer), self._stepped
+            if key not in turns:
+                return
+            repeated = key in stepped
+            if repeated:  # the others did not step this time
+                stepped.clear()
+            stepped.add(key)
+            if not repeated:
+                if len(stepped) < len(turns):
+                    return
+                stepped.clear()
+        self.step_over()
+
+    def runs(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass that is a step."""
+        if self._inside:
+            return original(tensors, *args, **kwargs)
+        self._inside = True
+        try:
+            result = original(tensors, *args, **kwargs)
+        finally:
+            self._inside = False
+        self.step_over()
+        return result
+
+    def leaves_out(self, tensors: Any) -> bool:
+        """Whether nobody need see a backward pass from these tensors. Otherwise the step is watched from here on."""
+        evaluations = self._machine.evaluations
+        if evaluations.open:
+            evaluations.end()
+        if not self._looks:
+            return True
+        try:
+            if not tensors.is_cpu or tensors.numel() != 1:
+                return True
+            loss = tensors.item()
+        except (AttributeError, RuntimeError):  # several tensors, or one that has no number
+            return True
+        if loss - loss == 0.0:
+            return True
+        self.watch_again()
+        return False
+
+    def reports(self, loss: Any, number: int | None) -> bool:
+        """A loop or a framework says that its step is over. False if it has a loss that somebody must see."""
+        if loss is not None and self._looks:
+            value = loss if isinstance(loss, float) else loss.item() if getattr(loss, "is_cpu", False) else 0.0
+            if value - value != 0.0:
+                self.watch_again()
+                return False
+        self.step_over(number)
+        return True
+
+    def step_over(self, number: int | None = None) -> None:
+        """One more is over."""
+        machine = self._machine
+        session = machine.session
+        machine.number = machine.last_attempt = session.step = machine.number + 1 if number is None else number
+        machine.updates += 1
+        session.last_event_at = session.clock.monotonic()
+        self._done += 1
+        self.left -= 1
+        stop = machine.stop.state
+        if self.left <= 0 or stop.request is not None:
+            self.watch_again()
+        if stop.most_steps is not None or stop.most_seconds is not None:
+            machine.check_end()
+
+    def watch_again(self) -> None:
+        """From now on everything is watched, in the middle of a step perhaps. Does nothing while all is."""
+        if not self._on:
+            return
+        machine, session = self._machine, self._machine.session
+        steps, self.left, self._done, self._on = self._done, 0, 0, False
+        session.own_ns += steps * HOOKS_NS
+        session.budget.gap_over(steps, session.own_ns, session.active(), step=machine.number)
+        session.board.steps_left_out(steps, machine.number)
+        if self._stepped:
+            machine.step_goes_on([self._turns[key] for key in self._stepped])

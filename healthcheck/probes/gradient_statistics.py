@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.protocols import Demand
 from healthcheck.device import tensors
+from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceVector, numbers
 from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
 
@@ -33,9 +34,10 @@ class GradientStats:
         (``all_zero``), and what else the kernel counts.
     :param columns: where in a row each gradient stands, if not in the order of ``indices``.
     :param lengths: elements that this rank holds of each gradient; only where there are counts.
+    :param words: ends with what was kept of the steps before that nobody read (:data:`~healthcheck.device.between.WORDS`).
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "norm", "numbers")
+    __slots__ = ("_columns", "fields", "indices", "lengths", "norm", "numbers", "words")
 
     def __init__(
         self,
@@ -45,7 +47,9 @@ class GradientStats:
         fields: tuple[str, ...] = ("norm",),
         columns: list[int] | None = None,
         lengths: list[int] | None = None,
+        words: DeviceVector | None = None,
     ) -> None:
+        self.words = words
         self.indices = indices
         self.fields = fields
         self.lengths = lengths or []
@@ -53,6 +57,11 @@ class GradientStats:
         self.norm: Any = numbers[0]
         """L2 norm of all gradients together: a float or a deferred number."""
         self._columns = columns
+
+    def word(self, name: str) -> Any:
+        """One of the running words, as a deferred number; only where there are :attr:`words`."""
+        assert self.words is not None
+        return self.words[len(self.words) - len(WORDS) + WORDS.index(name)]
 
     def has(self, field: str) -> bool:
         """Whether there is such a statistic."""
@@ -140,10 +149,31 @@ class GradientPass:
         if hold is not None:
             hold.small = self._small
         table = self._table.measure(addresses, final=not self._sharded)
+        between = None if self._sharded else table
         if self._sharded:
             _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns
-        return GradientStats(self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths)
+        return GradientStats(
+            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=between
+        )
+
+    def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:
+        """Measure a step whose numbers nobody reads; the next :meth:`measure` says what it was like, with others like it.
+
+        False where that cannot be: gradients are sharded (no rank knows their norm alone), the kernel cannot read them,
+        or nothing was ever measured.
+        """
+        if self._table is None or self._sharded:
+            return False
+        addresses = self._addresses(params, same, None)
+        if addresses is None and not (self._prepare(params) and not self._sharded):
+            return False
+        if addresses is None:
+            addresses = self._addresses(params, same, None)
+        if addresses is None:
+            return False
+        self._table.keep(addresses, step)
+        return True
 
     def _addresses(self, params: Sequence[Any], same: object, hold: HeldGradients | None) -> list[int] | None:
         """Where the gradients are now; None if the table does not fit them.
@@ -183,7 +213,8 @@ class GradientPass:
 
     def _prepare(self, params: Sequence[Any]) -> bool:
         """Make the table for the gradients that are there; False where the kernel cannot read them."""
-        # Anew from scratch: what was known is of other gradients.
+        # Anew from scratch: what was known is of other gradients. What was kept of steps that nobody read stays.
+        words = None if self._table is None else self._table.words
         self._table, self._sharded, self._known = None, [], []
         present = [i for i, p in enumerate(params) if p.grad is not None]
         kernel = _kernel(params[present[0]].grad) if present else None
@@ -201,7 +232,7 @@ class GradientPass:
             return False  # sharded and plain ones together: the fallback sorts them
         if not all(g.device == home and kernel.usable(g) for g in locals_):
             return False
-        self._table = kernel.GradientTable(locals_)
+        self._table = kernel.GradientTable(locals_, words)
         self._ids, self._present = list(map(id, params)), present
         there = set(present)
         self._absent = [i for i in range(len(params)) if i not in there]
@@ -286,7 +317,7 @@ def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> N
     import torch
     import torch.distributed as dist
 
-    result = vector[fields:].view(fields, -1)
+    result = vector[fields : -len(WORDS)].view(fields, -1)
     for (mesh, placements), columns in sharded:
         every = len(columns) == result.shape[1]
         index = slice(None) if every else _index(columns, result)

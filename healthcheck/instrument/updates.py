@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.events import EventKind
 from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.guarding import contain, guarded
-from healthcheck.instrument.modelview import FoundModel, living_optimizers, parameters_of
+from healthcheck.instrument.modelview import FoundModel, living, parameters_of
 from healthcheck.instrument.step_events import StepEvents, UpdateFacts
 from healthcheck.probes.gradient_statistics import HeldGradients, InnerGradients, InnerPass
 
@@ -93,10 +93,15 @@ class Optimizers:
 
     def look_around(self) -> None:
         """Get to know what there is to train, before the first event."""
-        optimizers = [o for o in living_optimizers() if o not in _PAST] if self.only is None else list(self.only)
+        modules: list[Any] | None = None
+        if self.only is None:
+            alive, modules = living()
+            optimizers = [o for o in alive if o not in _PAST]
+        else:
+            optimizers = list(self.only)
         self._seen.update(optimizers)
         self.living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
-        self._view.scan(optimizers)
+        self._view.scan(optimizers, modules)
 
     def forget(self) -> None:
         """Another training begins, with optimizers of its own."""

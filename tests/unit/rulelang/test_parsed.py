@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.extend.registry import Registry
+from healthcheck.assembly import plugin_host
 from healthcheck.rulelang import loader, parsed
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.schema import RuleFormat
 from healthcheck.rulelang.validation import Validator
 
+REGISTRY = plugin_host().registry
 TEXT = 'version: 1\nrules:\n  spike: {metric: loss, when: {above: 5}, message: "{value}"}\n'
 
 
@@ -30,7 +31,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(text: str = TEXT) -> tuple[object, object, list[str]]:
     document = load_text(text)
-    problems = [problem.message for problem in [*document.problems, *Validator(RuleFormat(Registry())).check(document)]]
+    problems = [problem.message for problem in [*document.problems, *Validator(RuleFormat(REGISTRY)).check(document)]]
     return document.data, document.root, problems
 
 
@@ -69,7 +70,7 @@ def test_another_schema_looks_for_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     """A plugin that refuses more: what the schema without it has passed says nothing."""
     read()
     forget(monkeypatch)
-    stricter = RuleFormat(Registry())
+    stricter = RuleFormat(REGISTRY)
     stricter.schema = {**stricter.schema, "required": ["version", "settings"]}
     assert Validator(stricter).check(load_text(TEXT)) != []
 
@@ -103,7 +104,7 @@ def test_old_texts_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_one_reader_changes_does_not_show_in_what_the_next_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     document = load_text(TEXT)
-    Validator(RuleFormat(Registry())).check(document)
+    Validator(RuleFormat(REGISTRY)).check(document)
     document.data["rules"].clear()
     forget(monkeypatch)
     assert "spike" in load_text(TEXT).data["rules"]

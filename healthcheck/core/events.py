@@ -97,6 +97,8 @@ class Event:
     run: RunFacts | None = None
     """What the session knows of the run so far; the session sets it."""
 
+    row: Any = None
+    """The :class:`~healthcheck.core.rows.StepRow` in which the step is noted as well, where it is and is not finished."""
     model: ModelView | None = None
     """Named parameters and modules of what is being trained."""
     optimizer: Any = None

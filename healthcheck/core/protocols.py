@@ -200,6 +200,9 @@ class Demand(Protocol):
     def due(self, key: str, step: int) -> bool:
         """``wants`` and some rule evaluates it at this step (rule key ``every``)."""
 
+    def every_of(self, key: str) -> int:
+        """Steps from one at which a wanted key is due to the next, as things stand."""
+
     def next_due(self, keys: Iterable[str], step: int) -> int:
         """The first step after ``step`` at which one of ``keys`` is due; far away if nobody wants them."""
 
@@ -222,6 +225,15 @@ class Probe(Protocol):
     given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
     A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
     to be called again. A new optimizer ends every such pause, and with several optimizers nobody pauses.
+
+    A probe that needs no more of a step than what a :class:`~healthcheck.core.rows.StepRow` says has ``sample_rows(rows,
+    demand)`` and names in ``noted`` the kinds of event that rows spare it. It gets the rows of some steps at once, in
+    their order, up to a quarter of a second after they were noted, and returns the samples of each with its ``step`` and its
+    ``time``. Where nobody notes rows it is given the events as before, so it needs ``sample`` as well. One with
+    ``before_update`` among ``noted`` is asked about a row that is not :attr:`~healthcheck.core.rows.StepRow.over`, too, when
+    a rule has to know of an update before it is made, and once more when it is over: it must not answer the same twice.
+    ``look(row, update)`` is called for each row while its gradients are final, and may put what it finds into
+    ``row.found``. ``events_from`` takes the place of ``rests_until`` in steps that are noted in rows.
     """
 
     @property
@@ -562,6 +574,9 @@ class Mailbox(Protocol):
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
         """Take the samples of one step; device values start their copy now."""
+
+    def send(self, step: int, numbers: Sequence[Any]) -> None:
+        """Start the copies of deferred numbers and vectors now; samples that are made of them are posted later."""
 
     def ready(self) -> list[Sample]:
         """Samples whose values have arrived, oldest first, as numbers. Never waits."""

@@ -121,6 +121,11 @@ class DeviceScalar(Deferred):
             return float(self.tensor)
         return float(self._page[self._index])
 
+    @property
+    def here(self) -> bool:
+        """Whether the number has arrived, so that nobody waits for it."""
+        return self._page is not None and self._fetch is None
+
     def on_device(self) -> Any:
         return self.value() if self.tensor is None else self.tensor.reshape(())
 
@@ -167,9 +172,18 @@ class DeviceVector:
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def here(self) -> bool:
+        """Whether the elements have arrived, so that nobody waits for them."""
+        return self._page is not None
+
     def __getitem__(self, position: int) -> Deferred:
         """One element, as a deferred number."""
         return _Element(self, position)
+
+    def leaves(self) -> Sequence[DeviceScalar | DeviceVector]:
+        """As of a deferred number."""
+        return (self,)
 
     def number(self, position: int) -> float:
         """One element; waits for the device if it has not arrived."""

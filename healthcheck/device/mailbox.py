@@ -57,6 +57,17 @@ class StepMailbox:
                 return
         self._sort_out(step, samples)
 
+    def send(self, step: int, numbers: Sequence[Deferred | DeviceVector]) -> None:
+        transfers: dict[int, Transfer] = {}
+        asked: dict[int, bool] = {}
+        for late in numbers:
+            _add(transfers, late.leaves(), asked)
+        for transfer in transfers.values():
+            self._memory.send(transfer)
+        if transfers:
+            self._under_way.append(_Post(step, [], [], list(transfers.values())))
+            self.oldest = self._under_way[0].step
+
     def ready(self) -> list[Sample]:
         if self._under_way:
             self._open_arrived()

@@ -8,19 +8,21 @@ rule's scorer publishes. Nothing here knows torch, and nothing is judged here: t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.protocols import FINITE, Bound
-from healthcheck.core.references import weak
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Labels, Sample
 from healthcheck.device.deferred import Deferred
 from healthcheck.device.mailbox import READ_EVERY
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
+from healthcheck.probes.labels import optimizer_labels
 from healthcheck.rulelang.rule import Rule
 
 if TYPE_CHECKING:
@@ -112,6 +114,16 @@ class GatingRules:
                 found.append((sample, limit))
         return found
 
+    def steady(self, samples: Sequence[Sample]) -> bool:
+        """Whether the limits of these series are the same at every step until something is judged."""
+        return not self._engine.mutes and not any(
+            series.warming or series.every > 1
+            for sample in samples
+            for state in self._states
+            if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels)
+            for series in (_series(state, sample),)
+        )
+
     def _gates(self, sample: Sample) -> list[tuple[RuleState, Limit | None]]:
         """The rules that gate on one series, with their limits where these never change."""
         found: list[tuple[RuleState, Limit | None]] = []
@@ -159,17 +171,25 @@ class UpdateGate:
         self._setting = str(session.settings.get("gate", "auto"))
         self._rules: GatingRules | None = None
         self._rules_known = False
-        self._now: list[tuple[Sample, Limit]] = []
+        self.now: list[tuple[Sample, Limit]] = []
         """Samples of the update at hand, with what rules ask of them."""
         self._ours: Any = None
         self._theirs: Any = None
         self._asked: dict[int, str] = {}
         self._inside_said = False
-        self._ways: dict[int, tuple[Any, list[Any], str]] = {}
-        self._idle = False
+        self._ways: dict[int, str] = {}
+        self.idle = False
         """Whether the update at hand cannot be held back: then nobody need know its bounds."""
-        self._flags: tuple[int, dict[int, Any]] = (0, {})
+        self.flags: tuple[int, dict[int, Any]] = (0, {})
         """Step and, by optimizer, 1 if its update was held back."""
+        self.alarmed = False
+        """Whether the update at hand may have to be held back: set before its event is shown."""
+        self.kept = False
+        """Whether the update at hand was found to keep all bounds before its samples were made."""
+        self._bounds: dict[int, tuple[float, float, float, float] | None] = {}
+        """By optimizer: what loss and gradient norm must keep now; None where that does not say all."""
+        self._bounds_of: tuple[int, float] = (-1, 0.0)
+        """The judgement up to which they hold."""
         self._decided: deque[tuple[int, list[str]]] = deque(maxlen=_REMEMBERED)
         """Steps whose update was decided on before its rules were judged, with these rules."""
 
@@ -187,9 +207,72 @@ class UpdateGate:
     def see(self, samples: Sequence[Sample]) -> None:
         """Called with the samples of an event before they leave for the host."""
         assert self._rules is not None
-        if self._idle:
+        if self.idle:
             return
-        self._now += self._rules.limits(samples)
+        step = self._session.step  # of the update, or of the one before where nothing else was shown of it
+        self.now += self._rules.limits([sample for sample in samples if sample.step >= step])
+
+    def keeps(self, row: StepRow, way: str) -> bool:
+        """Whether an update that is noted in a row keeps all bounds, as far as the host knows.
+
+        On a host two comparisons nearly always, with bounds that hold from one judgement to the next. On a device
+        :meth:`arm` decides, and so the answer is yes.
+        """
+        if way == "wait":
+            return False
+        session = self._session
+        if way == "host" and not self.now:
+            judged = session.engine.step, session.judged_at
+            if judged != self._bounds_of:
+                self._bounds_of = judged
+                self._bounds.clear()
+            bounds = self._bounds.get(row.optimizer_index, ())
+            if bounds == ():
+                bounds = self._bounds_for(row)
+            loss, norm = row.loss, row.norm
+            if (
+                bounds
+                and (loss is None or bounds[0] <= loss <= bounds[1])
+                and (norm is None or bounds[2] <= norm <= bounds[3])
+            ):
+                self.kept = True
+                if self.flags[0] != row.step:
+                    self.flags = (row.step, {})
+                self.flags[1][row.optimizer_index] = 0.0
+                return True
+        before, made = list(self.now), session.board.take_rows()
+        session.judge.waiting += made
+        self.see(made)
+        if way == "device":
+            return True
+        if any(type(sample.value) is float and limit.breached(sample.value) for sample, limit in self.now):
+            self.now = before  # whoever judges the others shows them again
+            return False
+        self.kept = True
+        self._flag(row.optimizer_index, 0.0)
+        return True
+
+    def _bounds_for(self, row: StepRow) -> tuple[float, float, float, float] | None:
+        """What loss and gradient norm of this optimizer must keep, as long as nothing is judged; None where there is more
+        to compare than these two.
+        """
+        assert self._rules is not None
+        labels = optimizer_labels(row.optimizer_index)
+        low, high = {"loss": -math.inf, "grad_norm": -math.inf}, {"loss": math.inf, "grad_norm": math.inf}
+        asked = [Sample(metric, row.step, 0.0, labels) for metric in sorted(self._rules.metrics)]
+        plain = True
+        for sample, limit in self._rules.limits(asked):
+            metric, bound = sample.metric, limit.bound
+            if metric in low:
+                low[metric], high[metric] = max(low[metric], bound.low), min(high[metric], bound.high)
+            elif metric != "grad_nonfinite" or not bound.low <= 0.0 <= bound.high:  # a finite norm proves that none is
+                plain = False
+        if "grad_nonfinite" in self._rules.metrics:
+            low["grad_norm"], high["grad_norm"] = max(low["grad_norm"], FINITE.low), min(high["grad_norm"], FINITE.high)
+        found = (low["loss"], high["loss"], low["grad_norm"], high["grad_norm"]) if plain else None
+        if self._rules.steady(asked):
+            self._bounds[row.optimizer_index] = found
+        return found
 
     def decided(self, step: int, rule: str) -> bool:
         """Whether the update of that step was let through or held back by this rule, before it was judged."""
@@ -202,35 +285,25 @@ class UpdateGate:
     @property
     def nothing_held(self) -> bool:
         """Whether none of the optimizers that have stepped so far can be held back."""
-        return bool(self._ways) and all(way == "none" for _, _, way in self._ways.values())
+        return bool(self._ways) and all(way == "none" for way in self._ways.values())
 
     def way(self, optimizer: Any) -> str:
-        """How an update of ``optimizer`` can be held back.
+        """How updates of ``optimizer`` can be held back, as long as its groups stay as they are.
 
-        ``host``: its values are there when they are asked for. ``device``: by ``found_inf``.
+        ``host``: its values are there when they are asked for. ``device``: by ``found_inf``, once it has state.
         ``wait``: only if the host waits for the device. ``none``: not at all, or nobody wants it.
         """
-        self._now = []
-        way = "none" if self.rules is None else self._known_way(optimizer)
-        self._idle = way == "none"
-        # A fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised.
-        return "wait" if way == "device" and not _has_state(optimizer) else way
-
-    def _known_way(self, optimizer: Any) -> str:
-        """The same but for the state, worked out anew where the optimizer or its settings are others."""
-        groups = optimizer.param_groups
-        marks = [(group.get("fused"), len(group["params"])) for group in groups]
-        known = self._ways.get(id(optimizer))
-        if known is None or known[0]() is not optimizer or known[1] != marks:
-            kind = _device_kind(optimizer)
-            if kind == "cpu":
-                way = "host"
-            elif self._setting == "sync":
-                way = "wait"
-            else:
-                way = "none" if kind != "cuda" or why_not_by_device(optimizer) else "device"
-            known = self._ways[id(optimizer)] = (weak(optimizer), marks, way)
-        return known[2]
+        if self.rules is None:
+            return "none"
+        kind = _device_kind(optimizer)
+        if kind == "cpu":
+            way = "host"
+        elif self._setting == "sync":
+            way = "wait"
+        else:
+            way = "none" if kind != "cuda" or why_not_by_device(optimizer) else "device"
+        self._ways[id(optimizer)] = way
+        return way
 
     def cannot(self, optimizer: Any, *, inside: bool = False) -> str:
         """One sentence if rules want to hold back updates of ``optimizer`` and cannot; said once each.
@@ -252,7 +325,7 @@ class UpdateGate:
     def breached(self, index: int = 0) -> bool:
         """Whether the update at hand, of that optimizer, is bad, as far as the host knows."""
         rules = []
-        for sample, limit in self._now:
+        for sample, limit in self.now:
             low, high = limit.bound.low, limit.bound.high
             value = sample.value
             if isinstance(value, float) and not low <= value <= high and limit.breached(value):
@@ -264,7 +337,7 @@ class UpdateGate:
 
     def arm(self, optimizer: Any, index: int = 0) -> None:
         """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
-        flag = device_flag(self._now)
+        flag = device_flag(self.now)
         if flag is None:
             return
         given = getattr(optimizer, "found_inf", None)
@@ -278,7 +351,7 @@ class UpdateGate:
         else:
             found = flag
         self._ours = optimizer.found_inf = found
-        self._decided.append((self._session.step, [limit.rule for _, limit in self._now]))
+        self._decided.append((self._session.step, [limit.rule for _, limit in self.now]))
         self._flag(index, flag)
 
     def disarm(self, optimizer: Any) -> None:
@@ -294,13 +367,13 @@ class UpdateGate:
 
     def _flag(self, index: int, flag: Any) -> None:
         step = self._session.step
-        if self._flags[0] != step:
-            self._flags = (step, {})
-        self._flags[1][index] = flag
+        if self.flags[0] != step:
+            self.flags = (step, {})
+        self.flags[1][index] = flag
 
     def held_back(self, step: int) -> dict[int, Any] | None:
         """By optimizer, 1 if its update of that step was held back, else 0; None where that was not asked."""
-        return self._flags[1] if self._flags[0] == step else None
+        return self.flags[1] if self.flags[0] == step else None
 
 
 def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:
@@ -360,7 +433,7 @@ def why_not_by_device(optimizer: Any) -> str:
     return ""
 
 
-def _has_state(optimizer: Any) -> bool:
+def has_state(optimizer: Any) -> bool:
     """Whether every parameter with a gradient has optimizer state, where this optimizer keeps any."""
     if _stateless(optimizer):
         return True

@@ -223,6 +223,8 @@ class TorchHooks:
                 machine.unwatched.update_ends(optimizer)
                 return
             machine.update_ends(optimizer)
+            if machine.unwatched.due:
+                machine.unwatched.decide()
         except Exception as error:
             contain(machine.session, error, "update_ends")
 
@@ -260,6 +262,8 @@ class TorchHooks:
                     passes.pass_fails()
             try:
                 passes.pass_ends()
+                if machine.unwatched.due:
+                    machine.unwatched.decide()
             except Exception as error:
                 contain(machine.session, error, "pass_ends")
             return result

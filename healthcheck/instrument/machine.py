@@ -25,12 +25,15 @@ from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
+from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_events import LossMath, Stage, StepEvents, UpdateFacts
+from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
+    PARAMS,
     InnerUpdates,
     Optimizers,
     Running,
@@ -82,11 +85,13 @@ class StepMachine:
         self.stop = controls.stop
         self.gate = controls.gate
         self.ended_by = ended_by
-        self._announced = ended_by is not EndedBy.UPDATES
-        self.optimizers = Optimizers(view, only, met=self._met, gated=lambda: controls.gate.rules is not None)
+        self.announced = ended_by is not EndedBy.UPDATES
+        """Whether somebody says when a step is over."""
+        self.optimizers = Optimizers(view, only, met=self._met, way=controls.gate.way, demand=session.demand)
         self.losses = LossMath()
         self.region = RegionNotes()
-        self.events = StepEvents(session, view)
+        self.notes = StepNotes(session)
+        self.events = StepEvents(session, view, self.notes)
         self.evaluations = Evaluations(
             session, view, started=lambda: self.started, step=lambda: max(1, self.last_attempt)
         )
@@ -110,9 +115,9 @@ class StepMachine:
         self.facts = UpdateFacts()
         self.updates = 0
         """Updates made or skipped so far, by any optimizer."""
-        self._hold = UpdateHold(session, controls, self.events)
+        self._hold = UpdateHold(session, controls, self.events, self.notes)
         self._inner = InnerUpdates(session)
-        self._unattempted = None if self._announced else UnattemptedUpdates()
+        self._unattempted = None if self.announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
         self.updates_unseen = False
         """Whether a compiled region has made an update."""
@@ -245,7 +250,10 @@ class StepMachine:
         if self.session.wants(EventKind.BATCH_READY):
             if self._standing is not Stage.FORWARD:
                 self._begin_step(wait=True)
-            self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
+            if self.notes.noting:
+                self.notes.batch(waited, *batch_counts(batch))
+            if EventKind.BATCH_READY in self.session.wanted:
+                self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
 
     def load_unmatched(self, module: weakref.ref[Any], words: str) -> None:
         """A state dict was loaded of which not one name fitted."""
@@ -287,6 +295,12 @@ class StepMachine:
             loss = losses.of(tensors, self.number)
             if losses.scale is not None:
                 self.facts.loss_scale = losses.scale
+            notes = self.notes
+            if notes.noting:
+                if loss is not None:
+                    self._loss_shown_in = self.number
+                if not notes.loss(self.number, loss, losses.weight):
+                    self.session.board.look_closely()  # its graph is there now, and never again
             if EventKind.LOSS in self.session.wanted:
                 if loss is not None:
                     self._loss_shown_in = self.number
@@ -306,7 +320,7 @@ class StepMachine:
         if self._inner.first is not None:  # optimizers have stepped inside of it: it was the step
             optimizer, self.facts.inner_gradients = self._inner.end(self.view, self.number)
             self.updates += 1
-            self.facts.made(optimizer, 0, None) if self._announced else self._end_step(optimizer, 0)
+            self.facts.made(optimizer, 0, None) if self.announced else self._end_step(optimizer, 0)
         elif self._unattempted is not None:
             self._end_pass_without_updates(self._unattempted)
 
@@ -334,7 +348,7 @@ class StepMachine:
         :param scaled: they still carry the loss scale.
         :param parameters: whose gradients they are; None if nothing can come of it.
         """
-        if self._announced:  # passes may not be seen, so that this is the first sign of a step
+        if self.announced:  # passes may not be seen, so that this is the first sign of a step
             self.start()
             if self._standing is not Stage.FORWARD:
                 self._begin_step()
@@ -354,6 +368,8 @@ class StepMachine:
         if not facts.backward_ended:
             facts.backward_ended = True
             with no_grad():
+                if self.notes.noting:
+                    self._hold.gradients_complete(facts, self.number)
                 self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
 
     def scaled_by(self, scale: Any) -> None:
@@ -394,7 +410,10 @@ class StepMachine:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
         if closure is None or not callable(closure):
-            self._before_update(optimizer, plan, running)
+            if self.region.clipped:
+                self._before_update(optimizer, plan, running)
+            else:
+                self._hold.before(optimizer, plan, running, self.facts, self.number)
             return None
 
         def evaluated() -> None:
@@ -436,22 +455,32 @@ class StepMachine:
         """An optimizer is about to step, or to be skipped. Returns what is to be done about it."""
         if not self.started:
             self.start()
-        plan = self.optimizers.plan(optimizer)
-        index, stepped = plan.index, self.optimizers.stepped
+        optimizers = self.optimizers
+        plan = optimizers.plans.get(id(optimizer))
+        # As `sizes_of` does, at one call less in every step.
+        sizes = tuple(map(len, map(PARAMS, optimizer.param_groups)))
+        if plan is None or plan.sizes != sizes or plan.optimizer() is not optimizer:
+            plan = optimizers.plan(optimizer)
+        index, stepped = plan.index, optimizers.stepped
         self.session.unit = "step"
         repeated = index in stepped
         if repeated and self._standing is Stage.FORWARD and self.ended_by is not EndedBy.FRAMEWORK:
             # The others did not step this time, or a loop has not said that its step was over.
             self._standing = Stage.ENDED
             held_back = self.gate.held_back(self.number)
-            self.events.emit(
-                EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
-            )
+            if self.notes.noting:
+                self.notes.ends_before(self.number, index, UpdateFacts(), held_back)
+            if not self.notes.noting or EventKind.STEP_END in self.session.wanted:
+                self.events.emit(
+                    EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
+                )
+            else:
+                self.session.step_noted(self.number)
             self.check_end()
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
-        if self._standing is not Stage.FORWARD and (repeated or not stepped or self._announced):
+        if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
             self._begin_step()
-        self.optimizers.stepped.add(index)
+        optimizers.stepped.add(index)
         if self._fresh:
             self._fresh = False
         self.last_attempt = self.number
@@ -461,6 +490,7 @@ class StepMachine:
     def _met(self, optimizer: Any) -> None:
         """An optimizer steps for the first time."""
         self._unattempted = None
+        self.notes.on = True
         guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
 
     def _before_update(self, optimizer: Any, plan: UpdatePlan, running: Running) -> None:
@@ -477,11 +507,20 @@ class StepMachine:
     def _update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
         self.updates += 1
-        if self._announced:
+        notes, optimizers = self.notes, self.optimizers
+        if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
+            notes.attempted(self.number, index, bool(skipped))
+        if self.announced:
             self.facts.made(optimizer, index, skipped)
-        elif self._standing is Stage.FORWARD and self.optimizers.all_stepped:
+        elif self._standing is Stage.FORWARD and (
+            len(optimizers.stepped) >= optimizers.living
+            if optimizers.expected is None
+            else optimizers.stepped >= optimizers.expected
+        ):
             self._end_step(optimizer, index, skipped=skipped)
         else:
+            if notes.row is not None:
+                notes.close(self.number, index)
             self.facts = UpdateFacts()
             if self.stop.state.request is not None:
                 self.stop.check()
@@ -494,7 +533,7 @@ class StepMachine:
             self.start()
             if self._standing is not Stage.FORWARD:
                 self._begin_step()
-            self._unattempted = None
+            self._unattempted, self.notes.on = None, False
             self.last_attempt = self.number
             self.session.unit = "step"
             self._steps_inside = True
@@ -527,7 +566,9 @@ class StepMachine:
             self._begin_step()
         elif number != self.number:
             self.number = number
-            self.session.begin_step(number)
+            self.session.begin_step(number, self.notes.noting)
+            if self.notes.row is not None:
+                self.notes.row.step = number
 
     def step_ends(
         self,
@@ -561,7 +602,10 @@ class StepMachine:
             self._begin_step()
         self.last_attempt = self.number
         loss, facts = _detached(loss), self.facts
-        if loss is not None and self._loss_shown_in != self.number and EventKind.LOSS in self.session.wanted:
+        told = loss is not None and self._loss_shown_in != self.number
+        if told and self.notes.noting and not self.notes.told(self.number, facts.index, loss, loss_weight):
+            self.session.board.look_closely()
+        if told and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
         if facts.grad_norm is None:
             facts.grad_norm = _detached(grad_norm)
@@ -572,15 +616,24 @@ class StepMachine:
 
     def _begin_step(self, *, wait: bool = False) -> None:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
-        if not self.optimizers.next_step(wait=wait and not self._announced):
+        optimizers = self.optimizers
+        stepped, known = optimizers.stepped, len(optimizers.plans)
+        if wait and known and not self.announced and len(stepped) < max(known, optimizers.living):
             return
+        if stepped:
+            optimizers.expected, optimizers.stepped = stepped, set()
         if self.before_first is not None:
             self._prepare()
         self._standing = Stage.FORWARD
         self.number += 1
         if self.events.capturing is None:
             self.events.learn_to_ask()
-        self.session.begin_step(self.number)
+        session, board = self.session, self.session.board
+        noting = self.notes.noting = self.notes.on and self.notes.allowed
+        if not noting or self.number >= board.busy_at or self.number <= board.quiet_from:
+            session.begin_step(self.number, noting)
+        if noting:
+            session.step = self.number
         if EventKind.STEP_START in self.session.wanted:
             self.events.emit(EventKind.STEP_START, self.number)
 
@@ -593,13 +646,30 @@ class StepMachine:
             loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
         elif self.number == self._first + 1:
             loads = StateLoads()
-        more |= {
-            "loads": loads,
-            "inner_gradients": self.facts.inner_gradients,
-            "held_back": self.gate.held_back(self.number),
-        }
+        flags = self.gate.flags
+        held_back = flags[1] if flags[0] == self.number else None
+        notes, session = self.notes, self.session
         try:
-            self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
+            if notes.noting:
+                most = session.stop.most_steps or self.events.planned
+                notes.close(self.number, index, self.facts, held_back, most, more)
+                if self.events.epoch is not None:
+                    session.epoch = self.events.epoch
+            if (
+                not notes.noting
+                or EventKind.STEP_END in session.wanted
+                or loads is not None
+                or more.get("metrics") is not None
+            ):
+                inner = self.facts.inner_gradients
+                more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
+                self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
+            else:
+                judge, budget = session.judge, session.budget
+                budget.steps_to_look -= 1
+                due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
+                if due or not budget.steps_to_look:
+                    session.step_noted(self.number)
         finally:
             self.events.batch = None
             self.facts = UpdateFacts()
@@ -607,7 +677,7 @@ class StepMachine:
         if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
             self.check_end()
         if self.session.own_ns >= self.session.budget.binds_at:
-            self.unwatched.decide(announced=self._announced)
+            self.unwatched.due = True
 
     def step_goes_on(self, stepped: Iterable[int]) -> None:
         """In the middle of a step that nobody watched so far: these optimizers have made their update in it."""

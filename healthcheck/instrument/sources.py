@@ -80,6 +80,8 @@ class LoopSource:
         self._reports_loss = loss is not None
         loss = pass_loss if loss is None else loss
         self.machine.step_ends(loss=loss, losses=losses, metrics=metrics, n_tokens=tokens, n_samples=samples)
+        if self.machine.unwatched.due:
+            self.machine.unwatched.decide()
 
 
 class AnnouncedSource:
@@ -141,6 +143,8 @@ class AnnouncedSource:
             n_tokens=tokens,
             n_samples=samples,
         )
+        if self.machine.unwatched.due:
+            self.machine.unwatched.decide()
 
     # -- a framework that wraps the step of its optimizers ----------------------------
 

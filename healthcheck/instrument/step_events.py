@@ -14,6 +14,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.instrument.modelview import FoundModel
+from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.probes.graph import saved
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ class UpdateFacts:
 class StepEvents:
     """Builds the events of steps and hands them to the session."""
 
-    def __init__(self, session: Session, view: FoundModel) -> None:
+    def __init__(self, session: Session, view: FoundModel, notes: StepNotes) -> None:
         self._session = session
-        self._view = view
+        self._notes = notes
+        self.view = view
         self.epoch: float | None = None
         """Epoch, where a framework announces it."""
         self.planned: int | None = None
@@ -125,7 +127,8 @@ class StepEvents:
                     kind,
                     step,
                     epoch=self.epoch,
-                    model=self._view,
+                    row=self._notes.row,
+                    model=self.view,
                     # Gradients are complete before it is known who will use them.
                     optimizer=None if kind is EventKind.BACKWARD_END else optimizer,
                     optimizer_index=index,
@@ -146,12 +149,12 @@ class StepEvents:
         if self.capturing is not None and self.capturing():
             return
         session = self._session
-        session.emit(Event(kind, step, epoch=self.epoch, model=self._view, **facts))
+        session.emit(Event(kind, step, epoch=self.epoch, row=self._notes.row, model=self.view, **facts))
 
     def train_start(self, step: int) -> None:
         """A training begins; a process may make several."""
         if self._session.wants(EventKind.TRAIN_START):
-            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self._view, max_steps=self.planned)
+            event = Event(EventKind.TRAIN_START, step, epoch=self.epoch, model=self.view, max_steps=self.planned)
             self._session.emit(event)
 
     def batch_ready(self, step: int, batch: Any, dataset: Any, **more: Any) -> None:
@@ -166,7 +169,7 @@ class StepEvents:
         if self.saves_announced or place == self._saved or not self._session.wants(EventKind.CHECKPOINT_SAVED):
             return
         self._saved = place
-        self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self._view, path=path))
+        self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 
 
 # -- the loss ---------------------------------------------------------------------------
@@ -174,6 +177,7 @@ class StepEvents:
 _DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
 """Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
 
+_DIVISION = "DivBackward0"
 _DEPTH = 60
 _KEPT = 8
 
@@ -229,7 +233,12 @@ class LossMath:
         listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
         for tensor in listed:
             if hasattr(tensor, "detach") and tensor.numel() == 1:
-                loss, divisor = self._unscaled(tensor) if self._scaled else (tensor.detach(), _divisor_of(tensor))
+                if self._scaled:
+                    loss, divisor = self._unscaled(tensor)
+                else:
+                    loss = tensor.detach()
+                    if type(tensor.grad_fn).__name__ == _DIVISION:
+                        divisor = _divisor_of(tensor)
                 losses.append(loss)
         self._scaled.clear()
         self.weight = self._known[0]
@@ -310,7 +319,7 @@ def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
 def _divisor_of(tensor: Any) -> int | None:
     """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
     node: Any = getattr(tensor, "grad_fn", None)
-    if type(node).__name__ != "DivBackward0":
+    if type(node).__name__ != _DIVISION:
         return None
     try:
         other = saved(node, "other")

@@ -28,6 +28,8 @@ class UnwatchedSteps:
     def __init__(self, machine: StepMachine) -> None:
         self.left = 0
         """Steps that are still to be left out. Hooks look here before anything else."""
+        self.due = False
+        """Whether a watched step is over, so that :meth:`decide` is to be called: as soon as our own time in it is counted."""
         self.by_pass = False
         """Whether a backward pass is a step."""
         self._machine = machine
@@ -42,12 +44,11 @@ class UnwatchedSteps:
         self._looks = False
         """Whether somebody would stop for a loss."""
 
-    def decide(self, *, announced: bool) -> None:
-        """At the end of a watched step, once the allowance is used up: leave out what the budget says.
-
-        :param announced: somebody says when a step is over.
-        """
+    def decide(self) -> None:
+        """After a watched step, once the allowance is used up: leave out what the budget says."""
+        self.due = False
         machine, session = self._machine, self._machine.session
+        announced = machine.announced
         budget, stop = session.budget, machine.stop.state
         budget.whole = not self._possible()
         steps = budget.step_over(machine.number, session.own_ns, session.active())

@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.rows import Update
 from healthcheck.device.tensors import no_grad
+from healthcheck.instrument.gate import has_state
 from healthcheck.instrument.guarding import contain, guarded
 from healthcheck.instrument.modelview import FoundModel, living, parameters_of
 from healthcheck.instrument.step_events import StepEvents, UpdateFacts
+from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.probes.gradient_statistics import HeldGradients, InnerGradients, InnerPass
 
 if TYPE_CHECKING:
     from healthcheck.instrument.controls import TorchControls
     from healthcheck.run.session import Session
 
-_PARAMS = operator.itemgetter("params")
+PARAMS = operator.itemgetter("params")
 
 
 @dataclass(slots=True)
@@ -31,19 +35,22 @@ class UpdatePlan:
     each step (``session.wanted``).
     """
 
+    optimizer: weakref.ref[Any]
     index: int
     """0 for the optimizer seen first."""
     sizes: tuple[int, ...]
     """Parameters in each of its groups: what this was made for."""
-    gated: bool
-    """Whether rules may hold its updates back."""
+    way: str
+    """How rules can hold its updates back (:meth:`UpdateGate.way`)."""
     parameters: frozenset[int]
     """Ids of its parameters."""
+    update: Update
+    """Shown to probes that look at every update, one object for all of them. Holds the optimizer only meanwhile."""
 
 
 def sizes_of(optimizer: Any) -> tuple[int, ...]:
     """Parameters in each group of an optimizer."""
-    return tuple(map(len, map(_PARAMS, optimizer.param_groups)))
+    return tuple(map(len, map(PARAMS, optimizer.param_groups)))
 
 
 _PAST: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -58,7 +65,8 @@ class Optimizers:
 
     :param only: those to look at; None for all.
     :param met: called with an optimizer that steps for the first time.
-    :param gated: whether rules may hold updates back.
+    :param way: how rules can hold back the updates of an optimizer.
+    :param demand: what the rules want.
     """
 
     def __init__(
@@ -67,24 +75,27 @@ class Optimizers:
         only: Iterable[Any] | None,
         *,
         met: Callable[[Any], None],
-        gated: Callable[[], bool],
+        way: Callable[[Any], str],
+        demand: Demand,
     ) -> None:
         self.only: weakref.WeakSet[Any] | None = None if only is None else weakref.WeakSet(only)
         self.stepped: set[int] = set()
         """Indices of those that have stepped in this step."""
         self.living = 1
         """How many there were when training began; those that share parameters count once."""
-        self._expected: set[int] | None = None
-        """Those that stepped in the step before."""
+        self.expected: set[int] | None = None
+        """Those that stepped in the step before; None in the first, which is over when all that live have stepped."""
         self._view = view
         self._met = met
-        self._gated = gated
-        self._plans: weakref.WeakKeyDictionary[Any, UpdatePlan] = weakref.WeakKeyDictionary()
+        self._way = way
+        self._demand = demand
+        self.plans: dict[int, UpdatePlan] = {}
+        """By the id of the optimizer; one that is gone takes its plan with it."""
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """How many have stepped and are still there."""
-        return len(self._plans)
+        return len(self.plans)
 
     def watch_only(self, optimizers: Iterable[Any] | None) -> Iterable[Any] | None:
         """Look at these from now on, None for all; returns those before."""
@@ -105,53 +116,31 @@ class Optimizers:
 
     def forget(self) -> None:
         """Another training begins, with optimizers of its own."""
-        self.stepped, self._expected = set(), None
-        self._plans.clear()
+        self.stepped, self.expected = set(), None
+        self.plans.clear()
         self._view.forget_optimizers()
 
     def retire(self) -> None:
         """The run is over. What is left of its optimizers is none of the next one's, until it steps again."""
         _PAST.update(self._seen)
 
-    # -- steps ------------------------------------------------------------------------
-
-    def next_step(self, *, wait: bool) -> bool:
-        """The next step begins. False if it does not: with ``wait`` optimizers that have not stepped yet may still belong
-        to the last one.
-        """
-        stepped = self.stepped
-        if wait:
-            known = len(self._plans)
-            if known and len(stepped) < max(known, self.living):
-                return False
-        if stepped:
-            self._expected, self.stepped = stepped, set()
-        return True
-
-    @property
-    def all_stepped(self) -> bool:
-        """Whether no optimizer is waited for any more."""
-        return len(self.stepped) >= self.living if self._expected is None else self.stepped >= self._expected
-
     def of_last_step(self) -> list[tuple[Any, int]]:
         """Those that stepped in the step that is under way or was the last, with their indices."""
-        return [(optimizer, plan.index) for optimizer, plan in self._plans.items() if plan.index in self.stepped]
+        known = [(plan.optimizer(), plan.index) for plan in self.plans.values() if plan.index in self.stepped]
+        return [(optimizer, index) for optimizer, index in known if optimizer is not None]
 
     # -- plans ------------------------------------------------------------------------
 
     def plan(self, optimizer: Any) -> UpdatePlan:
         """What is to be done about an update of this optimizer."""
-        plan = self._plans.get(optimizer)
-        if plan is None:
-            plan = self._meet(optimizer)
-        # As in `sizes_of`, which would be one more call at every update.
-        elif plan.sizes != tuple(map(len, map(_PARAMS, optimizer.param_groups))):
-            plan = self._make_plan(optimizer, plan.index)
-        return plan
+        plan = self.plans.get(id(optimizer))
+        if plan is None or plan.optimizer() is not optimizer:
+            return self._meet(optimizer)
+        return plan if plan.sizes == sizes_of(optimizer) else self._make_plan(optimizer, plan.index)
 
     def _meet(self, optimizer: Any) -> UpdatePlan:
         # Those that are gone have left their numbers.
-        taken = {plan.index for plan in self._plans.values()}
+        taken = {plan.index for plan in self.plans.values()}
         index = next(i for i in itertools.count() if i not in taken)
         self._seen.add(optimizer)
         _PAST.discard(optimizer)
@@ -161,7 +150,11 @@ class Optimizers:
 
     def _make_plan(self, optimizer: Any, index: int) -> UpdatePlan:
         ids = frozenset(map(id, parameters_of(optimizer)))
-        plan = self._plans[optimizer] = UpdatePlan(index, sizes_of(optimizer), self._gated(), ids)
+        update = Update(self._view, self._demand, optimizer_index=index)
+        key = id(optimizer)
+        alive = weakref.ref(optimizer, lambda _: self.plans.pop(key, None))
+        plan = UpdatePlan(alive, index, sizes_of(optimizer), self._way(optimizer), ids, update)
+        self.plans[key] = plan
         return plan
 
     def trains(self, parameters: Iterable[Any]) -> bool:
@@ -170,8 +163,13 @@ class Optimizers:
             return True
         ids = set(map(id, parameters))
         for optimizer in self.only:
-            plan = self._plans.get(optimizer)
-            if plan is not None and plan.sizes == sizes_of(optimizer) and not ids.isdisjoint(plan.parameters):
+            plan = self.plans.get(id(optimizer))
+            if (
+                plan is not None
+                and plan.optimizer() is optimizer
+                and plan.sizes == sizes_of(optimizer)
+                and not ids.isdisjoint(plan.parameters)
+            ):
                 return True
         # Not among those of the plans: an optimizer is new, or its parameters have been exchanged.
         return any(not ids.isdisjoint(map(id, parameters_of(optimizer))) for optimizer in self.only)
@@ -231,7 +229,8 @@ class UpdateHold:
     optimizer finds no gradients.
     """
 
-    def __init__(self, session: Session, controls: TorchControls, events: StepEvents) -> None:
+    def __init__(self, session: Session, controls: TorchControls, events: StepEvents, notes: StepNotes) -> None:
+        self._notes = notes
         self._session = session
         self._controls = controls
         self._events = events
@@ -247,23 +246,38 @@ class UpdateHold:
 
         :param seen: False where they cannot be looked at, so that nobody may judge them.
         """
-        session, controls, gate, stop = self._session, self._controls, self._gate, self._stop
-        capturing = self._events.capturing
-        gated = plan.gated and seen and not (capturing is not None and capturing())
-        way = gate.way(optimizer) if gated else "none"
+        import torch
+
+        session, controls, gate, stop, notes = self._session, self._controls, self._gate, self._stop, self._notes
+        capturing, way = self._events.capturing, plan.way
+        if not seen or (capturing is not None and capturing()):
+            seen, way = False, "none"
+        elif way == "device" and not has_state(optimizer):
+            way = "wait"  # a fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised
         # Whoever looks at gradients first keeps their Python objects for the others, and for the optimizer.
         gradients = facts.kept_gradients = HeldGradients()
         controls.update, gate.waits = running, way == "wait"
+        gate.now, gate.kept, gate.idle = [], False, way == "none"
+        grad_enabled = torch.is_grad_enabled()  # as `no_grad` does, at two calls less in every step
+        torch._C._set_grad_enabled(False)
         try:
             if seen:
-                with no_grad():
-                    if self.on_final_gradients is not None:
-                        guarded(session, self.on_final_gradients, plan.index)
-                    kinds = _FINAL if facts.backward_ended else _COMPLETE_AND_FINAL
-                    facts.backward_ended = True
+                if self.on_final_gradients is not None:
+                    guarded(session, self.on_final_gradients, plan.index)
+                kinds = _FINAL if facts.backward_ended else _COMPLETE_AND_FINAL
+                facts.backward_ended = True
+                if not notes.noting:
                     self._events.show(kinds, step, facts, optimizer, plan.index)
+                else:
+                    row = notes.final(step, optimizer, plan.update, facts)
+                    if row.alarming or (way != "none" and not gate.keeps(row, way)):
+                        gate.alarmed = True
+                        session.board.look_closely()
+                    if not session.wanted.isdisjoint(kinds):
+                        self._events.show(kinds, step, facts, optimizer, plan.index)
         finally:
-            controls.update, gate.waits, facts.kept_gradients = None, False, None
+            torch._C._set_grad_enabled(grad_enabled)
+            controls.update, gate.waits, gate.alarmed, facts.kept_gradients = None, False, False, None
         if gradients.small:
             running.gradients = gradients
         if stop.state.request is not None:
@@ -271,13 +285,19 @@ class UpdateHold:
         if way == "device":
             running.armed = True
             guarded(session, gate.arm, optimizer, plan.index)
-        elif way != "none":
+        elif way != "none" and not gate.kept:
             try:
                 running.skip = gate.breached(plan.index) or running.skip
             except Exception as error:  # as `guarded` does, at one call less in every step
                 contain(session, error, "breached")
         if running.skip or (stop.state.request is not None and stop.deferred):
             running.withheld = WithheldGradients.of(optimizer)
+
+    def gradients_complete(self, facts: UpdateFacts, step: int) -> None:
+        """The loop is about to clip gradients that are complete: show them to those who look at every update."""
+        session, notes, capturing = self._session, self._notes, self._events.capturing
+        if capturing is None or not capturing():
+            notes.look(notes.complete(step, facts), Update(self._events.view, session.demand, final=False))
 
     def after(self, optimizer: Any, running: Running) -> None:
         """Its step is over: leave the optimizer and its gradients as they were found."""

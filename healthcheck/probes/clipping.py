@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import minimum, number, where
 from healthcheck.probes.labels import in_groups, optimizer_labels
@@ -18,6 +19,7 @@ class ClippingProbe:
 
     name = "clipping"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    noted = listens_to
     provides: tuple[Metric, ...] = (
         Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
         Metric(
@@ -51,14 +53,34 @@ class ClippingProbe:
             ]
         return self._how_hard(event)
 
-    def _how_hard(self, event: Event) -> Iterable[Sample]:
-        if event.skipped or self._given.get(event.optimizer_index) == event.step:
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        for row in rows:
+            if row.max_norm is None:
+                continue
+            time = row.update_time if row.attempted else row.time
+            if (
+                row.over
+                and row.clipped_scaled is not None
+                and row.loss_scale is not None
+                and row.optimizer() is not None
+            ):
+                labels = optimizer_labels(row.optimizer_index)
+                made.append(Sample("clip.scaled", row.step, float(row.clipped_scaled), labels, time=time))
+            for sample in self._how_hard(row):
+                sample.time = time
+                made.append(sample)
+        return made
+
+    def _how_hard(self, event: Event | StepRow) -> Iterable[Sample]:
+        index = event.optimizer_index
+        if event.skipped or self._given.get(index) == event.step:
             return ()
         norm, limit = number(event.grad_norm), event.max_norm
         if norm is None or limit is None:
             return ()
-        self._given[event.optimizer_index] = event.step
-        step, labels = event.step, optimizer_labels(event.optimizer_index)
+        self._given[index] = event.step
+        step, labels = event.step, optimizer_labels(index)
         return [
             Sample("clip.applied", step, where(norm > limit, 1.0, 0.0), labels),
             Sample("clip.ratio", step, minimum(1.0, limit / (norm + 1e-6)), labels),

@@ -37,7 +37,7 @@ class GradientStats:
     :param words: ends with what was kept of the steps before that nobody read (:data:`~healthcheck.device.between.WORDS`).
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "norm", "numbers", "words")
+    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers", "words")
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class GradientStats:
         self.numbers = numbers
         self.norm: Any = numbers[0]
         """L2 norm of all gradients together: a float or a deferred number."""
+        self.nonfinite: Any = None
+        """Elements that are not finite, where they were counted beside the numbers: a tensor."""
         self._columns = columns
 
     def word(self, name: str) -> Any:
@@ -66,6 +68,12 @@ class GradientStats:
     def has(self, field: str) -> bool:
         """Whether there is such a statistic."""
         return field in self.fields
+
+    def arrived(self) -> None:
+        """Numbers that are on the host by now are floats from now on."""
+        if isinstance(self.numbers, DeviceVector):
+            self.numbers = list(self.numbers.numbers())
+            self.norm = self.numbers[0]
 
     def number(self, field: str, k: int | None = None) -> Any:
         """A statistic of the ``k``-th gradient of ``indices``, or of all together: a float or a deferred number."""

@@ -6,13 +6,15 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
-from healthcheck.core.samples import Cost, Labels, Metric, Sample
-from healthcheck.device.deferred import calculate, number, quotient, value_of, values_of
+from healthcheck.core.rows import StepRow, Update
+from healthcheck.core.samples import NO_LABELS, Cost, Labels, Metric, Sample
+from healthcheck.device.deferred import DeviceVector, calculate, number, quotient, value_of, values_of
 from healthcheck.device.tensors import nonfinite_counts, plain_values
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
 from healthcheck.probes.labels import first_few, optimizer_labels, with_label
@@ -180,6 +182,14 @@ class GradientFacts:
         return [norm == 0 == norms[k] for norm, k in zip(norms, _with_weight(self.names), strict=True)]
 
 
+def _facts_of(stats: GradientStats, names: Sequence[str]) -> dict[str, Any]:
+    return GradientFacts(stats, names)()
+
+
+def _zeros_of(stats: GradientStats, names: Sequence[str]) -> dict[str, Any]:
+    return GradientFacts(stats, names).zero()
+
+
 def _with_weight(names: Sequence[str]) -> list[int]:
     """Which tensor must be without a gradient, too, for each to count: of a bias, the weight of its layer.
 
@@ -224,7 +234,7 @@ class TrainedParameters:
         self._order: list[int] | None = None
         self._age = LOOK_EVERY
 
-    def of(self, event: Event) -> list[Any]:
+    def of(self, event: Event | Update) -> list[Any]:
         """The parameters, alive while the caller holds them."""
         if event.model is None:
             return []
@@ -245,7 +255,7 @@ class TrainedParameters:
                 return flat if self._order is None else [flat[i] for i in self._order]
         return self._look(event, event.model.optimizers())
 
-    def _look(self, event: Event, optimizers: Any) -> list[Any]:
+    def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:
         assert event.model is not None
         named = event.model.named_parameters()
         if len(optimizers) > 1:
@@ -301,6 +311,7 @@ class GradientProbe:
         EventKind.STEP_END,
     )
     answers_once = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    noted = listens_to
     provides: tuple[Metric, ...] = (
         Metric("grad_norm", "Global L2 norm of the gradients before clipping.", cost=Cost.DEVICE),
         Metric("grad_norm", "L2 norm of one parameter's gradient.", cost=Cost.DEVICE, labels=("parameter",)),
@@ -321,6 +332,10 @@ class GradientProbe:
         self._recent = recent or RecentGradients()
         self._given: dict[int, int] = {}
         """Step of the last answer, by optimizer."""
+        self._looked: dict[int, int] = {}
+        """Step of the last look for a row, by optimizer."""
+        self._dims: tuple[list[str], list[int]] = ([], [])
+        """Names of the parameters looked at last, and how many dimensions each has."""
         self._trained = TrainedParameters()
         self._passes: dict[int, GradientPass] = {}
         self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
@@ -344,21 +359,115 @@ class GradientProbe:
         params = self._trained.of(event)
         if not params:
             return ()
-        names, kept = self._trained.names, event.kept_gradients
-        # On a CPU nothing can be prepared from step to step.
-        if params[0].is_cpu:
+        stats = self._measured(params, index, event.kept_gradients, demand)
+        if stats is None:
+            return ()
+        self._given[index] = event.step
+        given = None if event.grad_norm is None else number(event.grad_norm)
+        factor = _to_undo(event.optimizer, given, event.max_norm) if before_update else None
+        facts = GradientFacts(stats, self._trained.names, factor)
+        measured = _Measured(stats, facts, _matrices(params, stats), factor, index)
+        return self._samples(event.step, measured, given, [key for key in self._besides if key in demand.due_now])
+
+    def _measured(self, params: Sequence[Any], index: int, kept: Any, demand: Demand) -> GradientStats | None:
+        if params[0].is_cpu:  # there nothing can be prepared from step to step
             stats = gradient_stats(params, kept)
         else:
             known = self._passes.get(index)
             if known is None:
                 known = self._passes[index] = GradientPass()
-            stats = known.measure(params, names, kept)
+            stats = known.measure(params, self._trained.names, kept)
+        if stats is None or type(stats.norm) is float:
+            return stats
+        if "grad_nonfinite" in demand.due_now and not stats.has("nonfinite"):
+            stats.nonfinite = nonfinite_counts([params[i].grad for i in stats.indices]).sum()
+        return stats
+
+    def look(self, row: StepRow, update: Update) -> None:
+        """The same for a step that is noted in a row: what is measured now, :meth:`sample_rows` makes samples of later."""
+        index, step = update.optimizer_index, row.step
+        if self._looked.get(index) == step or (not update.final and row.loss_scale is not None):
+            return
+        params = self._trained.of(update)
+        if not params:
+            return
+        if params[0].is_cpu:
+            stats = gradient_stats(params, update.kept_gradients)
+        else:
+            stats = self._measured(params, index, update.kept_gradients, update.demand)
         if stats is None:
+            return
+        self._looked[index] = step
+        norm = row.norm = stats.norm
+        factor = None
+        if update.final and (row.max_norm is not None or row.loss_scale is not None):
+            factor = _to_undo(update.optimizer, row.grad_norm, row.max_norm)
+        names = self._trained.names
+        if names is not self._dims[0]:
+            self._dims = names, [p.dim() for p in params]
+        row.found["gradients"] = stats, names, factor, index, self._dims[1]
+        if type(norm) is not float:
+            row.late.append(stats.numbers)
+        elif norm - norm != 0.0:
+            self._recent.remember(step, GradientFacts(stats, names, factor))
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        ordered = [(key, demand.every_of(key)) for key in self._besides]
+        for row in rows:
+            step, found = row.step, row.found.get("gradients")
+            if found is None:
+                made += self._told(row)
+                continue
+            stats, names, factor, index, dims = found
+            if self._given.get(index) == step:
+                continue
+            self._given[index] = step
+            if type(stats.numbers) is DeviceVector and stats.numbers.here:
+                stats.arrived()
+            norm, time, due = stats.norm, row.update_time, list[str]()
+            for key, every in ordered:
+                if not step % every:
+                    due.append(key)
+            if type(norm) is not float or norm - norm != 0.0 or factor is not None or row.grad_norm is not None:
+                made += self._of_row(row, stats, GradientFacts(stats, names, factor), due, dims, factor, index)
+                continue
+            # Nearly always so: finite, on the host, and neither clipped nor scaled.
+            labels = optimizer_labels(index) if index else NO_LABELS
+            detail = partial(_facts_of, stats, names)
+            made.append(Sample("grad_norm", step, norm, labels, "train", time, detail))
+            for key in due:
+                if key == "grad_nonfinite":
+                    made.append(Sample(key, step, 0.0, labels, "train", time, detail))
+                elif key == "grads.zero" and 0.0 not in stats.numbers[len(stats.fields) :][: len(stats.indices)]:
+                    made.append(Sample(key, step, 0.0, labels, "train", time, partial(_zeros_of, stats, names)))
+                else:
+                    made += self._of_row(row, stats, GradientFacts(stats, names), [key], dims, None, index)[1:]
+        return made
+
+    def _of_row(
+        self,
+        row: StepRow,
+        stats: GradientStats,
+        facts: GradientFacts,
+        due: Sequence[str],
+        dims: Sequence[int],
+        factor: Any,
+        index: int,
+    ) -> list[Sample]:
+        matrices = [k for k, i in enumerate(stats.indices) if dims[i] > 1]
+        samples = self._samples(row.step, _Measured(stats, facts, matrices, factor, index), row.grad_norm, due)
+        for sample in samples:
+            sample.time = row.update_time
+        return samples
+
+    def _told(self, row: StepRow) -> Iterable[Sample]:
+        """As :meth:`_afterwards`."""
+        index = row.optimizer_index
+        if not row.over or row.skipped or row.grad_norm is None or self._given.get(index) == row.step:
             return ()
-        self._given[index] = event.step
-        given = None if event.grad_norm is None else number(event.grad_norm)
-        factor = _to_undo(event, given) if before_update else None
-        return self._samples(event, demand, params, names, stats, given, factor)
+        self._given[index] = row.step
+        return (Sample("grad_norm", row.step, row.grad_norm, optimizer_labels(index), time=row.time),)
 
     def _afterwards(self, event: Event, demand: Demand) -> Iterable[Sample]:
         """After the update gradients may be gone or belong to a skipped step; only these are sure: statistics of those
@@ -366,30 +475,24 @@ class GradientProbe:
         inner: InnerPass | None = event.inner_gradients
         if inner is not None and inner.step == event.step:
             self._given[event.optimizer_index] = event.step
-            return self._samples(event, demand, inner.parameters, inner.names, inner.statistics, None, None)
+            stats = inner.statistics
+            facts = GradientFacts(stats, inner.names)
+            measured = _Measured(stats, facts, _matrices(inner.parameters, stats), None, event.optimizer_index)
+            return self._samples(event.step, measured, None, [key for key in self._besides if key in demand.due_now])
         norm = number(event.grad_norm) if not event.skipped else None
         if norm is None:
             return ()
         self._given[event.optimizer_index] = event.step
         return (Sample("grad_norm", event.step, norm, optimizer_labels(event.optimizer_index)),)
 
-    def _samples(
-        self,
-        event: Event,
-        demand: Demand,
-        params: Sequence[Any],
-        names: list[str],
-        stats: GradientStats,
-        given: Any,
-        factor: Any,
-    ) -> list[Sample]:
+    def _samples(self, step: int, measured: _Measured, given: Any, besides: Sequence[str]) -> list[Sample]:
         """Of the statistics of one optimizer's gradients.
 
         :param given: the norm that the loop computed itself, or None.
-        :param factor: takes clipping or a loss scale out of a norm; None where there is nothing to take out.
+        :param besides: what else is due.
         """
-        step, labels = event.step, optimizer_labels(event.optimizer_index)
-        facts = GradientFacts(stats, names, factor)
+        stats, facts, matrices, factor, index = measured
+        labels = optimizer_labels(index)
         norm = stats.norm if factor is None else stats.norm * factor
         known = type(norm) is float
         if not known or not math.isfinite(norm):
@@ -397,9 +500,7 @@ class GradientProbe:
             self._recent.remember(step, facts)
         value = norm if given is None else _better_norm(given, norm)
         samples = [Sample("grad_norm", step, value, labels, detail=facts)]
-        for key in self._besides:
-            if key not in demand.due_now:
-                continue
+        for key in besides:
             if key == "grads.zero":
                 zero = calculate(facts.zero_count, stats.numbers, on_device=facts.zero_count_on_device)
                 samples.append(Sample(key, step, zero, labels, detail=facts.zero))
@@ -408,15 +509,16 @@ class GradientProbe:
                     count = stats.number("nonfinite")
                 elif known:
                     count = 0.0  # a finite norm proves it
+                elif stats.nonfinite is not None:
+                    count = stats.nonfinite
                 else:
-                    count = nonfinite_counts([params[i].grad for i in stats.indices]).sum()
+                    continue
                 samples.append(Sample(key, step, count, labels, detail=facts))
             elif key == "grad_norm[]":
                 for label, own in zip(self._family_labels(labels, facts.names), stats.row("norm"), strict=True):
                     value = own if factor is None else own * factor
                     samples.append(Sample("grad_norm", step, value, label, detail=facts))
             else:
-                matrices = [k for k, i in enumerate(stats.indices) if params[i].dim() > 1]
                 if len(matrices) > 1:
                     ends = stats.number("norm", matrices[0]), stats.number("norm", matrices[-1])
                     ratio = calculate(_layer_ratio, *ends)
@@ -432,18 +534,35 @@ class GradientProbe:
         return known[1]
 
 
-def _to_undo(event: Event, given: Any) -> Any:
+class _Measured(NamedTuple):
+    """What was measured of the gradients of one optimizer."""
+
+    stats: GradientStats
+    facts: GradientFacts
+    matrices: Sequence[int]
+    """Which of the gradients are of weight matrices."""
+    factor: Any
+    """Takes clipping or a loss scale out of a norm; None where there is nothing to take out."""
+    optimizer: int
+    """Its index."""
+
+
+def _matrices(params: Sequence[Any], stats: GradientStats) -> list[int]:
+    return [k for k, i in enumerate(stats.indices) if params[i].dim() > 1]
+
+
+def _to_undo(optimizer: Any, given: Any, max_norm: float | None) -> Any:
     """What gradients just before an update have to be multiplied with, or None.
 
     They are divided by the loss scale that a fused optimizer will take out itself, or else multiplied with what
     clipping took away; ``given`` is the loop's norm before clipping.
     """
-    scale = getattr(event.optimizer, "grad_scale", None)
+    scale = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         return quotient(1.0, number(scale))
-    if given is None or event.max_norm is None:
+    if given is None or max_norm is None:
         return None
-    return calculate(_clipped_by, given, event.max_norm, on_device=_clipped_by_on_device)
+    return calculate(_clipped_by, given, max_norm, on_device=_clipped_by_on_device)
 
 
 def _clipped_by(norm: float, limit: float) -> float:

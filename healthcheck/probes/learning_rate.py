@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
-from healthcheck.core.samples import Metric, Sample
+from healthcheck.core.rows import StepRow
+from healthcheck.core.samples import NO_LABELS, Metric, Sample
 from healthcheck.device.deferred import largest, number, where
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import evenly
@@ -62,6 +63,7 @@ class LearningRateProbe:
         EventKind.STEP_END,
     )
     answers_once = (EventKind.AFTER_UPDATE, EventKind.STEP_END)
+    noted = (EventKind.AFTER_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("lr", "Learning rate; the largest of all parameter groups."),
         Metric("lr", "Learning rate of one parameter group.", labels=("group",)),
@@ -82,6 +84,8 @@ class LearningRateProbe:
         self._by_group = self._follows = self._counts_warmups = True
         self._courses = _Courses()
         self._warmups = _Warmups()
+        self.events_from = 0
+        """Step from which on an optimizer is to be seen, where steps are noted in rows."""
 
     def plan(self, demand: Demand) -> None:
         self._by_group = demand.wants("lr[]")
@@ -108,11 +112,59 @@ class LearningRateProbe:
             ]
         if type(own) is float and event.kind is EventKind.BEFORE_UPDATE:
             if self._follows:
-                samples += self._courses.follow(event, demand, own)
+                samples += self._courses.follow(optimizer, index, step, demand, own)
             warmups = self._warmups
             if self._counts_warmups and index == 0 and (own != warmups.rate or warmups.optimizer() is not optimizer):
                 samples += warmups.changed(optimizer, own, step)
+        if event.row is not None:
+            looks = step - step % LOOK_EVERY + LOOK_EVERY
+            self.events_from = min(looks, demand.next_due(("lr.fraction",), step)) if self._follows else sys.maxsize
         return samples
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        for row in rows:
+            index, step = row.optimizer_index, row.step
+            if self._given.get(index) == step:
+                continue
+            rates = row.rates
+            rate: Any = (rates[0] if len(rates) == 1 else _largest_of(rates)) if rates else None
+            own = rate
+            if rate is None:
+                rate = number(row.lr)
+            if rate is None:
+                continue
+            self._given[index] = step
+            labels, time = (
+                optimizer_labels(index) if index else NO_LABELS,
+                row.update_time if row.attempted else row.time,
+            )
+            made.append(Sample("lr", step, rate, labels, time=time))
+            samples: list[Sample] = []
+            optimizer = row.optimizer() if self._by_group or type(own) is float else None
+            if optimizer is None:
+                continue
+            if not self._by_group and self._courses.goes_on(optimizer, rate, step):
+                continue
+            if self._by_group:
+                samples += [
+                    Sample("lr", step, of_group, with_label(labels, "group", name))
+                    for name, of_group in named_rates(optimizer, rates).items()
+                ]
+            if type(own) is float:
+                if self._follows:
+                    samples += self._courses.follow(optimizer, index, step, demand, own, late=True)
+                warmups = self._warmups
+                if (
+                    self._counts_warmups
+                    and index == 0
+                    and (own != warmups.rate or warmups.optimizer() is not optimizer)
+                ):
+                    samples += warmups.changed(optimizer, own, step)
+            for sample in samples:
+                sample.time = time
+                made.append(sample)
+        return made
 
     def state_dict(self) -> dict[str, Any]:
         rate = self._courses.rate
@@ -175,57 +227,78 @@ class _Courses:
     def forget(self) -> None:
         self._known.clear()
 
-    def follow(self, event: Event, demand: Demand, rate: float) -> list[Sample]:
-        """One update of the event's optimizer, with this rate."""
-        optimizer, step = event.optimizer, event.step
+    def goes_on(self, optimizer: Any, rate: float, step: int) -> bool:
+        """Note one update more, if it is one of the optimizer that was followed last, at an unchanged rate."""
+        course = self._last
+        if (
+            course is None
+            or course.optimizer() is not optimizer
+            or rate != course.rate
+            or course.updates % STRETCH == 0
+        ):
+            return False
+        # As in `_Course.add`.
+        course.before, course.updates, course.last_step = rate, course.updates + 1, step
+        if rate > course.recent[0]:
+            course.recent = (rate, course.recent[1])
+        return True
+
+    def follow(
+        self, optimizer: Any, index: int, step: int, demand: Demand, rate: float, *, late: bool = False
+    ) -> list[Sample]:
+        """One update of an optimizer, with this rate.
+
+        :param late: weights are not those of the update any more, and are not looked at.
+        """
         course = self._last
         if course is None or course.optimizer() is not optimizer:
             course = self._last = next((c for c in self._known if c.optimizer() is optimizer), None)
         if course is not None:
-            looks = step % LOOK_EVERY == 0 or "lr.fraction" in demand.due_now
+            looks = not late and (step % LOOK_EVERY == 0 or "lr.fraction" in demand.due_now)
             if not looks and (course.scheduled or rate == course.rate):  # nearly always
                 course.add(rate, step)
                 return []
             course.had_state = course.had_state or len(optimizer.state) > 0
-            if step % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
+            if not late and step % (LOOK_EVERY if course.updates < LOOK_CLOSELY else 10 * LOOK_EVERY) == 0:
                 course.last_weights = _look(optimizer)
-        return self._samples(event, demand, course, rate)
+        return self._samples(optimizer, index, step, demand, course, rate)
 
-    def _samples(self, event: Event, demand: Demand, course: _Course | None, rate: float) -> list[Sample]:
+    def _samples(
+        self, optimizer: Any, index: int, step: int, demand: Demand, course: _Course | None, rate: float
+    ) -> list[Sample]:
         jump: Any = None
         replaced: Any = 0.0
         detail = None
-        scheduled = _has_scheduler(event.optimizer)
+        scheduled = _has_scheduler(optimizer)
         if course is None:
-            course, jump, replaced, detail = self._begin(event, rate)
+            course, jump, replaced, detail = self._begin(optimizer, index, step, rate)
         elif course.updates >= SETTLED:
             jump = 1.0
             # A steady warm-up by hand goes on as it went from the update before to the last one.
             ceiling = max(course.peak, course.rate, 2 * course.rate - course.before)
             if rate > ceiling > 0 and not scheduled:
                 jump = rate / ceiling
-        labels = optimizer_labels(event.optimizer_index)
-        samples = [Sample("optimizer.replaced", event.step, replaced, labels, detail=detail)]
+        labels = optimizer_labels(index)
+        samples = [Sample("optimizer.replaced", step, replaced, labels, detail=detail)]
         if jump is not None:
-            samples.append(Sample("lr.jump", event.step, jump, labels, detail=detail))
+            samples.append(Sample("lr.jump", step, jump, labels, detail=detail))
         course.scheduled = scheduled
-        course.add(rate, event.step)
+        course.add(rate, step)
         # Only what a scheduler of torch did: a rate that is cut when the loss stands still (ReduceLROnPlateau) ends low.
-        if "lr.fraction" in demand.due_now and max(course.recent) > 0 and scheduled:
-            samples.append(Sample("lr.fraction", event.step, rate / max(course.recent), labels))
+        if demand.due("lr.fraction", step) and max(course.recent) > 0 and scheduled:
+            samples.append(Sample("lr.fraction", step, rate / max(course.recent), labels))
         return samples
 
-    def _begin(self, event: Event, rate: float) -> tuple[_Course, Any, Any, Any]:
+    def _begin(self, optimizer: Any, index: int, step: int, rate: float) -> tuple[_Course, Any, Any, Any]:
         """The first update of an optimizer object: does it continue what another one began?"""
-        optimizer = event.optimizer
         weights = _look(optimizer)
         new = _Course(weak(optimizer), _shapes(optimizer), type(optimizer), weights, weights, first=rate)
-        old = self._predecessor(new, event.step)
+        old = self._predecessor(new, step)
         self._known = [*self._known[1 - COURSES :], new]
         self._last = new
         if old is None:
             jump = None
-            if self.resumed is not None and event.optimizer_index == 0:
+            if self.resumed is not None and index == 0:
                 jump = rate / self.resumed if self.resumed > 0 else None
                 self.resumed = None
             return new, jump, 0.0, None
@@ -402,13 +475,23 @@ def scheduled_goal(optimizer: Any) -> float:
 
 def group_rates(optimizer: Any) -> dict[str, Any]:
     """Learning rate by group: its name where it has one, else its number. Rates on a device are deferred numbers."""
-    rates: dict[str, Any] = {}
-    for place, group in enumerate(getattr(optimizer, "param_groups", ())):
-        rate = number(group.get("lr"))
+    groups = getattr(optimizer, "param_groups", ())
+    return named_rates(optimizer, [number(group.get("lr")) for group in groups]) if groups else {}
+
+
+def _largest_of(rates: Sequence[Any]) -> Any:
+    known = [rate for rate in rates if rate is not None]
+    return largest(known) if known else None
+
+
+def named_rates(optimizer: Any, rates: Sequence[Any]) -> dict[str, Any]:
+    """As :func:`group_rates`, of rates that were read before."""
+    named: dict[str, Any] = {}
+    for place, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=False)):
         if rate is not None:
             name = group.get("name")
-            rates[name if isinstance(name, str) and name not in rates else str(place)] = rate
-    return rates
+            named[name if isinstance(name, str) and name not in named else str(place)] = rate
+    return named
 
 
 def largest_rate(optimizer: Any) -> Any:
@@ -417,8 +500,7 @@ def largest_rate(optimizer: Any) -> Any:
     if len(groups) == 1:
         rate = groups[0].get("lr")
         return rate if type(rate) is float else number(rate)
-    rates = list(group_rates(optimizer).values())
-    return largest(rates) if rates else None
+    return _largest_of([number(group.get("lr")) for group in groups])
 
 
 def rates_of(optimizer: Any, params: list[Any]) -> list[float]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.deferred import calculate, number
+from healthcheck.core.rows import StepRow
+from healthcheck.core.samples import NO_LABELS, Cost, Metric, Sample
+from healthcheck.device.deferred import DeviceScalar, calculate, number
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.gradients import RecentGradients, loss_facts
 from healthcheck.probes.graph import classes_of, why_not_finite
@@ -38,6 +39,7 @@ class LossProbe:
     name = "loss"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
     answers_once = (EventKind.STEP_END,)
+    noted = (EventKind.BEFORE_UPDATE, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("loss", "Training loss of the step, over its micro-batches.", cost=Cost.DEVICE),
         Metric("loss.best", "Lowest finite loss so far.", cost=Cost.DEVICE),
@@ -78,12 +80,22 @@ class LossProbe:
         self._follows_best = self._follows_start = True
         self._cause = (0, "")
         """What the graph of a non-finite loss showed, and of which step."""
+        self._bad_batch: tuple[int, list[tuple[str, Any]]] = (0, [])
+        """Step and tensors of the batch of a non-finite loss."""
+        self._model: Any = None
+        """The view of the model that was trained last."""
+        self.events_from = 0
+        """Step from which on the graph of the loss is to be seen, where steps are noted in rows."""
 
     def plan(self, demand: Demand) -> None:
         self._follows_best = demand.wants("loss.best") or demand.wants("loss.resumed")
         self._follows_start = demand.wants("loss.start")
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        self._model = event.model
+        if event.row is not None:
+            self._look(event, event.row, demand)
+            return ()
         if event.kind is EventKind.LOSS:
             return self._take(event, demand)
         index = event.optimizer_index
@@ -106,7 +118,52 @@ class LossProbe:
         else:
             return ()
         self._given[index] = event.step
-        return self._samples(value, event, demand, classes)
+        if type(value) is float and not math.isfinite(value):
+            self._bad_batch = event.step, list(named_tensors(event.batch, "batch"))
+        width = self._last_width(event) if "loss.chance" in demand.due_now else None
+        return self._samples(value, event.step, index, classes, width)
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        settled = self._saved is None and not (self._follows_start and len(self._first) < FIRST)
+        for row in rows:
+            index, step = row.optimizer_index, row.step
+            if row.loss is None or self._given.get(index) == step:
+                continue
+            self._given[index] = step
+            classes, width = row.found.get("loss") or (None, None)
+            time, value = row.update_time if row.attempted else row.time, row.loss
+            if type(value) is DeviceScalar and value.here:
+                value = value.value()
+            if type(value) is float and width is None and settled and value - value == 0.0:  # nearly always so
+                labels = optimizer_labels(index) if index else NO_LABELS
+                made.append(Sample("loss", step, value, labels, "train", time, partial(self._facts, step, False, [])))
+                if self._follows_best:
+                    if index == 0:
+                        self._recent.append(value)
+                    best = self._best[index] = min(value, self._best.get(index, math.inf))
+                    made.append(Sample("loss.best", step, best, labels, time=time))
+                continue
+            for sample in self._samples(value, step, index, classes, width):
+                sample.time = time
+                made.append(sample)
+        return made
+
+    def _look(self, event: Event, row: StepRow, demand: Demand) -> None:
+        """The graph of a loss that is noted in a row."""
+        graph, step = event.loss_graph, event.step
+        value = row.loss
+        if type(value) is float and not math.isfinite(value):
+            self._bad_batch = step, list(named_tensors(event.batch, "batch"))
+            if graph is not None:
+                self._cause = (step, why_not_finite(graph))
+        begins = self._follows_start and len(self._first) < FIRST
+        chance = "loss.chance" in demand.due_now
+        if "loss" not in row.found:  # of the first micro-batch
+            looked = graph is not None and (begins or chance)
+            row.found["loss"] = classes_of(graph) if looked else None, self._last_width(event) if chance else None
+        if not begins:
+            self.events_from = demand.next_due(("loss.chance",), step)
 
     def _take(self, event: Event, demand: Demand) -> tuple[()]:
         """The loss of one micro-batch: nothing to say yet."""
@@ -129,28 +186,20 @@ class LossProbe:
         self._open[event.optimizer_index] = (value, 1, averaged, classes_of(graph) if looked else None)
         return ()
 
-    def _samples(self, value: Any, event: Event, demand: Demand, classes: int | None) -> list[Sample]:
-        model, gradients, step, index = event.model, self._gradients, event.step, event.optimizer_index
+    def _samples(self, value: Any, step: int, index: int, classes: int | None, width: int | None) -> list[Sample]:
+        """:param width: outputs of the last linear layer, where the loss is to be compared with guessing."""
         labels, here = optimizer_labels(index), type(value) is float
-        detail: Callable[[], dict[str, Any]] | None = None
-        if model is not None:
-            # The batch only where the answer is given at once: waiting, it would be kept in memory.
-            batch = list(named_tensors(event.batch, "batch")) if here and not math.isfinite(value) else []
-            cause = self._cause[1] if self._cause[0] == step else ""
-
-            def detail() -> dict[str, Any]:
-                return loss_facts(model.named_parameters(), gradients.of(step), late=not here, batch=batch, cause=cause)
-
+        # The batch only where the answer is given at once: waiting, it would be kept in memory.
+        batch = self._bad_batch[1] if here and self._bad_batch[0] == step else []
+        detail = None if self._model is None else partial(self._facts, step, not here, batch)
         # What follows is calculated in the order of the steps, wherever the losses come from.
         found: list[tuple[str, Any]] = []
         if self._follows_best:
             found.append(("loss.best", calculate(partial(self._lowest, index), value)))
         if self._saved is not None and index == 0:
             found.append(("loss.resumed", calculate(self._against_before, value)))
-        if "loss.chance" in demand.due_now:
-            width = self._last_width(event)
-            if width is not None and classes in (None, width):
-                found.append(("loss.chance", calculate(partial(_per_guess, width), value)))
+        if width is not None and classes in (None, width):
+            found.append(("loss.chance", calculate(partial(_per_guess, width), value)))
         if self._follows_start and len(self._first) < FIRST and index == 0:
             found.append(("loss.start", calculate(partial(self._mean_of_first, classes), value)))
         samples = [Sample("loss", step, value, labels, detail=detail)]
@@ -158,6 +207,12 @@ class LossProbe:
             if given is not None:
                 samples.append(Sample(name, step, given, labels))
         return samples
+
+    def _facts(self, step: int, late: bool, batch: list[tuple[str, Any]]) -> dict[str, Any]:
+        """What a message about the loss of a step may say."""
+        cause = self._cause[1] if self._cause[0] == step else ""
+        named = self._model.named_parameters()
+        return loss_facts(named, self._gradients.of(step), late=late, batch=batch, cause=cause)
 
     def _lowest(self, index: int, loss: float) -> float | None:
         """The best loss of an optimizer so far, this one included; None before the first that is finite."""

@@ -14,7 +14,8 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
-from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.core.rows import StepRow, Update
+from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import kind_of, saved, source_of
 from healthcheck.probes.labels import optimizer_labels
@@ -23,9 +24,6 @@ TENSORS = 4
 """Tensors looked at, the smallest of the optimizer's: zero_grad clears all or none."""
 UPDATES = 20
 """Updates over which reused gradients are counted."""
-SETTLED = 40
-"""Updates after which two or three in a row, the last of them one for which a rule is due, are looked at and not all."""
-_KEYS = ("grads.cleared", "updates.reused")
 _SIZE = operator.methodcaller("numel")
 
 
@@ -37,10 +35,6 @@ class _Order:
     """Backward passes of the run when it last made an update."""
     gradient: Callable[[], Any] = lambda: None
     version: int = -1
-    step: int = 0
-    """Of the last update looked at."""
-    updates: int = 0
-    turn: bool = False
     reused: deque[bool] = field(default_factory=lambda: deque(maxlen=UPDATES))
     armed: list[Any] = field(default_factory=list)
     """Handles of the hooks that wait for the next backward pass."""
@@ -61,6 +55,7 @@ class StepOrderProbe:
 
     name = "step-order"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    noted = (EventKind.LOSS,)
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.cleared",
@@ -77,7 +72,8 @@ class StepOrderProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
+        self.events_from = 0
+        """Step from which on an optimizer is to be seen, where steps are noted in rows."""
         self._losses = 0
         self._orders: dict[int, _Order] = {}
 
@@ -91,40 +87,52 @@ class StepOrderProbe:
         if order is None:
             order = self._orders[event.optimizer_index] = _Order()
         labels, step = optimizer_labels(event.optimizer_index), event.step
-        samples = []
-        follows, order.step = order.step >= step - 1, step
-        order.updates += 1
-        if self._losses:
-            reused = self._is_reused(order, event.optimizer)
-            if follows:  # after a rest there is nothing to compare with
-                order.reused.append(reused)
+        samples: list[Sample] = []
+        if event.row is None:
+            if self._losses:
+                self._note(order, event.optimizer)
             if len(order.reused) == UPDATES and "updates.reused" in demand.due_now:
-                count = sum(order.reused)
-                facts = {"updates": f"{count} of the last {UPDATES} updates had no backward pass of their own"}
-                samples.append(Sample("updates.reused", step, count / UPDATES, labels, detail=lambda: facts))
+                samples.append(_reused(sum(order.reused), step, labels))
+        else:
+            self.events_from = demand.next_due(("grads.cleared",), step)
         if order.armed:
             samples += self._judge(order, event)
         elif "grads.cleared" in demand.due_now:
             # On a device the common case must be found without a look at values.
             if _is_there(event.optimizer):
-                self._rest(order, demand)
                 return [*samples, Sample("grads.cleared", step, 0.0, labels)]
             params = _trainable(event.optimizer)
             if params and _all_gone(params):
                 self._arm(order, params)
+                self.events_from = step + 1
             else:
                 samples.append(Sample("grads.cleared", step, 0.0, labels))
-        if not order.armed:
-            self._rest(order, demand)
         return samples
 
-    def _rest(self, order: _Order, demand: Demand) -> None:
-        if order.updates > SETTLED and order.step == demand.next_due(_KEYS, order.step - 1):
-            due = demand.next_due(_KEYS, order.step)
-            order.turn = not order.turn
-            self.rests_until = due - 1 - order.turn  # every second update may be the one that is made twice
+    def look(self, row: StepRow, update: Update) -> None:
+        """The gradients of an update that is noted in a row."""
+        if not update.final:
+            return
+        order = self._orders.get(row.optimizer_index)
+        if order is None:
+            order = self._orders[row.optimizer_index] = _Order()
+        self._losses += len(row.passes)
+        if self._losses:
+            self._note(order, update.optimizer)
+            if len(order.reused) == UPDATES and "updates.reused" in update.demand.due_now:
+                row.found[self.name] = sum(order.reused)
 
-    def _is_reused(self, order: _Order, optimizer: Any) -> bool:
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made = []
+        for row in rows:
+            if self.name in row.found:
+                sample = _reused(row.found[self.name], row.step, optimizer_labels(row.optimizer_index))
+                sample.time = row.update_time
+                made.append(sample)
+        return made
+
+    def _note(self, order: _Order, optimizer: Any) -> None:
+        """Whether an update applies the gradients of the one before once more."""
         gradient: Any = None
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -135,13 +143,13 @@ class StepOrderProbe:
                 break
         if gradient is None:
             order.losses, order.version = self._losses, -1
-            return False
-        version = gradient._version
-        reused = order.losses == self._losses and order.version == version and order.gradient() is gradient
+            order.reused.append(False)
+            return
+        version, known = gradient._version, order.gradient() is gradient
+        order.reused.append(known and order.losses == self._losses and order.version == version)
         order.losses, order.version = self._losses, version
-        if order.gradient() is not gradient:
+        if not known:
             order.gradient = weakref.ref(gradient)
-        return reused
 
     def _arm(self, order: _Order, params: Sequence[Any]) -> None:
         few = sorted(params, key=_SIZE)[:TENSORS]
@@ -178,6 +186,11 @@ class StepOrderProbe:
         """Remove hooks that still wait."""
         for order in self._orders.values():
             self._disarm(order)
+
+
+def _reused(count: int, step: int, labels: Labels) -> Sample:
+    facts = {"updates": f"{count} of the last {UPDATES} updates had no backward pass of their own"}
+    return Sample("updates.reused", step, count / UPDATES, labels, detail=lambda: facts)
 
 
 def _trainable(optimizer: Any) -> list[Any]:

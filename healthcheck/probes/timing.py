@@ -8,13 +8,14 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.graph import near
 from healthcheck.probes.memory_readings import waited_for_cpu
@@ -51,6 +52,7 @@ class StepTimeProbe:
 
     name = "step-time"
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BATCH_READY, EventKind.STEP_END, *PAUSES)
+    noted = (EventKind.BATCH_READY, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("time.step", "Seconds from step end to step end.", "s"),
         Metric("time.data", "Seconds that the step waited for its batches.", "s"),
@@ -60,7 +62,7 @@ class StepTimeProbe:
         Metric("eta", f"Seconds to the end, from the median of {ETA_WINDOW} steps.", "s"),
     )
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
         self._paused = False
@@ -91,16 +93,26 @@ class StepTimeProbe:
             return ()
         if event.step == self._step:  # a second optimizer's end of the same step
             return ()
+        return self._samples_of(event, self._clock())
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made = []
+        for row in rows:
+            if row.ends and row.step != self._step:
+                samples = self._samples_of(row, row.time + row.origin)
+                for sample in samples:
+                    sample.time = row.time
+                made += samples
+        return made
+
+    def _samples_of(self, event: Event | StepRow, now: float) -> list[Sample]:
+        """A step is over at this reading of the clock."""
         self._step = event.step
-        now = self._clock()
         self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
         # A run with a pause before every step would have no times at all.
         clean = not self._paused or self._paused_in_a_row > ALWAYS
         taken = now - self._last if clean and self._last is not None else None
         self._last, self._paused = now, False
-        return self._samples_of(event, taken)
-
-    def _samples_of(self, event: Event, taken: float | None) -> list[Sample]:
         step, wanted = event.step, self._wanted
         wait = event.data_wait if event.data_wait is not None else self._wait
         count = event.n_samples if event.n_samples is not None else self._samples

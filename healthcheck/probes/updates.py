@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, where
 from healthcheck.device.sampling import strided_view
@@ -90,6 +91,7 @@ class HeartbeatProbe:
         EventKind.CHECKPOINT_SAVED,
         EventKind.EPOCH_END,
     )
+    noted = (EventKind.LOSS, EventKind.STEP_END)
     provides: tuple[Metric, ...] = (
         Metric("heartbeat", "1 at every sign of life: a step, an evaluation batch, a checkpoint."),
     )
@@ -105,6 +107,17 @@ class HeartbeatProbe:
         self._last = now
         return (Sample("heartbeat", event.step, 1.0, phase=event.phase),)
 
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made = []
+        for row in rows:
+            # The clock of events reads `time.monotonic`, too.
+            last, step = self._last - row.origin, row.step
+            for at in (*row.passes, row.time) if row.ends else row.passes:
+                if at - last >= OFTEN:
+                    last, self._last = at, at + row.origin
+                    made.append(Sample("heartbeat", step, 1.0, time=at))
+        return made
+
 
 class StepCountProbe:
     """Counts backward passes against attempted updates.
@@ -116,6 +129,7 @@ class StepCountProbe:
 
     name = "step-count"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.STEP_END)
+    noted = listens_to
     provides: tuple[Metric, ...] = (
         Metric("micro_batches", "Losses of the step: one for each backward pass, or the one that the loop tells."),
         Metric("updates.missing", "Backward passes since the last attempted update, or change of the weights."),
@@ -150,6 +164,20 @@ class StepCountProbe:
         if passes and self._counts_passes:
             samples.append(Sample("micro_batches", event.step, float(passes)))
         return samples
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made = []
+        for row in rows:
+            self._passes += len(row.passes)
+            if not row.ends:
+                continue
+            passes, self._passes = self._passes, 0
+            if row.attempted or row.skipped is not None:  # else only the weights could say
+                self._missing, self._by_hand = 0.0, None
+                made.append(Sample("updates.missing", row.step, 0.0, time=row.time))
+            if passes and self._counts_passes:
+                made.append(Sample("micro_batches", row.step, float(passes), time=row.time))
+        return made
 
     def _count(self, passes: int, changed: float) -> float:
         """One step more without an optimizer: where the weights changed since the step before, what was missing has
@@ -234,11 +262,16 @@ class LossScaleProbe:
         return self._streak[index]
 
 
+_MADE = {0: 0.0}
+"""Of the only optimizer of a step, whose update was not held back."""
+
+
 class SkippedUpdateProbe:
     """Counts updates that were kept from the weights. Gives nothing where no rule may do that."""
 
     name = "skipped-updates"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
+    noted = listens_to
     provides: tuple[Metric, ...] = (
         Metric(
             "updates.skipped",
@@ -258,15 +291,28 @@ class SkippedUpdateProbe:
         self._streak: dict[int, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not event.held_back:
-            return ()
-        step = event.step
+        return self._samples(event.step, event.held_back, 0.0) if event.held_back else ()
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        for row in rows:
+            held_back = row.held_back
+            if not held_back:
+                continue
+            if held_back == _MADE and not self._streak.get(0):  # nearly always so
+                made.append(Sample("updates.skipped", row.step, 0.0, time=row.time))
+                made.append(Sample("updates.skipped_streak", row.step, 0.0, time=row.time))
+            else:
+                made += self._samples(row.step, held_back, row.time)
+        return made
+
+    def _samples(self, step: int, held_back: Mapping[int, Any], time: float) -> list[Sample]:
         samples: list[Sample] = []
-        for index, given in event.held_back.items():
+        for index, given in held_back.items():
             flag, labels = given if type(given) is float else number(given), optimizer_labels(index)
             streak = calculate(partial(self._count, index), flag)
-            samples.append(Sample("updates.skipped", step, flag, labels))
-            samples.append(Sample("updates.skipped_streak", step, streak, labels))
+            samples.append(Sample("updates.skipped", step, flag, labels, time=time))
+            samples.append(Sample("updates.skipped_streak", step, streak, labels, time=time))
         return samples
 
     def _count(self, index: int, flag: float) -> float:

@@ -2,10 +2,16 @@
 
 Only probes that some rule wants are on it. Of those, a step calls the ones that have something to do: a metric
 that is due, and no pause. Most steps are like one before, so what was worked out for one is used again for all like it.
+
+Probes hear of a step in one of two ways. By *events*, each at its moment: that is what :meth:`ProbeBoard.sample` does, and
+what every probe can take. Or by a *row*, in which whoever trains has noted what the step came to: probes with
+``sample_rows`` are asked about all rows that wait, at once, when somebody needs their samples
+(:meth:`ProbeBoard.take_rows`). A step in which no other probe has anything to do makes no event at all.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +21,7 @@ from typing import Any, Protocol
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
 from healthcheck.core.references import weak
+from healthcheck.core.rows import StepRow, Update
 from healthcheck.core.samples import Sample, series_name
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
@@ -24,6 +31,9 @@ TIMED_EVERY = 7
 TIMED_FIRST = 20
 """Steps at the start that are timed one by one: they are not like those that follow."""
 
+_STEP = operator.attrgetter("step")
+SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics")}
+"""Facts for which alone an event is built: most steps have none of them."""
 _PLANS = 256
 """Plans kept at most; rules with few ``every`` need a dozen."""
 
@@ -67,10 +77,22 @@ class Call:
     """A fact of the event without which it is not called; empty: none."""
     once: bool | None
     """Whether it is not called again once it has answered. None: its answers are not noted."""
-    pauses: bool
-    """Whether it says at times that it has nothing to do for a while (``rests_until``)."""
+    pauses: str
+    """The attribute in which it says that it has nothing to do for a while; empty: it never does."""
     marks: int
     """Bits of the schedule at which it has something to do; 0: always."""
+    seldom: bool
+    """Whether :attr:`fact` is there so seldom that whoever builds the event looks for it."""
+
+
+@dataclass(slots=True)
+class RowCall:
+    """How one probe is asked about rows."""
+
+    ask: Callable[[Sequence[StepRow], RuleDemand], Iterable[Sample]]
+    name: str
+    early: bool
+    """Whether it can answer before the update is made."""
 
 
 @dataclass(slots=True)
@@ -80,7 +102,7 @@ class StepPlan:
     calls: Mapping[EventKind, Sequence[Call]]
     due: frozenset[str]
     """Keys of the metrics that are due."""
-    pausing: Sequence[tuple[Any, _Key]]
+    pausing: Sequence[tuple[Any, str, _Key]]
     """Probes among the called that pause at times."""
     kinds: frozenset[EventKind]
     """Kinds at which somebody is called who never pauses."""
@@ -89,6 +111,20 @@ class StepPlan:
     after_update: tuple[frozenset[_Key], frozenset[_Key]] | None
     """So that nobody is left to call after the update: who has to pause, and who has to pause or to have answered
     before it. None: somebody always is."""
+    rows: bool
+    """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
+
+
+def _noted(probe: Probe) -> tuple[EventKind, ...]:
+    """Kinds of event that rows spare a probe."""
+    return getattr(probe, "noted", ()) if hasattr(probe, "sample_rows") else ()
+
+
+def _rest_of(probe: Probe, rows: bool) -> str:
+    """The attribute in which a probe says until when it wants no events."""
+    if rows and hasattr(probe, "events_from"):
+        return "events_from"
+    return "rests_until" if hasattr(probe, "rests_until") else ""
 
 
 class ProbeBoard:
@@ -118,7 +154,21 @@ class ProbeBoard:
         self._demand = demand
         self._dispatch = dispatch
         self._declared = {metric.key for probe in probes.values() for metric in probe.provides}
+        self.rows: list[StepRow] = []
+        """Rows that are finished and that probes have not been asked about. Whoever trains adds to it."""
+        self.noted_until = 0.0
+        """Time of the newest finished row: seconds of active training."""
+        self.quiet_from = self.busy_at = 0
+        """Between these two steps nothing is due: where they are noted in rows, :meth:`begin_step` may be left out."""
+        self.open_row: StepRow | None = None
+        """The row of the update at hand, once its gradients are final, until it is finished."""
+        self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
+        """Who looks at every update of a step that is noted in rows, with the name of the probe."""
+        self._row_calls: list[RowCall] = []
+        self._made: list[Sample] = []
+        """Samples of rows that were asked for before anybody took them."""
         self._elsewhere: frozenset[EventKind] = frozenset()
+        self._heard: frozenset[EventKind] = frozenset()
         self._closed = False
         self._step = -1
         self._steps = 0
@@ -127,17 +177,18 @@ class ProbeBoard:
         self._marks: list[tuple[int, int, int]] = []
         """``(every, ahead, bit)``: hit where ``step + ahead`` is a multiple of ``every``."""
         self._bits: dict[tuple[int, int], int] = {}
-        self._calls: dict[EventKind, list[Call]] = {}
-        """All calls, due or not."""
-        self._plans: dict[int, StepPlan] = {}
-        """By the marks that a step hits."""
-        self._plan = StepPlan({}, frozenset(), (), frozenset(), (), None)
+        self._calls: dict[bool, dict[EventKind, list[Call]]] = {}
+        """All calls, due or not, by whether the step is noted in rows."""
+        self._plans: dict[tuple[int, bool], StepPlan] = {}
+        """By the marks that a step hits, and whether it is noted in rows."""
+        self._plan = StepPlan({}, frozenset(), (), frozenset(), (), None, False)
         """Of the step at hand."""
         self._paused: set[_Key] = set()
         """Who has nothing to do in this step."""
         self._answered: set[_Key] = set()
         """For whom the step at hand was answered."""
-        self._optimizers: dict[int, Callable[[], Any]] = {}
+        self.optimizers: dict[int, Callable[[], Any]] = {}
+        """Those that have stepped, by index, as weak references."""
         self.plan()
 
     # -- which probes there are ---------------------------------------------------------
@@ -169,14 +220,19 @@ class ProbeBoard:
             key not in self._declared and key.startswith(prefixes) for key in self._demand.every
         )
 
-    def heard_elsewhere(self, kinds: frozenset[EventKind]) -> None:
-        """These kinds are wanted for other reasons too, in every step: somebody listens, samples are judged there."""
-        self._elsewhere = kinds
+    def heard_elsewhere(self, kinds: frozenset[EventKind], heard: frozenset[EventKind] = frozenset()) -> None:
+        """These kinds are wanted for other reasons too, in every step: somebody listens, samples are judged there.
+
+        :param heard: those of them that are wanted although the step is noted in rows.
+        """
+        self._elsewhere, self._heard = kinds, heard
         self.wanted.clear()
         self.wanted.update(kinds, self.by_kind)
+        self._step, self.busy_at = -1, 0
 
     def reschedule(self) -> None:
         """``every`` of some metric, or the probes themselves, have changed: plan all steps anew."""
+        self.catch_up()
         wired = {id(p): p for listed in self.by_kind.values() for p in listed}.values()
         schedules = {probe.name: self._schedule_of(probe) for probe in wired}
         known = {mark for marks in schedules.values() for mark in marks}
@@ -184,7 +240,7 @@ class ProbeBoard:
         self._marks = [(every, ahead, 1 << n) for n, (every, ahead) in enumerate(sorted(known))]
         self._bits = {(every, ahead): bit for every, ahead, bit in self._marks}
 
-        def call(probe: Probe, kind: EventKind) -> Call:
+        def call(probe: Probe, kind: EventKind, rows: bool) -> Call:
             once = getattr(probe, "answers_once", ())
             due = kind in getattr(probe, "only_when_due", ())
             return Call(
@@ -193,14 +249,26 @@ class ProbeBoard:
                 first=(probe.name, 0),
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
-                pauses=hasattr(probe, "rests_until"),
+                pauses=_rest_of(probe, rows),
                 marks=sum(self._bits[mark] for mark in schedules[probe.name]) if due else 0,
+                seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
             )
 
-        self._calls = {kind: [call(p, kind) for p in listed] for kind, listed in self.by_kind.items()}
+        for rows in (False, True):
+            self._calls[rows] = calls = {}
+            for kind, listed in self.by_kind.items():
+                hear = [p for p in listed if not (rows and kind in _noted(p))]
+                if hear:
+                    calls[kind] = [call(probe, kind, rows) for probe in hear]
         self._plans.clear()
-        self._step = -1
-        self.heard_elsewhere(self._elsewhere)
+        self._row_calls, self.looks = [], []
+        for probe in wired:
+            if hasattr(probe, "sample_rows"):
+                early = EventKind.BEFORE_UPDATE in _noted(probe)
+                self._row_calls.append(RowCall(probe.sample_rows, probe.name, early))
+                if hasattr(probe, "look"):
+                    self.looks.append((probe.name, probe.look))
+        self.heard_elsewhere(self._elsewhere, self._heard)
 
     def _schedule_of(self, probe: Probe) -> set[tuple[int, int]]:
         """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
@@ -213,15 +281,18 @@ class ProbeBoard:
 
     # -- which of them look at a step -----------------------------------------------------
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, rows: bool = False) -> None:
         """Work out who is called at which event of this step. Once per step, before its first event.
+
+        :param rows: the step is noted in rows. Events of it say so.
 
         This is on the step path: what can be known for many steps is in the plan, and the rest is a few short loops.
         """
         if self._closed:
             return
+        quiet = step - self._step if self.quiet_from <= self._step < step < self.busy_at + TIMED_EVERY else 1
         self._step = step
-        self._steps += 1
+        self._steps += quiet
         if self._answered:
             self._answered.clear()
         if self.device_time is not None:
@@ -234,29 +305,52 @@ class ProbeBoard:
         for every, ahead, bit in self._marks:
             if not (step + ahead) % every:
                 hit |= bit
-        plan = self._plans.get(hit)
+        plan = self._plans.get((hit, rows))
         if plan is None:
-            plan = self._planned(hit)
+            plan = self._planned(hit, rows)
         self._plan = plan
         self._demand.due_now = plan.due
         paused = self._paused
         paused.clear()
-        if len(self._optimizers) < 2:  # where optimizers take turns, what is known of one says nothing of the next
-            for probe, key in plan.pausing:
-                if probe.rests_until > step:
+        if len(self.optimizers) < 2:  # where optimizers take turns, what is known of one says nothing of the next
+            for probe, rest, key in plan.pausing:
+                if getattr(probe, rest) > step:
                     paused.add(key)
         wanted = self.wanted
         wanted.clear()
-        wanted.update(self._elsewhere, plan.kinds)
+        wanted.update(self._heard if rows else self._elsewhere, plan.kinds)
         for kind, keys in plan.unless_paused:
             if not keys <= paused:
                 wanted.add(kind)
+        self.quiet_from, self.busy_at = step, 0
+        if rows and not hit and not self._weight and not self.measures_device and len(wanted) == len(self._heard):
+            self.busy_at = self._next_busy(step, plan)
 
-    def _planned(self, hit: int) -> StepPlan:
+    def _next_busy(self, step: int, plan: StepPlan) -> int:
+        """The first step after this quiet one that is not like it."""
+        busy = step + TIMED_EVERY - self._steps % TIMED_EVERY
+        if self.device_time is not None:
+            busy = min(busy, step + self.device_time.every - self._steps % self.device_time.every)
+        for every, ahead, _ in self._marks:
+            busy = min(busy, step + every - (step + ahead) % every)
+        if len(self.optimizers) < 2:
+            for probe, rest, _ in plan.pausing:
+                until = getattr(probe, rest)
+                if until > step:
+                    busy = min(busy, until)
+        return busy
+
+    def look_closely(self) -> None:
+        """Something happens in the step at hand: everybody is asked, due or not, and every event of it is built."""
+        self._paused.clear()
+        self.busy_at = 0
+        self.wanted.update(self._elsewhere, self._plan.calls)
+
+    def _planned(self, hit: int, rows: bool) -> StepPlan:
         """The plan of all steps that hit these marks."""
         demand, bits = self._demand, self._bits
         calls: dict[EventKind, list[Call]] = {}
-        for kind, listed in self._calls.items():
+        for kind, listed in self._calls[rows].items():
             chosen = [call for call in listed if not call.marks or call.marks & hit]
             if chosen:
                 calls[kind] = chosen
@@ -265,8 +359,8 @@ class ProbeBoard:
             bit = bits.get((demand.every_of(key), 0))
             if bit is None or bit & hit:  # no bit: at every step
                 due.add(key)
-        pausing = {call.name: call.first for listed in calls.values() for call in listed if call.pauses}
-        at_times = {kind for kind, listed in calls.items() if all(call.pauses for call in listed)}
+        pausing = {call.name: call for listed in calls.values() for call in listed if call.pauses}
+        at_times = {kind for kind, listed in calls.items() if all(call.pauses or call.seldom for call in listed)}
         after = calls.get(EventKind.AFTER_UPDATE, [])
         after_update = None
         if all(call.once or call.pauses for call in after):
@@ -275,13 +369,14 @@ class ProbeBoard:
             after_update = must_pause, may_answer
         if len(self._plans) >= _PLANS:
             self._plans.clear()
-        plan = self._plans[hit] = StepPlan(
+        plan = self._plans[hit, rows] = StepPlan(
             calls,
             frozenset(due),
-            [(self.probes[name], key) for name, key in pausing.items()],
+            [(self.probes[name], call.pauses, call.first) for name, call in pausing.items()],
             frozenset(calls.keys() - at_times),
-            [(kind, frozenset(call.first for call in calls[kind])) for kind in at_times],
+            [(kind, frozenset(call.first for call in calls[kind] if call.pauses)) for kind in at_times],
             after_update,
+            rows,
         )
         return plan
 
@@ -302,14 +397,18 @@ class ProbeBoard:
         :param into: takes the samples.
         """
         step, kind, index = event.step, event.kind, event.optimizer_index
-        if step != self._step:
+        if self.quiet_from < step < self.busy_at:
+            self._step = step  # one of the steps that need not be begun
+        elif step != self._step:
             self.begin_step(step)
             # Nobody announced this step, so nobody knows which events of it are worth building: all that may be.
             self.wanted.update(self.by_kind)
+        if self.rows:  # so that probes hear of everything in its order
+            self.catch_up()
         if event.optimizer is not None:
-            known = self._optimizers.get(index)
+            known = self.optimizers.get(index)
             if known is None or known() is not event.optimizer:
-                self._meet(event.optimizer, index)
+                self.meet(event.optimizer, index)
         calls = self._plan.calls.get(kind)
         if calls is None:
             return
@@ -331,14 +430,12 @@ class ProbeBoard:
                     if call.once is not None:
                         answered.add((call.name, index))
             except (Exception, SystemExit) as error:
-                self._dispatch.failed(call.name, kind.value, step, error)
-                if self._dispatch.is_quarantined(call.name):
-                    self.plan()
+                self.failed(call.name, kind.value, step, error)
             if weight:
                 cost = self.cost[call.name]
                 cost.calls += weight
                 cost.ns += (perf_counter_ns() - began) * weight
-        if kind is EventKind.BEFORE_UPDATE and len(self._optimizers) == 1:
+        if kind is EventKind.BEFORE_UPDATE and len(self.optimizers) == 1:
             # Most that listen after an update have had their answer before it: then that event need not be built.
             after = self._plan.after_update
             if after is not None and EventKind.AFTER_UPDATE not in self._elsewhere:
@@ -346,15 +443,64 @@ class ProbeBoard:
                 if must_pause <= paused and may_answer <= answered | paused:
                     self.wanted.discard(EventKind.AFTER_UPDATE)
 
-    def _meet(self, optimizer: Any, index: int) -> None:
+    # -- rows -----------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Ask probes about the rows that wait; their samples are kept until somebody takes them."""
+        rows, self.rows = self.rows, []
+        self._ask(rows, self._row_calls)
+
+    def take_rows(self, before: int | None = None) -> list[Sample]:
+        """Samples of all rows so far, in the order of their steps; nobody gets them a second time.
+
+        Of the update at hand as well, as far as there is something to say before it is made: in a step in which
+        nobody needs its samples before its end they are not asked for then.
+
+        :param before: rows of this step and later ones are left for the next time, because numbers of theirs are still
+            on a device. Others may hold deferred numbers, too.
+        """
+        rows, later = self.rows, list[StepRow]()
+        if before is not None:
+            later = [row for row in rows if row.step >= before]
+            rows = rows[: len(rows) - len(later)]
+        if rows:
+            self._ask(rows, self._row_calls)
+        self.rows = later
+        if self.open_row is not None and not later:
+            self._ask([self.open_row], [call for call in self._row_calls if call.early])
+        made, self._made = self._made, []
+        made.sort(key=_STEP)
+        return made
+
+    def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
+        if not rows:
+            return
+        for call in calls:
+            began = perf_counter_ns()
+            try:
+                self._made += call.ask(rows, self._demand)
+            except (Exception, SystemExit) as error:
+                self.failed(call.name, "sample_rows", rows[-1].step, error)
+            cost = self.cost[call.name]
+            cost.calls += len(rows)
+            cost.ns += perf_counter_ns() - began
+
+    def failed(self, name: str, method: str, step: int, error: BaseException) -> None:
+        """A probe has failed: its error is kept; after three it is left out."""
+        self._dispatch.failed(name, method, step, error)
+        if self._dispatch.is_quarantined(name):
+            self.plan()
+
+    def meet(self, optimizer: Any, index: int) -> None:
         """A new optimizer ends every pause: what probes knew of the old one says nothing of it."""
-        self._optimizers[index] = weak(optimizer)
+        self.optimizers[index] = weak(optimizer)
         self._paused.clear()
         self.wanted.update(self._plan.calls)
 
     def steps_left_out(self, steps: int, last: int) -> None:
         """Nobody looked at some steps, up to and including ``last``; the next is watched. Between the two."""
-        self._step = -1
+        self._step, self.busy_at = -1, 0
+        self.catch_up()
         for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
             missed = getattr(probe, "steps_left_out", None)
             if missed is not None:

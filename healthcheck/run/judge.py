@@ -6,6 +6,7 @@ out and judged, and what the rules say goes back to whoever owns the judge.
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 class Gate(Protocol):
     """An adapter's way to hold back an update by the values that it would be made from."""
 
+    alarmed: bool
+    """True while an update is shown that may have to be held back: its samples cannot wait."""
     waits: bool
     """True while the update at hand can only be held back if the host waits for its values."""
 
@@ -68,6 +71,12 @@ class Judge:
         """Set by an adapter once a rule may hold back updates."""
         self.exchange: Callable[[int], None] | None = None
         """With several ranks that decide together: called at the end of every step, after it has been judged."""
+        self.rows: Callable[[int | None], list[Sample]] = lambda before: []
+        """Samples of the steps that were noted in rows since it was called last (:meth:`ProbeBoard.take_rows`)."""
+        self.due_step = 0
+        """The step at whose end :meth:`block_over` is to be called, if no event comes before it."""
+        self.due_time = math.inf
+        """The same in seconds of active training."""
         self._engine = engine
         self._mailbox = mailbox
         self._acting = acting
@@ -82,8 +91,18 @@ class Judge:
 
         :param now: seconds of active training.
         """
-        kind, step = event.kind, event.step
+        self._judge(event.kind, event.step, event, now)
+
+    def block_over(self, step: int, now: float) -> None:
+        """What the end of a step calls for which no event was built."""
+        self._judge(EventKind.STEP_END, step, None, now)
+
+    def _judge(self, kind: EventKind, step: int, event: Event | None, now: float) -> None:
         before_update, step_ends = kind is EventKind.BEFORE_UPDATE, kind is EventKind.STEP_END
+        if self.exchange is None:
+            self.due_step = step + 2 - (step % 2)
+        if not before_update or getattr(self.gate, "alarmed", False):
+            self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
         gate, mailbox = self.gate, self._mailbox
         with self._lock:
             urgent = False

@@ -19,6 +19,7 @@ from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
+from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RunFacts, RunInfo
 from healthcheck.core.samples import NO_LABELS, Sample
 from healthcheck.engine.engine import Engine, Evaluation
@@ -41,6 +42,8 @@ _PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST
 """Events at which the time of training stops (True) or goes on."""
 _NEEDED = JUDGED_AT | _PAUSES.keys()
 """Events that the session needs itself, whoever else listens."""
+_ROWS_END = {EventKind.BEFORE_UPDATE, EventKind.STEP_END}
+"""Those of them that it does not need where steps are noted in rows: :meth:`Session.step_noted` takes their place."""
 
 
 class Session:
@@ -132,6 +135,7 @@ class Session:
         acting = acted_upon(rules.rules, rules.derived, host.registry.actions)
         self.acts_on_loss = "loss" in acting
         """Whether a rule acts on the run for its loss."""
+        self._mailbox = mailbox
         self.judge = Judge(
             self.engine,
             mailbox,
@@ -160,6 +164,7 @@ class Session:
             quarantined=self.dispatch.is_quarantined,
         )
         self.dispatch.changed = self._listeners_changed
+        self.judge.rows = self.board.take_rows
         self._listeners_changed()
         seen_by_hooks: protocols.Session = self
         host.manager.hook.healthcheck_configure.call_historic(kwargs={"session": seen_by_hooks})
@@ -328,7 +333,9 @@ class Session:
     def _listeners_changed(self) -> None:
         heard = {kind for kind in EventKind if self.dispatch.table.get(kind)}
         self._heard = frozenset(heard | _NEEDED if self.watching else heard)
-        self.board.heard_elsewhere(self._heard)
+        self.board.heard_elsewhere(
+            self._heard, frozenset(heard | (_NEEDED - _ROWS_END)) if self.watching else self._heard
+        )
 
     def emit(self, event: Event) -> None:
         """Take one event: probes, listeners, and at judging points the rules.
@@ -374,6 +381,25 @@ class Session:
         self.own_ns += spent
         if kind is EventKind.STEP_END and self.own_ns >= self.budget.binds_at and not self.budget.asked:
             self.budget.step_over(event.step, self.own_ns, at)
+
+    def row_sent(self, row: StepRow) -> None:
+        """Start the copies of what is still on a device of a row, while its step is under way."""
+        self._mailbox.send(row.step, row.late)
+
+    def step_noted(self, step: int) -> None:
+        """A step is over that was noted in rows, and of whose end no event was built."""
+        if self._ended or os.getpid() != self.pid:
+            return
+        at = self.board.noted_until
+        if step >= self.judge.due_step or at >= self.judge.due_time:
+            try:
+                self.judge.block_over(step, at)
+            except StopTraining:
+                raise
+            except Exception as error:
+                if self.dispatch.on_error == "raise" or from_signal_handler(error):
+                    raise
+                self.monitor_error(error)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""

@@ -1,0 +1,99 @@
+"""What a step came to, in one row of plain values. Standard library only.
+
+Most steps of a training are like the one before. Nobody has to hear of each of them while it happens: what there is to
+say is noted in a :class:`StepRow`, and probes that have ``sample_rows`` turn rows into samples, many at a time. What has
+to be looked at while it is there, the gradients above all, a probe looks at in ``look``, and leaves in :attr:`StepRow.found`
+what it needs later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthcheck.core.events import ModelView
+from healthcheck.core.protocols import Demand
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One attempted update, or the end of a step, or both at once: a step of a training with one optimizer is one row.
+
+    Of several optimizers in a step each has a row of its own, and the last of them ends the step. Times are seconds of
+    active training, as in samples.
+    """
+
+    step: int
+    optimizer_index: int = 0
+    """0 for the optimizer seen first; others count up in the order of their first step."""
+    attempted: bool = False
+    """Whether an optimizer stepped, or was skipped."""
+    ends: bool = False
+    """Whether the step is over with it."""
+    over: bool = False
+    """False for a row that is not finished: it comes once more when it is. Only probes that look before the update are
+    asked about such a row, when a rule has to know of the update before it is made."""
+
+    time: float = 0.0
+    """End of the update or the step."""
+    update_time: float = 0.0
+    """When gradients were final."""
+    origin: float = 0.0
+    """Clock reading from which active seconds count: ``time + origin`` is a reading of ``time.monotonic``."""
+
+    passes: list[float] = field(default_factory=list)
+    """When each backward pass of the row began, or when a loop told its loss."""
+    loss: Any = None
+    """Of all passes together: a float, a deferred number (:mod:`healthcheck.device.deferred`), None if none was seen."""
+    parts: int = 0
+    """Passes whose loss is in it."""
+    averaged: bool = False
+    """Whether losses of several passes are averaged, and not added up."""
+    rates: Sequence[Any] = ()
+    """Learning rates of the optimizer's groups just before the update: floats or deferred numbers; None where a group has
+    none."""
+    lr: Any = None
+    """Learning rate, where a framework tells one instead of showing its optimizer."""
+    norm: Any = None
+    """L2 norm of the gradients just before the update, or before the loop clipped them, where a probe has measured it: a
+    float or a deferred number."""
+    alarming: bool = False
+    """Whether the host knows that loss or gradients are not finite."""
+    grad_norm: Any = None
+    """As in an :class:`~healthcheck.core.events.Event`, and so are those that follow."""
+    max_norm: float | None = None
+    clipped_scaled: bool | None = None
+    loss_scale: Any = None
+    skipped: bool | None = None
+    held_back: Mapping[int, Any] | None = None
+    data_wait: float | None = None
+    n_samples: int | None = None
+    n_tokens: int | None = None
+    max_steps: int | None = None
+    optimizer: Callable[[], Any] = _nothing
+    """A weak reference."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What probes found in ``look``, by their names."""
+    late: list[Any] = field(default_factory=list)
+    """Deferred numbers and vectors of the row that are still on a device: they are sent to the host together."""
+
+
+@dataclass(slots=True)
+class Update:
+    """An update that is about to be made, for probes that look at it. One object for all updates of an optimizer."""
+
+    model: ModelView
+    demand: Demand
+    """What the rules want; ``due_now`` is of this step."""
+    optimizer: Any = None
+    """None where gradients are complete and it is not known yet who will use them."""
+    optimizer_index: int = 0
+    final: bool = True
+    """False before the loop clips: gradients are complete, but will be changed."""
+    kept_gradients: Any = None
+    """As in an :class:`~healthcheck.core.events.Event`."""

@@ -1,0 +1,217 @@
+"""A step as it is noted: one row of plain values for each update, instead of events that nobody needs.
+
+What every step of a training has to say is written down here, while it happens, by whoever sees it: the step machine. The
+probes read it later (:meth:`healthcheck.run.board.ProbeBoard.take_rows`). Events are built beside it for probes and
+listeners that want them in this step.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.rows import StepRow, Update
+from healthcheck.device.deferred import Deferred, number
+
+if TYPE_CHECKING:
+    from healthcheck.instrument.step_events import UpdateFacts
+    from healthcheck.run.session import Session
+
+_RATE = operator.methodcaller("get", "lr")
+
+
+class StepNotes:
+    """The rows of one training."""
+
+    def __init__(self, session: Session) -> None:
+        self.allowed = True
+        """False: every step is shown by events alone."""
+        self.on = False
+        """True once an optimizer has stepped whose updates can be seen."""
+        self.row: StepRow | None = None
+        """Of the update that is under way; None between two of them, and in a step that is not noted."""
+        self.noting = False
+        """Whether the step at hand is noted."""
+        self._session = session
+        self._batches: tuple[float, int, int] | None = None
+        """Wait, samples and tokens of the batches since the last step's end."""
+
+    def open(self, step: int) -> StepRow:
+        """A new row; one that is still open is finished."""
+        if self.row is not None:
+            self.close(step, self.row.optimizer_index)
+        row = self.row = StepRow(step)
+        return row
+
+    def batch(self, waited: float | None, samples: int | None, tokens: int | None) -> None:
+        """A batch for the step at hand, or the next one."""
+        before = self._batches or (0.0, 0, 0)
+        self._batches = (before[0] + (waited or 0.0), before[1] + (samples or 0), before[2] + (tokens or 0))
+
+    def loss(self, step: int, loss: Any, weight: float | None) -> bool:
+        """A backward pass begins, or a loop tells its loss; False if the host knows that it is not finite.
+
+        :param weight: as :attr:`healthcheck.core.events.Event.loss_weight`.
+        """
+        session, row = self._session, self.row
+        now = session.last_event_at = session.clock.monotonic()
+        if row is None:
+            row = self.row = StepRow(step)
+        elif row.attempted:
+            row = self.open(step)
+        active = session.active
+        row.passes.append((now if active.paused_at is None else active.paused_at) - active.origin)
+        if loss is None:
+            return True
+        value = loss if type(loss) is float else number(loss)
+        if value is None:
+            return True
+        if weight is not None and weight != 1.0:
+            value = value * weight
+        row.loss = value if row.loss is None else row.loss + value
+        row.parts += 1
+        row.averaged = weight is None
+        return type(value) is not float or value - value == 0.0
+
+    def told(self, step: int, index: int, loss: Any, weight: float | None) -> bool:
+        """A loop tells the loss of the step that it ends, of which ``index`` was the first optimizer."""
+        row = self.row
+        if row is None or row.optimizer_index != index:
+            row = self.open(step)
+            row.optimizer_index = index
+        attempted, row.attempted = row.attempted, False
+        finite = self.loss(step, loss, weight)
+        row.attempted = attempted
+        return finite
+
+    def complete(self, step: int, facts: UpdateFacts) -> StepRow:
+        """The row of gradients that are complete and about to be clipped."""
+        row = self.row
+        if row is None or row.attempted:
+            row = self.open(step)
+        row.grad_norm, row.max_norm, row.loss_scale = number(facts.grad_norm), facts.max_norm, number(facts.loss_scale)
+        return row
+
+    def final(self, step: int, optimizer: Any, update: Update, facts: UpdateFacts) -> StepRow:
+        """Gradients are final: note what the update is made with, and let those look at it who look at every one."""
+        session, row = self._session, self.row
+        if row is None or row.attempted:
+            row = self.open(step)
+        now = session.last_event_at = session.clock.monotonic()
+        active, board, index = session.active, session.board, update.optimizer_index
+        row.step, row.optimizer_index, row.attempted = step, index, True
+        row.update_time = (now if active.paused_at is None else active.paused_at) - active.origin
+        if row.averaged and row.parts > 1:
+            row.loss, row.averaged = row.loss / row.parts, False
+        rates = tuple(map(_RATE, optimizer.param_groups))
+        if len(rates) > 1 or type(rates[0]) is not float:
+            rates = tuple(map(number, rates))
+            row.late += [rate for rate in rates if isinstance(rate, Deferred)]
+        row.rates = rates
+        if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
+            self._know(row, facts)
+        board.open_row = row
+        known = board.optimizers.get(index)
+        if known is None or known() is not optimizer:
+            board.meet(optimizer, index)
+        row.optimizer = board.optimizers[index]
+        update.optimizer, update.kept_gradients = optimizer, facts.kept_gradients
+        self.look(row, update)
+        update.optimizer = update.kept_gradients = None
+        loss, norm = row.loss, row.norm
+        row.alarming = (type(loss) is float and loss - loss != 0.0) or (type(norm) is float and norm - norm != 0.0)
+        return row
+
+    def look(self, row: StepRow, update: Update) -> None:
+        """Show an update to the probes that look at every one."""
+        board = self._session.board
+        for name, look in board.looks:
+            try:
+                look(row, update)
+            except (Exception, SystemExit) as error:
+                board.failed(name, "look", row.step, error)
+
+    def attempted(self, step: int, index: int, skipped: bool | None) -> None:
+        """An update was made, or skipped."""
+        row = self.row
+        if row is None or (row.attempted and row.optimizer_index != index):
+            row = self.open(step)
+        row.optimizer_index, row.attempted, row.skipped = index, True, skipped
+
+    def ends_before(self, step: int, index: int, facts: UpdateFacts, held_back: Any) -> None:
+        """The step is over, as the next attempt shows. A row that is open belongs to that, but for its passes."""
+        coming, self.row = self.row, None
+        row = self.open(step)
+        row.optimizer_index, row.attempted = index, True
+        if coming is not None:
+            row.passes, coming.passes = coming.passes, []
+        self.close(step, index, facts, held_back)
+        self.row = coming
+
+    def _know(self, row: StepRow, facts: UpdateFacts) -> None:
+        if facts.grad_norm is not None and row.grad_norm is None:
+            row.grad_norm = number(facts.grad_norm)
+            if isinstance(row.grad_norm, Deferred):
+                row.late.append(row.grad_norm)
+        if facts.loss_scale is not None:
+            row.loss_scale = number(facts.loss_scale)
+            if isinstance(row.loss_scale, Deferred):
+                row.late.append(row.loss_scale)
+        row.max_norm, row.clipped_scaled = facts.max_norm, facts.clipped_scaled
+
+    @staticmethod
+    def _hold(row: StepRow, held_back: Mapping[int, Any]) -> None:
+        flags = row.held_back = {index: number(flag) for index, flag in held_back.items()}
+        row.late += [flag for flag in flags.values() if isinstance(flag, Deferred)]
+
+    def close(
+        self,
+        step: int,
+        index: int,
+        facts: UpdateFacts | None = None,
+        held_back: Mapping[int, Any] | None = None,
+        max_steps: int | None = None,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The update of the open row is over; with ``facts`` its step is, too.
+
+        :param index: of the optimizer.
+        :param held_back: as :attr:`healthcheck.core.events.Event.held_back`.
+        :param told: what else a loop or a framework says of the step, by the names in an event.
+        """
+        row, session = self.row, self._session
+        if row is None or (row.attempted and row.optimizer_index != index):
+            row = self.open(step)
+            row.optimizer_index = index
+        self.row = None
+        if facts is not None:
+            row.step, row.max_steps, row.ends = step, max_steps, True
+            if self._batches is not None:
+                (row.data_wait, row.n_samples, row.n_tokens), self._batches = self._batches, None
+            if told:
+                row.lr, row.skipped = told.get("lr"), told.get("skipped", row.skipped)
+                if told.get("n_samples") is not None:
+                    row.n_samples = told["n_samples"]
+                if told.get("n_tokens") is not None:
+                    row.n_tokens = told["n_tokens"]
+            if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
+                self._know(row, facts)
+            if held_back:
+                row.held_back = held_back
+                for flag in held_back.values():
+                    if type(flag) is not float:
+                        self._hold(row, held_back)
+                        break
+        now = session.last_event_at = session.clock.monotonic()
+        active, board = session.active, session.board
+        row.time = board.noted_until = (now if active.paused_at is None else active.paused_at) - active.origin
+        row.origin, row.over = active.origin, True
+        if row.averaged and row.parts > 1:
+            row.loss, row.averaged = row.loss / row.parts, False
+        if row.late or isinstance(row.loss, Deferred):
+            if isinstance(row.loss, Deferred):
+                row.late.append(row.loss)
+            session.row_sent(row)
+        board.open_row = None
+        board.rows.append(row)

@@ -665,10 +665,8 @@ class StepMachine:
                 more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
                 self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
             else:
-                judge, budget = session.judge, session.budget
-                budget.steps_to_look -= 1
-                due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
-                if due or not budget.steps_to_look:
+                judge = session.judge
+                if self.number >= judge.due_step or session.board.noted_until >= judge.due_time:
                     session.step_noted(self.number)
         finally:
             self.events.batch = None

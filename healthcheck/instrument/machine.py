@@ -681,6 +681,7 @@ class StepMachine:
         """In the middle of a step that nobody watched so far: these optimizers have made their update in it."""
         self._begin_step()
         self.optimizers.stepped.update(stepped)
+        self.last_attempt = self.number
 
     def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""

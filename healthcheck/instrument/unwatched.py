@@ -163,6 +163,6 @@ class UnwatchedSteps:
         steps, self.left, self._done, self._on = self._done, 0, 0, False
         session.own_ns += steps * HOOKS_NS
         session.budget.gap_over(steps, session.own_ns, session.active(), step=machine.number)
-        session.board.steps_left_out(steps, machine.number)
+        session.board.steps_left_out(machine.number, session.last_event_at)
         if self._stepped:
             machine.step_goes_on([self._turns[key] for key in self._stepped])

@@ -237,7 +237,7 @@ def test_what_watching_displaces_counts_as_well() -> None:
     """Its own time is within the budget; what it does to the caches is not."""
     alone = Training(0.01, step=0.1, costs=0.0009).run(20_000)
     assert alone.budget.displaced == pytest.approx(1.0)
-    assert alone.budget.left_out <= 3 * TRIAL
+    assert alone.budget.left_out <= 4 * TRIAL
     training = Training(0.01, step=0.1, costs=0.0009, displaces=0.0009).run(20_000)
     assert training.budget.displaced == pytest.approx(2.0)
     assert training.lost <= ALLOWANCE * 2 + 0.01 * training.active + 2.5  # what was lost before it was known

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, overload
 
 Labels = tuple[tuple[str, str], ...]
 """Sorted ``(name, value)`` pairs that tell the series of one metric apart."""
@@ -71,6 +71,43 @@ class Sample:
     detail: Callable[[], Mapping[str, Any]] | None = None
     """Called only if this sample raises an alert: facts for its message and evidence, such as
     ``{"first": "head.scale, 1 of 64 values"}``. May be slow; must not raise."""
+
+
+Series = tuple[str, Labels, str]
+"""Metric, labels and phase: what tells the samples of one series from all others."""
+
+
+class Row(Sequence[Sample]):
+    """The samples of one step as plain numbers; a :class:`Sample` is made of one only where somebody asks for it.
+
+    :param series: of each value. Rows that come one after the other should share one object.
+    """
+
+    __slots__ = ("series", "step", "time", "values")
+
+    def __init__(self, series: tuple[Series, ...], step: int, values: Sequence[float], time: float = 0.0) -> None:
+        self.series = series
+        self.step = step
+        self.values = values
+        self.time = time
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def __iter__(self) -> Iterator[Sample]:
+        step, time = self.step, self.time
+        for (metric, labels, phase), value in zip(self.series, self.values, strict=True):
+            yield Sample(metric, step, value, labels, phase, time)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        metric, labels, phase = self.series[index]
+        return Sample(metric, self.step, self.values[index], labels, phase, self.time)
 
 
 @lru_cache(maxsize=65536)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from healthcheck.core.alerts import Alert, Severity, Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import Sample
-from healthcheck.engine.routes import SERIES, Lookups, Plans
-from healthcheck.engine.rulestate import RuleState
+from healthcheck.core.samples import Labels, Sample, Series
+from healthcheck.engine.columns import Column, Judge, Moment, Shapes, across_phases
+from healthcheck.engine.lookups import Lookups
+from healthcheck.engine.routes import NEVER
+from healthcheck.engine.rulestate import RuleState, Side
+from healthcheck.engine.series import AGAIN, CHANGED, Mark, SeriesState
 from healthcheck.rulelang.rule import ActionSpec, Mute, Rule, RuleSet, owners
 
 
@@ -28,6 +33,8 @@ class PlannedAction:
 class Evaluation:
     """What one evaluation brought. Empty most of the time."""
 
+    step: int = 0
+    """The step of the evaluation."""
     alerts: list[Alert] = field(default_factory=list)
     """New episodes and repeats under ``cooldown``, in file order."""
     cleared: list[Alert] = field(default_factory=list)
@@ -40,6 +47,7 @@ class Evaluation:
 
 
 NOTHING = Evaluation()
+NAN = float("nan")
 
 
 def explain(acting: Iterable[tuple[RuleState, Alert]], states: Iterable[RuleState]) -> None:
@@ -58,7 +66,7 @@ def mute(alert: Alert, mutes: Iterable[Mute], hits: dict[int, int]) -> None:
             hits[index] = hits.get(index, 0) + 1
 
 
-def cap(rule: Rule, alert: Alert, seen: Mapping[str, Any], known: Collection[str]) -> None:
+def cap(rule: Rule, alert: Alert, seen: Collection[str], known: Collection[str]) -> None:
     """In a record that cannot know a rule's guard, no alert of that rule is more than a warning."""
     unsaid = [
         guard.metric
@@ -121,29 +129,15 @@ def _why_held(state: RuleState, alert: Alert, step: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The engine: one evaluation at a time, in a fixed order.
+# The engine: several evaluations at a time, each as if it had been judged alone.
 #
-# 1. take the samples of this event, 2. compute derived metrics, 3. judge **all** rules in file order,
-# 4. apply ``explains`` and mutes, 5. hand out alerts and the action plan. Nothing here knows torch, a
-# file or the time of day: the step and the clock come in as arguments.
+# 1. sort the samples into series, 2. look at guards and other metrics and compute derived metrics, 3. judge **all** rules,
+# series by series, 4. evaluation by evaluation and there in file order: apply ``explains`` and mutes, hand out alerts and
+# the action plan. Nothing here knows torch, a file or the time of day: steps and clocks come in as arguments.
 
 
 STATE_VERSION = 3
 """Of :meth:`Engine.state_dict`."""
-
-
-def step_by_step(samples: Sequence[Sample]) -> Sequence[Sequence[Sample]]:
-    """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
-
-    Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
-    """
-    begin, step, parts = 0, samples[0].step if samples else 0, []
-    for index, sample in enumerate(samples):
-        if sample.step != step:
-            parts.append(samples[begin:index])
-            begin, step = index, sample.step
-    parts.append(samples[begin:] if begin else samples)
-    return parts
 
 
 class Engine:
@@ -198,7 +192,10 @@ class Engine:
         self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, rules.derived)
-        self._plans = Plans(states, self.lookups)
+        self._by_metric: dict[str, list[RuleState]] = {}
+        for state in states:
+            self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
+        self._shapes = Shapes(self._column)
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -208,117 +205,255 @@ class Engine:
     # -- evaluating -------------------------------------------------------------------
 
     def evaluate(self, step: int, samples: Sequence[Sample], now: float) -> Evaluation:
-        """Judge the samples of one event.
+        """Judge the samples of one event: a block of one; see :class:`Moment`."""
+        found = self.judge((Moment(step, samples, now),))
+        return found[0] if found else NOTHING
 
-        :param step: the step during which this happens; samples may belong to an earlier one.
-        :param samples: numbers on the host, any order.
-        :param now: seconds of active training (see rule-language 4.5), non-decreasing.
+    def judge(self, moments: Sequence[Moment]) -> Sequence[Evaluation]:
+        """Judge a block of evaluations, oldest first. How a stream is cut into blocks does not matter.
+
+        Returns what was found, evaluation by evaluation; nothing for those that brought nothing.
         """
-        self.step = step
-        self.now = now
-        transitions: list[Transition] | None = [] if self.watch_transitions else None
-        touched: list[RuleState] = []
-        plans = self._plans
-        # Mostly the same series come together as the last time: to compare is cheaper than to build and hash a key.
-        plan = plans.latest.get(len(samples))
-        if plan is not None:
-            shape, at = plan.shape, 0
-            for sample in samples:
-                if (sample.metric, sample.labels, sample.phase) != shape[at]:
-                    plan = None
-                    break
-                at += 1  # noqa: SIM113 - for the usual one sample half as dear as `enumerate`
-        if plan is None:
-            plan = plans.latest[len(samples)] = plans[tuple(map(SERIES, samples))]
-        part = samples
-        parts = [(plan, part)]
-        # Guards and other metrics are looked at before any rule is judged: a rule sees them as of its own step,
-        # wherever in the file it stands.
-        while plan.watched is not None and (part := self.lookups.take(part, plan.watched)):
-            following = plan.following
-            if following is None or len(part) != len(plan.watched.derivations):
-                following = plans.after(plan, part)
-            plan = following
-            parts.append((plan, part))  # derived metrics may build on each other
-        for plan, part in parts:
-            # Rules that pause (`every`) are asked only at steps at which one of them may be due.
-            for index, judges in plan.always if step < plan.due else plan.with_due(part):
-                sample = part[index]
-                value, at = sample.value, sample.step
-                run: tuple[float, ...] | None = None
-                for state, series in judges:
-                    if state.shut:
-                        state.held += 1
-                        continue
+        self.step, _, self.now = moments[-1]
+        columns = self._shapes.gather(moments)
+        changed = self.lookups.take(columns, moments, self._shapes.column)
+        marks: list[tuple[int, int, int, Mark, Sample | None]] = []
+        clocks: list[float] | None = None
+        absent: list[tuple[RuleState, Column]] = []
+        for column in columns if not self._shapes.several_phases else across_phases(columns, moments):
+            values, steps, at = column.values, column.steps, column.at
+            count = len(values)
+            if count == 1:
+                low = high = values[0]
+                finite = low - low == 0.0
+            else:
+                total = sum(values)
+                finite = total - total == 0.0
+                low, high = (min(values), max(values)) if finite else (NAN, NAN)
+            times: Sequence[float] | None = None
+            if column.paused and (top := steps[-1] if count == 1 else max(steps)) >= column.due:
+                self._take_turns(column, top, marks, moments)
+            for state, series in column.always:
+                if state.changes:
+                    self._in_pieces(state, column, marks, moments)
+                    continue
+                if state.shut:
+                    state.held += count
+                    continue
+                if series is None:
+                    series = self._met(state, column)
                     if series is None:
-                        self._look(state, sample, now, transitions)
-                        if state.touched:
-                            touched.append(state)
                         continue
-                    # Most samples change nothing, and calls are what costs: those are noted here.
-                    if series.idle_from <= value <= series.idle_to:
-                        series.n += 1
-                        series.last_step = at
-                        series.value = value
+                # Most samples change nothing, and calls are what costs: those are noted here.
+                if series.idle_from <= low and high <= series.idle_to:
+                    series.n += count
+                    series.last_step = steps[-1]
+                    series.value = values[-1]
+                    continue
+                if finite or series.nonfinite_ok:
+                    found = series.update(values, steps, series.quiet)
+                    if not found:
+                        series.n += count
+                        series.last_step = steps[-1]
+                        series.value = values[-1]
                         continue
-                    # The run of one sample is made once for all that judge it, and not at all if nobody needs it.
-                    if run is None:
-                        run, steps, scored = (value,), (at,), value - value == 0.0
-                    if scored or series.nonfinite_ok:
-                        found = series.update(run, steps, series.quiet)
-                        if not found:
-                            series.n += 1
-                            series.last_step = at
-                            series.value = value
-                            continue
-                        score, normal = found[0]
-                        if score is None and series.n:  # the first one says that there is data
-                            series.n += 1
-                            series.last_step = at
-                            series.value = value
-                            series.score, series.normal = None, normal
-                            continue
-                    else:
-                        score, normal = None, series.scorer.normal
-                    result = series.judge(value, score, normal, at, now)
-                    if result:
-                        state.mark(result, series, sample, transitions)
-                        if state.touched:
-                            touched.append(state)
-        if self._grouped and len(parts) > 1:
-            samples = [sample for _, part in parts for sample in part]
+                    if times is None:
+                        if clocks is None:
+                            clocks = [moment[2] for moment in moments]
+                        times = clocks if count == len(clocks) else [clocks[moment] for moment in at or ()]
+                    changes = series.take(found, values, steps, times, 0, count)
+                else:
+                    changes = series.run(values, steps, [moments[moment][2] for moment in at or ()])
+                if changes:
+                    self._mark(state, column, None, changes, marks, moments)
+            if column.absent:
+                absent += [(state, column) for state in column.absent]
+        if absent or self._absent_steps:
+            self._judge_absence(absent, marks, moments)
         if self._grouped:
-            self._judge_groups(samples, now, transitions, touched)
-        for state in self._absent_steps:
-            if self.recorded and self._never_had(state):
-                continue
-            state.judge_absence(None, step, now, transitions)
-            if state.touched:
-                touched.append(state)
-        if not touched and not transitions:
-            return NOTHING  # one object for nearly all evaluations: callers compare with it
-        return self._conclude(touched, step, now, transitions or [])
+            self._judge_groups(columns, marks, moments)
+        for column in columns:
+            column.at = None
+        for state in changed:
+            for _, whose, said in state.changes:
+                _say(whose, said)
+            state.changes, state.starts = [], []
+        if not marks:
+            return ()  # nearly always
+        return self._conclude_all(marks, moments)
 
-    def _look(self, state: RuleState, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
-        """A rule that watches absence hears of the sample; one whose guards hold for the first time gets its series."""
-        if state.rule.condition.absence:
-            state.present(sample, now, transitions)
+    # -- which rules judge what -------------------------------------------------------
+
+    def _column(self, series: Series) -> Column:
+        """Who judges samples of a series that was not seen before."""
+        metric, labels, phase = series
+        always: list[Judge] = []
+        paused: list[Judge] = []
+        absent: list[RuleState] = []
+        for state in self._by_metric.get(metric, ()):
+            if state.phase not in ("any", phase) or state.across:
+                continue
+            if state.rule.condition.absence:
+                if state.rule.selector.matches(labels):
+                    absent.append(state)
+                continue
+            if state.rule.only_if and labels not in state.series:
+                if not state.rule.selector.matches(labels):
+                    continue
+                one = None  # a series is made when its guards hold for the first time
+            else:
+                one = state.state_of(labels)
+                if one is None:
+                    continue
+            (always if state.rule.every == 1 else paused).append((state, one))
+        return Column(series, self.lookups.watch(metric, labels), always, paused, absent)
+
+    def _met(self, state: RuleState, column: Column) -> SeriesState | None:
+        """The guards of a rule hold for the first time: from now on it has its series."""
+        series = state.state_of(column.series[1])
+        column.always = [(s, series if s is state else known) for s, known in column.always]
+        column.paused = [(s, series if s is state else known) for s, known in column.paused]
+        return series
+
+    def _take_turns(self, column: Column, top: int, marks: _Marks, moments: Sequence[Moment]) -> None:
+        """Judge a series by rules with ``every``. Until step ``column.due`` none of them has anything to do.
+
+        A rule that its guard holds back keeps its bucket open, so that it judges as soon as it may.
+
+        :param top: the largest step in the column.
+        """
+        due, count, labels = NEVER, len(column.values), column.series[1]
+        for state, _ in column.paused:
+            every = state.rule.every
+            if top // every > _bucket(state, labels):
+                if state.changes:
+                    self._in_pieces(state, column, marks, moments)
+                else:
+                    self._judge_part(state, column, 0, count, marks, moments)
+            due = min(due, (_bucket(state, labels) + 1) * every)
+        column.due = due
+
+    def _in_pieces(self, state: RuleState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:
+        """Judge a series by a rule of which a guard or a part changes in this block: cut where it does."""
+        at = column.at
+        assert at is not None
+        for whose, said in state.starts:
+            _say(whose, said)
+        begin = 0
+        for moment, whose, said in state.changes:
+            end = bisect_left(at, moment)
+            if end > begin:
+                self._judge_part(state, column, begin, end, marks, moments)
+                begin = end
+            _say(whose, said)
+        if begin < len(at):
+            self._judge_part(state, column, begin, len(at), marks, moments)
+
+    def _judge_part(
+        self, state: RuleState, column: Column, begin: int, end: int, marks: _Marks, moments: Sequence[Moment]
+    ) -> None:
+        """Judge a part of a column by one rule."""
+        if state.shut:
+            every = state.rule.every
+            bucket = _bucket(state, column.series[1]) if every > 1 else -NEVER
+            state.held += sum([step // every > bucket for step in column.steps[begin:end]])
             return
-        self._plans.forget()  # plans hold None where this series is now
-        state.judge(sample, sample.value, now, transitions)
+        series = state.series.get(column.series[1]) or self._met(state, column)
+        if series is None:
+            return
+        places: Sequence[int] = range(begin, end)
+        if series.every > 1:
+            bucket, every, steps, turns = series.bucket, series.every, column.steps, []
+            for place in places:
+                if steps[place] // every > bucket:  # one of each bucket, and none that comes late
+                    bucket = steps[place] // every
+                    turns.append(place)
+            if not turns:
+                return
+            places, series.bucket = turns, bucket
+        at = column.at
+        assert at is not None
+        changes = series.run(
+            [column.values[place] for place in places],
+            [column.steps[place] for place in places],
+            [moments[at[place]][2] for place in places],
+        )
+        if changes:
+            self._mark(state, column, places, changes, marks, moments)
+
+    def _mark(
+        self,
+        state: RuleState,
+        column: Column,
+        places: Sequence[int] | None,
+        changes: Sequence[Mark],
+        marks: _Marks,
+        moments: Sequence[Moment],
+    ) -> None:
+        """Keep what a run did, with the evaluation and the place in it to which each change belongs."""
+        at, order = column.at, self._place[state.rule.id]
+        assert at is not None
+        for mark in changes:
+            place = mark.place if places is None else places[mark.place]
+            where, sample = column.sample(moments, place)
+            marks.append((at[place], order, where, mark, sample))
+
+    def _judge_groups(self, columns: Sequence[Column], marks: _Marks, moments: Sequence[Moment]) -> None:
+        """``outlier`` compares what came together: evaluation by evaluation."""
+        for state in self._grouped:
+            metric = state.rule.selector.metric
+            groups: dict[int, list[tuple[int, Sample]]] = {}
+            for column in columns:
+                if column.series[0] == metric:
+                    for place, at in enumerate(column.at or ()):
+                        groups.setdefault(at, []).append(column.sample(moments, place))
+            order = self._place[state.rule.id]
+            for at in sorted(groups):
+                group = [sample for _, sample in sorted(groups[at], key=lambda entry: entry[0])]
+                for nth, (sample, mark) in enumerate(state.judge_siblings(group, moments[at].now)):
+                    marks.append((at, order, nth, mark, sample))
+
+    def _judge_absence(
+        self, arrivals: Sequence[tuple[RuleState, Column]], marks: _Marks, moments: Sequence[Moment]
+    ) -> None:
+        """What came of metrics whose absence is watched; and ``missing``, which counts evaluations without them."""
+        came: dict[str, list[tuple[int, int, Column, int]]] = {}
+        for state, column in arrivals:
+            entries = came.setdefault(state.rule.id, [])
+            # The place among the samples of a moment only matters where a rule watches several series.
+            several = len(entries) > 0
+            entries += [(at, place, column, place) for place, at in enumerate(column.at or ())]
+            if several:
+                entries[:] = [(at, c.sample(moments, p)[0], c, p) for at, _, c, p in entries]
+        for state in self.states:
+            if not state.rule.condition.absence:
+                continue
+            entries = sorted(came.get(state.rule.id, ()), key=lambda entry: entry[:2])
+            counts = state.rule.condition.absence == "steps"
+            order, nth = self._place[state.rule.id], 0
+            for at in range(len(moments)) if counts else sorted({entry[0] for entry in entries}):
+                step, _, now = moments[at]
+                while nth < len(entries) and entries[nth][0] == at:
+                    _, _, column, place = entries[nth]
+                    mark = state.present(column.series[1], column.steps[place], now)
+                    if mark is not None:
+                        where, sample = column.sample(moments, place)
+                        marks.append((at, order, where, mark, sample))
+                    nth += 1
+                if counts and not (self.recorded and self._never_had(state)):
+                    for mark in state.judge_absence(None, step, now):
+                        marks.append((at, order, NEVER, mark, None))
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
         """Judge ``stale`` rules: nothing has happened for ``silent_seconds``. For the watchdog."""
         self.now = now
-        touched = []
-        transitions: list[Transition] | None = [] if self.watch_transitions else None
+        marks: _Marks = []
         for state in self._absent_seconds:
             if self.recorded and self._never_had(state):
                 continue
-            state.judge_absence(silent_seconds, self.step, now, transitions)
-            if state.touched:
-                touched.append(state)
-        return self._conclude(touched, self.step, now, transitions or []) if touched else NOTHING
+            marks += [(0, self._place[state.rule.id], 0, m, None) for m in state.judge_absence(silent_seconds, self.step, now)]
+        found = self._conclude_all(marks, (Moment(self.step, (), now),))
+        return found[0] if found else NOTHING
 
     @property
     def needs_watchdog(self) -> bool:
@@ -339,34 +474,46 @@ class Engine:
         self.step = step
 
     def _forget(self) -> None:
-        self._plans.forget()
+        self._shapes.forget()
         self.restarts += 1
-
-    def _judge_groups(
-        self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None, touched: list[RuleState]
-    ) -> None:
-        for state in self._grouped:
-            group = [s for s in samples if s.metric == state.rule.selector.metric]
-            if group:
-                state.judge_siblings(group, now, transitions)
-                if state.touched:
-                    touched.append(state)
 
     # -- alerts -----------------------------------------------------------------------
 
+    def _conclude_all(self, marks: _Marks, moments: Sequence[Moment]) -> list[Evaluation]:
+        """Evaluation by evaluation, and there in file order: what the marks of a block mean."""
+        marks.sort(key=_where)
+        results = []
+        for at, group in groupby(marks, key=_moment):
+            step, _, now = moments[at]
+            transitions, touched = [], []
+            for _, order, _, mark, sample in group:
+                state = self.states[order]
+                if self.watch_transitions and mark.result != AGAIN:
+                    stood = mark.last_step, mark.before, mark.after, mark.value, mark.score
+                    transitions.append(Transition(state.rule.id, mark.name, *stood))
+                if mark.result != CHANGED:
+                    state.note(mark, sample)
+                    touched.append(state)
+            if touched or transitions:
+                results.append(self._conclude(touched, step, now, transitions, at))
+        return results
+
     def _conclude(
-        self, touched: Iterable[RuleState], step: int, now: float, transitions: list[Transition]
+        self, touched: Iterable[RuleState], step: int, now: float, transitions: list[Transition], at: int
     ) -> Evaluation:
-        transitions.sort(key=lambda t: self._place[t.rule])
-        result = Evaluation(transitions=transitions)
+        """One evaluation, the one with the place ``at`` in its block.
+
+        :param touched: rules with something to tell, in file order.
+        """
+        result = Evaluation(step, transitions=transitions)
         acting: list[tuple[RuleState, Alert]] = []
-        for state in sorted(dict.fromkeys(touched), key=lambda s: self._place[s.rule.id]):
+        for state in dict.fromkeys(touched):
             # Cleared before fired: a rule of which one series clears while another fires goes on.
             for series in state.cleared:
                 state.firing.discard(series.labels)
             if state.fresh:
                 alert = state.raise_alert(len(self.alerts) + 1, step, now, self.rank)
-                self._cap(state.rule, alert)
+                self._cap(state.rule, alert, at)
                 self.alerts.append(alert)
                 state.episodes.append(alert)
                 state.open = alert
@@ -375,7 +522,7 @@ class Engine:
                 acting.append((state, alert))
             elif state.again and self._due_again(state, step):
                 alert = state.raise_alert(state.open.number if state.open else 0, step, now, self.rank, repeat=True)
-                self._cap(state.rule, alert)
+                self._cap(state.rule, alert, at)
                 acting.append((state, alert))
                 result.alerts.append(alert)
             if state.cleared and not state.firing and state.open is not None:
@@ -391,9 +538,9 @@ class Engine:
         result.plan = plan_actions(acting, step)
         return result
 
-    def _cap(self, rule: Rule, alert: Alert) -> None:
+    def _cap(self, rule: Rule, alert: Alert, at: int) -> None:
         if self.recorded and rule.only_if:
-            cap(rule, alert, self.lookups.last, self.known)
+            cap(rule, alert, self.lookups.known_at(at), self.known)
 
     def _due_again(self, state: RuleState, step: int) -> bool:
         cooldown = state.rule.cooldown
@@ -433,6 +580,32 @@ class Engine:
         self.step, self.now = step, now
         self._forget()
         return reasons
+
+
+_Marks = list[tuple[int, int, int, Mark, "Sample | None"]]
+"""Changes of a block: evaluation, place of the rule in its file, place of the sample; the change, and its sample."""
+
+
+def _where(entry: tuple[int, int, int, Mark, Sample | None]) -> tuple[int, int, int]:
+    return entry[:3]
+
+
+def _moment(entry: tuple[int, int, int, Mark, Sample | None]) -> int:
+    return entry[0]
+
+
+def _bucket(state: RuleState, labels: Labels) -> int:
+    """The bucket of ``every`` in which a rule has judged a series last."""
+    series = state.series.get(labels)
+    return state.start_step // state.rule.every if series is None else series.bucket
+
+
+def _say(whose: RuleState | Side, said: bool | None) -> None:
+    """What a guard or a part says from here on."""
+    if isinstance(whose, Side):
+        whose.breach = said
+    else:
+        whose.shut = bool(said)
 
 
 def _restore_or_why(state: RuleState, entry: Any, now: float) -> str:

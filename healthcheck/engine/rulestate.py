@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, cast
 
-from healthcheck.core.alerts import Alert, SeriesFact, State, Transition
+from healthcheck.core.alerts import Alert, SeriesFact, State
 from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
-from healthcheck.engine.series import AGAIN, CHANGED, CLEARED, FIRED, SeriesState
+from healthcheck.engine.series import AGAIN, CLEARED, FIRED, NOTHING, Mark, SeriesState
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Rule, Selector
 
@@ -32,20 +32,42 @@ class Side:
         self._breaches = condition.breaches
         self._settle()
 
-    def score(self, value: float, step: int) -> None:
-        """Score a value of a series that the selector matches."""
-        if value - value != 0.0 and not self.condition.judges_nonfinite:
-            self.breach = True  # non-finite breaches every numeric condition
-            return
+    def run(self, values: Sequence[float], steps: Sequence[int]) -> list[bool | None]:
+        """Score values of a series that the selector matches; whether each breaches."""
         breaches = self._breaches
         low, high = breaches.healthy.low, breaches.healthy.high
-        found = self.scorer.update((value,), (step,), breaches.healthy)
-        if not found:
-            self.breach = False
-        elif (score := found[0][0]) is not None:
-            self.breach = (score < low or score > high) if breaches.exact else breaches(score)
+        if self.settled:
+            said: list[bool | None] = [not self.low <= value <= self.high for value in values]
+            self.breach = said[-1]
+            return said
+        said = []
+        begin = end = 0
+        total = values[0] if len(values) == 1 else sum(values)
+        if self.condition.judges_nonfinite or total - total == 0.0:
+            end = len(values)
+        while begin < len(values):
+            while end < len(values) and math.isfinite(values[end]):
+                end += 1
+            if end > begin:
+                whole = end - begin == len(values)
+                part, which = (values, steps) if whole else (values[begin:end], steps[begin:end])
+                found = self.scorer.update(part, which, breaches.healthy)
+                quiet = end - begin - len(found)
+                said += [False] * quiet
+                if quiet:
+                    self.breach = False
+                for score, _ in found:
+                    if score is not None:
+                        self.breach = (score < low or score > high) if breaches.exact else breaches(score)
+                    said.append(self.breach)
+            if end < len(values):
+                self.breach = True  # non-finite breaches every numeric condition
+                said.append(True)
+                end += 1
+            begin = end
         if self.scorer.memoryless:
             self._settle()
+        return said
 
     def _settle(self) -> None:
         """Whether the value alone says if it breaches: then only those from ``low`` to ``high`` do not."""
@@ -70,6 +92,7 @@ class RuleState:
         "across",
         "action_runs",
         "again",
+        "changes",
         "cleared",
         "episodes",
         "every_score",
@@ -87,7 +110,7 @@ class RuleState:
         "shut",
         "sides",
         "start_step",
-        "touched",
+        "starts",
     )
 
     def __init__(self, rule: Rule, start_step: int, *, excused: bool, every_score: bool = False) -> None:
@@ -99,6 +122,10 @@ class RuleState:
         self.across = rule.condition.across
         self.shut = False
         """A guard of ``only_if`` does not hold just now."""
+        self.changes: list[tuple[int, RuleState | Side, bool | None]] = []
+        """Where in the block at hand a guard or a part on another metric says something else: ``(moment, whose, what)``."""
+        self.starts: list[tuple[RuleState | Side, bool | None]] = []
+        """What these said before the block."""
         self.start_fresh(start_step)
 
     def start_fresh(self, start_step: int) -> None:
@@ -129,9 +156,17 @@ class RuleState:
         for series in self.series.values():
             if series is None or series.closest is None:
                 continue
-            if found is None or self.rule.condition.breaches.closer(series.closest, found[0]):
-                found = series.closest, series.closest_step
+            near = series.closest, series.closest_step
+            if found is None or self.rule.condition.breaches.closer(near[0], found[0]):
+                found = near
+            elif near[1] < found[1] and not self.rule.condition.breaches.closer(found[0], near[0]):
+                found = near  # equally close, and earlier
         return found
+
+    def _known(self) -> list[SeriesState]:
+        """Its series, in an order that does not depend on which of them came first."""
+        known = [series for series in self.series.values() if series is not None]
+        return known if len(known) < 2 else sorted(known, key=lambda series: series.labels)
 
     # -- judging ----------------------------------------------------------------------
 
@@ -156,54 +191,33 @@ class RuleState:
             every_score=self.every_score,
         )
 
-    def judge(self, sample: Sample, value: float, now: float, transitions: list[Transition] | None) -> None:
-        """Feed one sample at its turn; what changed is kept in ``fresh``, ``cleared`` and ``again``."""
-        series = self.series.get(sample.labels) or self.state_of(sample.labels)
-        if series is not None and series.its_turn(sample.step):
-            result = series.feed(value, sample.step, now)
-            if result:
-                self.mark(result, series, sample, transitions)
+    def change(self, at: int, whose: RuleState | Side, before: bool | None, after: bool | None) -> None:
+        """Note that from a moment of the block at hand on, a guard or a part says something else."""
+        if all(known is not whose for known, _ in self.starts):
+            self.starts.append((whose, before))
+        self.changes.append((at, whose, after))
 
-    def mark(
-        self, result: int, series: SeriesState, sample: Sample | None, transitions: list[Transition] | None
-    ) -> None:
-        """Keep what one sample did until the evaluation is concluded."""
-        if transitions is not None and result != AGAIN:
-            transitions.append(
-                Transition(
-                    self.rule.id, series.name, series.last_step, series.before, series.state, series.value, series.score
-                )
-            )
-        if result == CHANGED:
-            return
-        if result == AGAIN:
-            self.again.append(series)
-        elif result == FIRED:
-            self.fresh.append(series)
-        else:
-            self.cleared.append(series)
-        self.touched = True
-        if sample is not None and result != CLEARED:
-            self.fired_samples[series.labels] = sample
-
-    def judge_siblings(self, samples: Sequence[Sample], now: float, transitions: list[Transition] | None) -> None:
+    def judge_siblings(self, samples: Sequence[Sample], now: float) -> list[tuple[Sample, Mark]]:
         """``outlier``: each series against the median of its siblings along one label."""
         groups: dict[Labels, list[Sample]] = {}
         for sample in samples:
             if self.state_of(sample.labels) is not None and math.isfinite(sample.value):
                 rest = tuple(pair for pair in sample.labels if pair[0] != self.across)
                 groups.setdefault(rest, []).append(sample)
+        marks = []
         for group in groups.values():
             if len(group) < 2:
                 continue  # alone there is nothing to differ from
             middle = median(s.value for s in group)
-            if middle:
-                for sample in group:
-                    self.judge(sample, sample.value / middle, now, transitions)
+            if not middle:
+                continue
+            for sample in group:
+                series = self.series[sample.labels]
+                if series is not None and series.its_turn(sample.step):
+                    marks += [(sample, mark) for mark in series.run((sample.value / middle,), (sample.step,), (now,))]
+        return marks
 
-    def judge_absence(
-        self, silent_seconds: float | None, step: int, now: float, transitions: list[Transition] | None
-    ) -> None:
+    def judge_absence(self, silent_seconds: float | None, step: int, now: float) -> list[Mark]:
         """``missing`` (steps since the last sample) and ``stale`` (seconds): by the clock.
 
         Until the first sample the condition's start-up budget ``first`` holds instead.
@@ -214,9 +228,8 @@ class RuleState:
         if not self.series:
             self.state_of(NO_LABELS)
         first = self.rule.condition.first
-        for series in self.series.values():
-            if series is None:
-                continue
+        marks = []
+        for series in self._known():
             if silent_seconds is None:
                 silence = float(step - series.last_step)
             elif self.rule.selector.metric == "heartbeat" or series.first_time is None:
@@ -227,7 +240,8 @@ class RuleState:
                 continue
             result = series.judge_silence(silence, step, now)
             if result:
-                self.mark(result, series, None, transitions)
+                marks.append(Mark(series, result))
+        return marks
 
     def rewind(self, step: int) -> None:
         """The run goes on at an earlier step: ``every``, ``cooldown`` and absence count from there."""
@@ -238,20 +252,19 @@ class RuleState:
                 series.bucket = min(series.bucket, step // series.every - 1)
                 series.last_step = min(series.last_step, step)
 
-    def present(self, sample: Sample, now: float, transitions: list[Transition] | None) -> None:
+    def present(self, labels: Labels, step: int, now: float) -> Mark | None:
         """A sample of a metric whose absence is watched has come."""
-        series = self.state_of(sample.labels)
+        series = self.state_of(labels)
         if series is None:
-            return
+            return None
         # A gap that was called an alert is not what is usual: learnt, it would excuse the next one.
         if series.n and series.state is not State.FIRING and series.first_time is not None:
             cast("AbsenceScorer", series.scorer).arrived(now - series.first_time)
         series.n += 1
-        series.last_step = sample.step
+        series.last_step = step
         series.first_time = now
-        result = series.judge_silence(0.0, sample.step, now)
-        if result:
-            self.mark(result, series, sample, transitions)
+        result = series.judge_silence(0.0, step, now)
+        return None if result == NOTHING else Mark(series, result)
 
     # -- alerts -----------------------------------------------------------------------
 
@@ -262,8 +275,7 @@ class RuleState:
         facts = sorted(map(_fact, members), key=self._badness, reverse=True)
         worst = facts[0]
         sample = self.fired_samples.get(worst.labels)
-        state = self.series[worst.labels]
-        assert state is not None
+        n = next(mark.n for mark in members if mark.labels == worst.labels)
         alert = Alert(
             rule=rule.id,
             number=number,
@@ -278,7 +290,7 @@ class RuleState:
             threshold=rule.condition.breaches.text,
             series=facts[:WORST],
             count=len(facts),
-            fired_sample=state.n,
+            fired_sample=n,
             rank=rank,
             hint=rule.hint,
             docs=rule.docs,
@@ -299,13 +311,23 @@ class RuleState:
             return True, 0
         return False, closeness(self.rule.condition.breaches)(fact.score)
 
+    def note(self, mark: Mark, sample: Sample | None) -> None:
+        """Keep what one sample did until its evaluation is concluded."""
+        if mark.result == AGAIN:
+            self.again.append(mark)
+        elif mark.result == FIRED:
+            self.fresh.append(mark)
+        else:
+            self.cleared.append(mark)
+        if sample is not None and mark.result != CLEARED:
+            self.fired_samples[mark.labels] = sample
+
     def reset_marks(self) -> None:
         """Forget what this evaluation brought."""
-        self.fresh: list[SeriesState] = []
-        self.cleared: list[SeriesState] = []
-        self.again: list[SeriesState] = []
+        self.fresh: list[Mark] = []
+        self.cleared: list[Mark] = []
+        self.again: list[Mark] = []
         self.fired_samples: dict[Labels, Sample] = {}
-        self.touched = False
 
     # -- resume -----------------------------------------------------------------------
 
@@ -314,7 +336,7 @@ class RuleState:
         return {
             "fingerprint": self.rule.fingerprint,
             "start_step": self.start_step,
-            "series": [series.save(now) for series in self.series.values() if series is not None],
+            "series": [series.save(now) for series in self._known()],
             "sides": [side.state() for side in self.sides],
             "firing": [[list(pair) for pair in labels] for labels in sorted(self.firing)],
             "episodes": self.past_episodes + len(self.episodes),
@@ -339,5 +361,5 @@ class RuleState:
         self.last_action_step = saved["last_action_step"]
 
 
-def _fact(series: SeriesState) -> SeriesFact:
-    return SeriesFact(series.name, series.labels, series.value, series.score, series.normal)
+def _fact(mark: Mark) -> SeriesFact:
+    return SeriesFact(mark.name, mark.labels, mark.value, mark.score, mark.normal)

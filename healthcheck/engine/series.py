@@ -7,11 +7,11 @@ neither fires nor clears. States and words: rule-language 5.2.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthcheck.core.alerts import State
-from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scorer
+from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scored, Scorer
 from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
 from healthcheck.rulelang.rule import Rule
 
@@ -34,6 +34,21 @@ _COUNTS = (
     "closest_step",
 )
 _TIMES = ("since", "clear_since", "first_time")
+
+
+class Mark:
+    """What one sample changed, and how its series stood then: the run goes on before anybody looks at it."""
+
+    __slots__ = ("after", "before", "labels", "last_step", "n", "name", "normal", "place", "result", "score", "value")
+
+    def __init__(self, series: SeriesState, result: int, place: int = 0) -> None:
+        self.place = place
+        """Of the sample in its run."""
+        self.result = result
+        self.name, self.labels = series.name, series.labels
+        self.before, self.after = series.before, series.state
+        self.n, self.last_step = series.n, series.last_step
+        self.value, self.score, self.normal = series.value, series.score, series.normal
 
 
 class SeriesState:
@@ -151,12 +166,87 @@ class SeriesState:
 
     # -- judging ----------------------------------------------------------------------
 
-    def feed(self, value: float, step: int, now: float) -> int:
-        """Score a value and judge it. Returns what came of it: NOTHING, FIRED, CLEARED, AGAIN or CHANGED."""
-        if value - value == 0.0 or self.nonfinite_ok:
-            ((score, normal),) = self.update((value,), (step,), EMPTY)
-            return self.judge(value, score, normal, step, now)
-        return self.judge(value, None, self.scorer.normal, step, now)
+    def run(self, values: Sequence[float], steps: Sequence[int], times: Sequence[float]) -> list[Mark]:
+        """Score a run of values and judge each by its own clock; returns what came of it.
+
+        :param times: seconds of active training, one for each value.
+        """
+        count = len(values)
+        if self.nonfinite_ok:
+            return self.take(self.update(values, steps, self.quiet), values, steps, times, 0, count)
+        marks: list[Mark] = []
+        begin = end = 0
+        while begin < count:
+            # NaN and infinity are a breach of every numeric rule, and are not scored.
+            while end < count and (value := values[end]) - value == 0.0:
+                end += 1
+            if end > begin:
+                whole = end - begin == count
+                part, which = (values, steps) if whole else (values[begin:end], steps[begin:end])
+                marks += self.take(self.update(part, which, self.quiet), values, steps, times, begin, end)
+            if end < count:
+                result = self.judge(values[end], None, self.scorer.normal, steps[end], times[end])
+                if result:
+                    marks.append(Mark(self, result, end))
+                end += 1
+            begin = end
+        return marks
+
+    def take(
+        self,
+        found: Sequence[Scored],
+        values: Sequence[float],
+        steps: Sequence[int],
+        times: Sequence[float],
+        begin: int,
+        end: int,
+    ) -> list[Mark]:
+        """Judge the values from ``begin`` to ``end``, of which the last were ``found`` to have scores that are not quiet."""
+        marks: list[Mark] = []
+        place = end - len(found)
+        if place > begin:
+            self.n += place - begin
+            self.last_step, self.value = steps[place - 1], values[place - 1]
+        quiet, closer = self.quiet, False
+        for score, normal in found:
+            value = values[place]
+            if score is None:
+                known = self.n > 0  # the first one says that there is data
+            elif quiet.low <= score <= quiet.high:
+                self.n += 1
+                self.last_step, self.value = steps[place], value
+                place += 1
+                continue
+            else:
+                # A value that rises comes here at each step: what `judge` would do is written out for it.
+                closest = self.closest
+                known = (
+                    quiet is not EMPTY
+                    and closest is not None
+                    and (score > closest if self.direction > 0 else self.direction < 0 and score < closest)
+                    and self.healthy.low <= score <= self.healthy.high
+                    and not self.warming
+                )
+                if known:
+                    closer = True
+                    self.closest, self.closest_step = score, steps[place]
+                    if self.direction > 0:
+                        quiet.high = score
+                    else:
+                        quiet.low = score
+            if known:
+                self.n += 1
+                self.last_step, self.value = steps[place], value
+                self.score, self.normal = score, normal
+            else:
+                result = self.judge(value, score, normal, steps[place], times[place])
+                if result:
+                    marks.append(Mark(self, result, place))
+                quiet = self.quiet
+            place += 1
+        if closer and self.scorer.memoryless:
+            self.find_quiet()
+        return marks
 
     def judge(self, value: float, score: float | None, normal: float | None, step: int, now: float) -> int:
         """The same for a value that was scored: None if it cannot be judged yet, or must not be learnt from."""

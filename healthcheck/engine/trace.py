@@ -15,7 +15,8 @@ from typing import NamedTuple
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import Labels, Sample
-from healthcheck.engine.engine import Engine, step_by_step
+from healthcheck.engine.columns import step_by_step
+from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.rulelang.comparators import closeness

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
+from healthcheck.engine.columns import step_by_step
+from healthcheck.engine.engine import NOTHING, Engine, Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.readers.series import RecordedRun

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,8 +53,9 @@ _TOKEN = re.compile(
 )
 
 Get = Callable[[str], "float | None"]
-Node = Callable[[Sequence[float]], float]
-"""A part of a formula: from the values of all inputs to its own."""
+Values = Sequence[float]
+Node = Callable[[Sequence[Values]], Values]
+"""A part of a formula: from the values of all inputs, several of each, to its own."""
 
 
 class FormulaError(ValueError):
@@ -88,23 +89,42 @@ class Past:
         self.count = 0
         self.window: deque[float] = deque(maxlen=length if kind == "mean" else 1)
         self._value: float | None = None
-        self.feed: Callable[[float], None] = getattr(self, f"_feed_{kind}")
-        """Take one value of the metric."""
 
-    def _feed_last(self, value: float) -> None:
-        self._value = value
-
-    def _feed_mean(self, value: float) -> None:
-        if value - value == 0.0:
+    def take(self, values: Values) -> None:
+        """Learn what came of the metric, oldest first."""
+        if self.kind == "last":
+            self._value = values[-1]
+            return
+        for value in values:
+            if value - value != 0.0:
+                continue
             self.count += 1
-            self.window.append(value)
-
-    def _feed_ewma(self, value: float) -> None:
-        if value - value == 0.0:
-            self.count += 1
+            if self.kind == "mean":
+                self.window.append(value)
+                continue
             # The first values weigh as in a plain mean, so that the start does not linger for `length` samples.
             weight = max(2.0 / (self.length + 1.0), 1.0 / self.count)
             self._value = value if self._value is None else self._value + weight * (value - self._value)
+
+    def run(self, values: Values) -> Sequence[float | None]:
+        """The same; what the formula sees after each."""
+        if self.kind == "last":
+            self._value = values[-1]
+            return values
+        seen: list[float | None] = []
+        if self.kind == "mean":
+            window, value = self.window, self.value
+            for given in values:
+                if given - given == 0.0:
+                    self.count += 1
+                    window.append(given)
+                    value = math.fsum(window) / len(window)
+                seen.append(value)
+            return seen
+        for given in values:
+            self.take((given,))
+            seen.append(self._value)
+        return seen
 
     @property
     def value(self) -> float | None:
@@ -143,25 +163,58 @@ class Formula(Derived):
         self._other_name = self.triggers[0] if text.strip() == self.triggers[0] else ""
         """The metric of which this formula is only another name."""
 
-    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
-        return [past.feed for past in self.pasts if past.metric == name]
+    def feeds(self, name: str) -> Sequence[Callable[[Values], None]]:
+        return [past.take for past in self.pasts if past.metric == name]
 
     def compute(self, get: Get) -> float | None:
-        if self._other_name:  # nothing to calculate: a metric under another name
-            value = get(self._other_name)
-            return None if value is None else (float(value) if value - value == 0.0 else math.nan)
-        values: list[float] = []
-        finite = True
-        for given in self._inputs:
-            value = get(given) if type(given) is str else given.value  # type: ignore[union-attr]
-            if value is None:
-                return None
-            values.append(value)
-            finite = finite and value - value == 0.0
-        if not finite:
-            return math.nan
+        given = [get(one) if type(one) is str else one.value for one in self._inputs]  # type: ignore[union-attr]
+        return None if None in given else self._one([(value,) for value in given])  # type: ignore[misc]
+
+    def run(self, given: Mapping[str, Values], count: int, late: Collection[str]) -> Sequence[float | None]:
+        columns: list[Any] = []
+        unknown = False
+        total = 0.0
+        for one in self._inputs:
+            if type(one) is str:
+                column: Any = given[one]
+            else:
+                assert isinstance(one, Past)
+                before, came = one.value, given.get(one.metric)
+                if came is None:
+                    column = (before,) * count
+                else:
+                    column = one.run(came)
+                    if one.metric in late:
+                        column = [before, *column[:-1]]
+                if None in column:
+                    unknown = True
+                    columns.append(column)
+                    continue
+            total += sum(column)
+            columns.append(column)
+        if not unknown and total - total == 0.0:
+            if self._other_name:  # nothing to calculate: a metric under another name
+                return list(map(float, columns[0]))
+            try:
+                values = list(map(float, self._node(columns)))
+                total = sum(values)
+                if total - total == 0.0:
+                    return values
+            except (ZeroDivisionError, ValueError, OverflowError):
+                pass  # one of them has no value: each by itself
+        rows = [[(column[i],) for column in columns] for i in range(count)]
+        return [None if (None,) in row else self._one(row) for row in rows]
+
+    def _one(self, columns: Sequence[Values]) -> float | None:
+        """The value from one value of each input."""
+        for column in columns:
+            value = column[0]
+            if value - value != 0.0:
+                return math.nan
+        if self._other_name:
+            return float(columns[0][0])
         try:
-            result = float(self._node(values))
+            result = float(self._node(columns)[0])
         except (ZeroDivisionError, ValueError, OverflowError):
             return None
         return result if result - result == 0.0 else None
@@ -230,12 +283,12 @@ class _Reader:
         match tree:
             case ast.BinOp(op=sign) if type(sign) in _OPERATORS:
                 left, right, apply = self.node(tree.left), self.node(tree.right), _OPERATORS[type(sign)]
-                return lambda values: apply(left(values), right(values))
+                return lambda values: list(map(apply, left(values), right(values)))
             case ast.UnaryOp(op=ast.UAdd()):
                 return self.node(tree.operand)
             case ast.UnaryOp(op=ast.USub()):
                 operand = self.node(tree.operand)
-                return lambda values: -operand(values)
+                return lambda values: list(map(operator.neg, operand(values)))
             case ast.Call(func=ast.Name() as name, args=arguments, keywords=[]):
                 return self._call(self.at[name.col_offset], arguments)
             case ast.Name():
@@ -246,7 +299,7 @@ class _Reader:
         if token.kind == "name":
             return self._input(token, ("", token.text), token.text)
         number = float(token.text)
-        return lambda values: number
+        return lambda values: (number,) * len(values[0])
 
     def _call(self, name: _Token, arguments: Sequence[ast.expr]) -> Node:
         if name.text in LOOKUPS:
@@ -257,7 +310,7 @@ class _Reader:
             text = f"{name.text}() takes {count} arguments, found {len(arguments)}"
             raise FormulaError(text, name.column, len(name.text))
         nodes = [self.node(argument) for argument in arguments]
-        return lambda values: function(*[node(values) for node in nodes])
+        return lambda values: list(map(function, *[node(values) for node in nodes]))
 
     def _lookup(self, name: _Token, arguments: Sequence[ast.expr]) -> Node:
         metric, *further = (self.at[argument.col_offset] for argument in arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -200,17 +200,25 @@ class Derived:
     remembers: tuple[str, ...]
     origin: Origin
 
-    def feeds(self, name: str) -> Sequence[Callable[[float], None]]:
-        """What every value of a metric must be given to."""
+    def feeds(self, name: str) -> Sequence[Callable[[Sequence[float]], None]]:
+        """What every value of a metric must be given to, several at a time."""
         raise NotImplementedError
 
     def feed(self, name: str, value: float) -> None:
         """Give one value to all its look-ups."""
         for take in self.feeds(name):
-            take(value)
+            take((value,))
 
     def compute(self, get: Callable[[str], float | None]) -> float | None:
         """The value from the current values of its inputs; NaN if one of them is not finite, None if undefined."""
+        raise NotImplementedError
+
+    def run(self, given: Mapping[str, Sequence[float]], count: int, late: Collection[str]) -> Sequence[float | None]:
+        """The values of ``count`` evaluations, one after the other, as :meth:`feed` and :meth:`compute` would give them.
+
+        :param given: what came of each input; one that only look-ups remember may be missing.
+        :param late: inputs of look-ups that are computed later than this: it sees those of the evaluation before.
+        """
         raise NotImplementedError
 
     def state(self) -> Any:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action, Mailbox
 from healthcheck.core.samples import Sample
-from healthcheck.engine.engine import NOTHING, Engine, Evaluation, step_by_step
+from healthcheck.engine.columns import step_by_step
+from healthcheck.engine.engine import NOTHING, Engine, Evaluation
 from healthcheck.rulelang.rule import Derived, Rule
 
 JUDGED_AT = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,12 +90,17 @@ class WindowQuantile(UnboundedScorer):
         self._fraction = fraction
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
-        window = self._window
+        ordered, seen, size = self._window.ordered, self._window.values, self._window.size
+        n = len(ordered)
         found: Found = ()
         for value in values:
-            window.push(value)
-            ordered = window.ordered
-            n = len(ordered)
+            # `SortedWindow.push` written out, without its median: no call for each sample.
+            if n == size:
+                del ordered[bisect_left(ordered, seen.popleft())]
+            else:
+                n += 1
+            seen.append(value)
+            insort(ordered, value)
             if n < self._min_samples:
                 found = found or []
                 found.append((None, None))

@@ -57,12 +57,13 @@ class SortedWindow:
         sample to the next, so that the search starts where the last one ended.
     """
 
-    __slots__ = ("_nearest", "_with_mad", "mad", "median", "ordered", "size", "values")
+    __slots__ = ("nearest", "_with_mad", "mad", "median", "ordered", "size", "values")
 
     def __init__(self, size: int, *, with_mad: bool = False) -> None:
         self.size = size
         self._with_mad = with_mad
-        self._nearest = 0
+        self.nearest = 0
+        """Where in ``ordered`` the values nearest to the median begin."""
         self.values: deque[float] = deque()
         self.ordered: list[float] = []
         self.median = self.mad = 0.0
@@ -86,7 +87,7 @@ class SortedWindow:
             return
         k = (n + 1) >> 1
         last = n - k
-        low = self._nearest
+        low = self.nearest
         if low > last:
             low = last
         # Of a window that is one too far left, the left end is farther from the median than the value after it.
@@ -101,7 +102,7 @@ class SortedWindow:
             low += 1
             before, left, right = left, center - ordered[low], after
             after = ordered[low + k] - center if low < last else inf
-        self._nearest = low
+        self.nearest = low
         nearest = left if left > right else right
         if n & 1:
             self.mad = nearest
@@ -332,21 +333,29 @@ class RatioToMedian(Ratio):
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         if not self._learning.plain:
             return super().update(values, steps, quiet)
-        # The usual case written out: two calls less for each sample.
-        window = self._window
+        # The usual case written out, `SortedWindow.push` as well: no call for each sample.
+        window, least, normal = self._window, self._min_samples, self.normal
+        ordered, seen, size, median = window.ordered, window.values, window.size, window.median
+        n = len(ordered)
         found: Found = ()
         for value in values:
             score: float | None = None
-            if len(window.ordered) >= self._min_samples:
-                baseline = window.median
-                if baseline > 0.0:
-                    self.normal = baseline
-                    score = value / baseline
-            window.push(value)
+            if n >= least and median > 0.0:
+                normal = median
+                score = value / median
+            if n == size:
+                del ordered[bisect_left(ordered, seen.popleft())]
+            else:
+                n += 1
+            seen.append(value)
+            insort(ordered, value)
+            half = n >> 1
+            median = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
             if found:
-                found.append((score, self.normal))
+                found.append((score, normal))
             elif score is None or not quiet.low <= score <= quiet.high:
-                found = [(score, self.normal)]
+                found = [(score, normal)]
+        window.median, self.normal = median, normal
         return found
 
     def _baseline(self) -> float | None:
@@ -501,6 +510,10 @@ class RatioToFirst(Ratio):
         """Whether there is a level that a ratio can be taken to, and nothing is left to learn."""
         first = self._first
         self.memoryless = self._learning.plain and len(first) >= self._min_samples and first.median > 0.0
+
+    def state(self) -> Any:
+        # Whether somebody has been given the level already says nothing of what comes.
+        return {**super().state(), "normal": self._first.median if self.memoryless else self.normal}
 
     def _memory(self) -> Any:
         return list(self._first.values)

@@ -58,7 +58,7 @@ class CombinedScorer(UnboundedScorer):
     healthy values are kept.
     """
 
-    __slots__ = ("_asked", "_bounds", "_need_all", "_others", "_own", "_total")
+    __slots__ = ("_asked", "_bounds", "_need_all", "_others", "_own", "_shares", "_total")
 
     def __init__(self, parts: Sequence[Condition], others: Sequence[OtherPart], *, need_all: bool) -> None:
         self._need_all = need_all
@@ -72,6 +72,7 @@ class CombinedScorer(UnboundedScorer):
             served[id(scorer)].add(part.breaches)
         # Those that can learn without judging come last: an `all` has often failed by then.
         self._own = sorted(served.values(), key=lambda own: own.learn is not None)
+        self._shares = any(getattr(own.scorer, "shares", False) for own in self._own)
         self._settle()
 
     def _settle(self) -> None:
@@ -92,46 +93,98 @@ class CombinedScorer(UnboundedScorer):
             before += own.count
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
-        if len(values) > 1:  # sample by sample: whether an `all` has failed, and what parts share, may differ
+        if self._shares and len(values) > 1:  # what parts share must not be ahead of the sample at hand
             singly: list[Scored] = []
             for at in range(len(values)):
                 singly += self.update(values[at : at + 1], steps[at : at + 1], EMPTY if singly else quiet)
             return singly
-        (value,) = values
         breaches = unknown = 0
         for other in self._others:
             if other.breach is None:
                 unknown += 1
             elif other.breach:
                 breaches += 1
+        count = len(values)
+        all_breaches, all_unknown = [breaches] * count, [unknown] * count
         for low, high in self._bounds:
-            if not low <= value <= high:
-                breaches += 1
+            place = 0
+            for value in values:
+                if not low <= value <= high:
+                    all_breaches[place] += 1
+                place += 1  # noqa: SIM113 - `enumerate` costs more for a run of one
+        none_unknown = not unknown
         for own in self._asked:
             # An `all` of which a cheap part does not breach has failed: what is costly need not be judged for it.
-            if own.learn is not None and self._need_all and breaches + unknown < own.before:
-                unknown += own.count * own.learn(values, steps)
-                continue  # what has failed stays failed
-            found = own.update(values, steps, own.quiet)
-            if not found:
-                continue  # healthy for all of them
-            score = found[0][0]
-            if score is None:
-                unknown += own.count
+            if own.learn is not None and self._need_all:
+                self._learn_or_ask(own, values, steps, all_breaches, all_unknown)
+                none_unknown = False
                 continue
-            for low, high, test in own.tests:
-                if (score < low or score > high) if test is None else test(score):
-                    breaches += 1
-        # An `any` goes by those parts that could judge; an `all` needs them all.
-        if unknown:
+            found = own.update(values, steps, own.quiet)
+            place = count - len(found)  # those before are healthy for all of them
+            for score, _ in found:
+                if score is None:
+                    all_unknown[place] += own.count
+                    none_unknown = False
+                else:
+                    for low, high, test in own.tests:
+                        if (score < low or score > high) if test is None else test(score):
+                            all_breaches[place] += 1
+                place += 1
+        scored: list[Scored] | tuple[()] = ()
+        settle = False
+        # An `any` goes by those parts that could judge; an `all` needs them all. The count of breaching parts is a score
+        # like any other: its closest approach says how many were near.
+        for place in range(count):
+            breaches = all_breaches[place]
+            if not none_unknown and (unknown := all_unknown[place]):
+                settle = True
+                if self._need_all or unknown == self._total:
+                    scored = scored or []
+                    scored.append((None, None))
+                    continue
+            if scored:
+                scored.append((float(breaches), None))
+            elif not quiet.low <= breaches <= quiet.high:
+                scored = [(float(breaches), None)]
+        if settle:
             for own in self._asked:
                 if own.exact and own.scorer.memoryless:  # as of now
                     self._settle()
                     break
-            if self._need_all or unknown == self._total:
-                return [(None, None)]
-        # The count of breaching parts is a score like any other: its closest approach says how many were near.
-        return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
+        return scored
+
+    def _learn_or_ask(
+        self,
+        own: OwnParts,
+        values: Sequence[float],
+        steps: Sequence[int],
+        all_breaches: list[int],
+        all_unknown: list[int],
+    ) -> None:
+        """A costly part of an ``all``: where that has failed already, it only learns."""
+        assert own.learn is not None
+        begin, count = 0, len(values)
+        while begin < count:
+            failed = all_breaches[begin] + all_unknown[begin] < own.before
+            end = begin + 1
+            while end < count and (all_breaches[end] + all_unknown[end] < own.before) is failed:
+                end += 1
+            part, which = values[begin:end], steps[begin:end]
+            if failed:
+                early = own.learn(part, which)
+                for place in range(begin, begin + early):
+                    all_unknown[place] += own.count
+            else:
+                found = own.update(part, which, own.quiet)
+                place = end - len(found)
+                for score, _ in found:
+                    if score is None:
+                        all_unknown[place] += own.count
+                    else:
+                        for low, high, test in own.tests:
+                            all_breaches[place] += bool((score < low or score > high) if test is None else test(score))
+                    place += 1
+            begin = end
 
     def state(self) -> Any:
         return [own.scorer.state() for own in self._own]

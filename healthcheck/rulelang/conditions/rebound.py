@@ -26,6 +26,7 @@ zeros are passed over.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice, pairwise
@@ -113,6 +114,7 @@ class Rebound(UnboundedScorer):
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         recent = self._recent
+        ordered, seen = recent.ordered, recent.values
         found: Found = ()
         at = 0
         for value in values:
@@ -127,20 +129,29 @@ class Rebound(UnboundedScorer):
             if recent.size < self._smooth:
                 # An eighth of the samples grows by one every eighth sample: the window never has to forget two at once.
                 recent.size = max(1, min(self._smooth, count // SHARE))
-            recent.push(value)
+            # `SortedWindow.push` written out.
+            n = len(ordered)
+            if n == recent.size:
+                del ordered[bisect_left(ordered, seen.popleft())]
+            else:
+                n += 1
+            seen.append(value)
+            insort(ordered, value)
+            half = n >> 1
+            middle = recent.median = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
             if count > 1 and self._sigmas:
                 self._noise.differences.append(log(value / self._last))
                 if step - self._last_step > DENSE:
                     self._dense_since = count
             self._last, self._last_step = value, step
-            level = lowest = recent.median
+            level = lowest = middle
             if level < self._lowest or count == 1:
                 self._lowest = level
             if recent.size < WIDE and self._sigmas and self._dense_since < count:
                 if self._last_level > lowest:
                     lowest = self._last_level
                 self._last_level = level
-                level = recent.ordered[0]  # nor is a single large one a rise
+                level = ordered[0]  # nor is a single large one a rise
             best = self._best
             # The first level is what "it had come down" is measured from.
             if lowest < best or count == 1:
@@ -154,6 +165,7 @@ class Rebound(UnboundedScorer):
                 within_noise = score <= self._small and (count <= self._small_until or score == 1.0)
                 if within_noise or not self._turned(score):
                     score = 1.0
+                ordered, seen = recent.ordered, recent.values  # others, if a new level was found
             if found:
                 found.append((score, self.normal))
             elif score is None or not quiet.low <= score <= quiet.high:

@@ -9,6 +9,7 @@ spikes (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -150,6 +151,78 @@ class RobustZ:
         self._log_ratio = log(min_ratio)
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        if not self._plain:
+            return self._update_choosing(values, steps, quiet)
+        # The usual case written out, `SortedWindow.push` as well: no call of ours for each sample.
+        window, use_log, fine, least = self._window, self._use_log, self._fine, self._min_samples
+        ordered, seen, size = window.ordered, window.values, window.size
+        n, center, mad, low = len(ordered), window.median, window.mad, window.nearest
+        few, far = max(quiet.low, fine.low), min(quiet.high, fine.high)
+        found: Found = ()
+        normal: float | None = None
+        for value in values:
+            place = value
+            if use_log:
+                place = log(value) if value > 0.0 else -inf
+            score: float | None = None
+            if n >= least:
+                # Changes with each sample while the window fills, and never again.
+                if n != self._factor_n:
+                    self._factor_n, self._factor = n, widening_mad(n)
+                scale = MAD_TO_SIGMA * mad
+                if scale > (FLOOR if use_log else FLOOR * abs(center)) and place > -inf and ordered[0] > -inf:
+                    score, normal = (place - center) / (scale * self._factor), center
+                else:
+                    window.median, window.mad = center, mad
+                    (score, self.normal), normal = self._raw(value), None
+                if found or not few <= score <= far:
+                    if normal is not None:
+                        self.normal, normal = exp(normal) if use_log else normal, None
+                    if self._log_ratio and not fine.low <= score <= fine.high:
+                        score = self._far_enough(score, value, self.normal or 0.0)
+            if found:
+                found.append((score, self.normal))
+            elif score is None or not quiet.low <= score <= quiet.high:
+                found = [(score, self.normal)]
+            if use_log:
+                self._values.append(value)
+            # -- the window learns it
+            if n == size:
+                del ordered[bisect_left(ordered, seen.popleft())]
+            else:
+                n += 1
+            seen.append(place)
+            insort(ordered, place)
+            half = n >> 1
+            center = ordered[half] if n & 1 else 0.5 * (ordered[half - 1] + ordered[half])
+            k = (n + 1) >> 1
+            last = n - k
+            if low > last:
+                low = last
+            before = center - ordered[low - 1] if low else inf
+            after = ordered[low + k] - center if low < last else inf
+            left, right = center - ordered[low], ordered[low + k - 1] - center
+            while before <= right:
+                low -= 1
+                after, left, right = right, before, ordered[low + k - 1] - center
+                before = center - ordered[low - 1] if low else inf
+            while left > after:
+                low += 1
+                before, left, right = left, center - ordered[low], after
+                after = ordered[low + k] - center if low < last else inf
+            mad = left if left > right else right
+            if not n & 1:
+                if not low:
+                    mad = 0.5 * (mad + ordered[k] - center)
+                else:
+                    mad = 0.5 * (mad + (before if before < after else after))
+        window.median, window.mad, window.nearest = center, mad, low
+        if normal is not None:
+            self.normal = exp(normal) if use_log else normal
+        return found
+
+    def _update_choosing(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        """The same where not every sample is learnt as it is."""
         window, use_log = self._window, self._use_log
         found: Found = ()
         for value in values:
@@ -176,17 +249,12 @@ class RobustZ:
                 raw = score
                 if self._log_ratio and not self._fine.low <= score <= self._fine.high:
                     score = self._far_enough(score, value, normal)
-            if self._plain:
-                window.push(place)
-                if use_log:
-                    self._values.append(value)
+            learnt, afresh = self._learning.admit(value, raw, self._streak, self._raw_bound)
+            if afresh:
+                self._fill(learnt)
             else:
-                learnt, afresh = self._learning.admit(value, raw, self._streak, self._raw_bound)
-                if afresh:
-                    self._fill(learnt)
-                else:
-                    for one in learnt:
-                        self._push(one)
+                for one in learnt:
+                    self._push(one)
             if found:
                 found.append((score, self.normal))
             elif score is None or not quiet.low <= score <= quiet.high:

@@ -173,8 +173,16 @@ class SureSlope(UnboundedScorer):
         self._judged = 0
         self._score: float | None = None
 
+    @property
+    def shares(self) -> bool:
+        """Whether it reads what another one learns."""
+        return not self._learns
+
     def join(self, other: Any) -> SureSlope | None:
-        """Several slopes over one window, such as ``above`` and ``below``, share their blocks."""
+        """Several slopes over one window, such as ``above`` and ``below``, share their blocks.
+
+        Then they must be asked about one sample after the other.
+        """
         if not isinstance(other, SureSlope) or other._shape != self._shape:
             return None
         self._memory, self._learns = other._memory, False
@@ -201,14 +209,9 @@ class SureSlope(UnboundedScorer):
     def learn(self, values: Sequence[float], steps: Sequence[int]) -> int:
         """Take values without judging them; returns how many came before there were enough to judge."""
         memory = self._memory
-        at = early = 0
-        for value in values:
-            if self._learns:
-                memory.take(value, steps[at])
-            if memory.count < self._min_blocks:
-                early += 1
-            at += 1  # noqa: SIM113 - `enumerate` costs more for a run of one
-        return early
+        if self._learns:
+            return memory.learn(values, steps, self._min_blocks)
+        return len(values) if memory.count < self._min_blocks else 0
 
     def _judge(self) -> float | None:
         memory = self._memory
@@ -286,21 +289,34 @@ class BlockSlopes:
 
     def take(self, value: float, step: int) -> None:
         """Learn one value."""
-        values = self._open
-        values.append(value)
+        self._open.append(value)
         self._steps_open += step
-        block = self._block
-        if len(values) < block:
-            return
+        if len(self._open) == self._block:
+            self._complete()
+
+    def learn(self, values: Sequence[float], steps: Sequence[int], least: int) -> int:
+        """Learn several; returns how many of them came before there were ``least`` blocks."""
+        early = at = 0
+        while at < len(values):
+            end = at + self._block - len(self._open)
+            part = values[at:end]
+            self._open += part
+            self._steps_open += sum(steps[at:end])
+            at += len(part)
+            if len(self._open) < self._block:
+                return early + (len(part) if self.count < least else 0)
+            before, _ = self.count, self._complete()
+            # The value that completes a block is judged with it.
+            early += len(part) if self.count < least else (len(part) - 1 if before < least else 0)
+        return early
+
+    def _complete(self) -> None:
+        """There are enough values for one more block."""
+        values, block = self._open, self._block
         place = self._steps_open / block if self._steps else float(self.count * block)
-        if block == 1:
-            level = value
-        elif block == 2:
-            level = (values[0] + value) / 2
-        else:
-            values.sort()
-            half = block >> 1
-            level = values[half] if block & 1 else (values[half - 1] + values[half]) / 2
+        values.sort()
+        half = block >> 1
+        level = values[half] if block & 1 else (values[half - 1] + values[half]) / 2
         self._waiting.append((place, level))
         values.clear()
         self._steps_open = 0

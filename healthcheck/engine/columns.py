@@ -1,0 +1,319 @@
+"""The samples of a block, series by series: a run of values for each, so that whoever judges it stays warm.
+
+What is done with samples depends on the series that come together, their *shape*; it is worked out once and used
+again while the same ones come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from healthcheck.core.samples import Labels, Row, Sample, Series
+
+if TYPE_CHECKING:
+    from healthcheck.engine.lookups import Watch
+    from healthcheck.engine.rulestate import RuleState
+    from healthcheck.engine.series import SeriesState
+
+SERIES: Callable[[Sample], Series] = attrgetter("metric", "labels", "phase")
+"""The series of a sample."""
+DERIVED = 2**32
+"""From here on count the places of samples that formulas make: behind those that were handed in."""
+_MOST_SHAPES = 100_000
+"""Series in all shapes together: runs whose samples come in ever new shapes must not fill the memory."""
+
+
+class Moment(NamedTuple):
+    """One evaluation: what is judged together, by one clock."""
+
+    step: int
+    """The step during which this happens; samples may belong to another one."""
+    samples: Sequence[Sample]
+    """Numbers on the host, any order, all of one step (see :func:`step_by_step`)."""
+    now: float
+    """Seconds of active training (see rule-language 4.5), non-decreasing."""
+
+
+def step_by_step(samples: Sequence[Sample]) -> Sequence[Sequence[Sample]]:
+    """Values of several steps may arrive at once; a guard or a formula must see those of its own step.
+
+    Live runs and replays of their records cut an evaluation up in this way, so that both judge alike.
+    """
+    if type(samples) is Row:
+        return (samples,)
+    begin, step, parts = 0, samples[0].step if samples else 0, []
+    for index, sample in enumerate(samples):
+        if sample.step != step:
+            parts.append(samples[begin:index])
+            begin, step = index, sample.step
+    parts.append(samples[begin:] if begin else samples)
+    return parts
+
+
+Judge = tuple["RuleState", "SeriesState | None"]
+"""A rule and its state of one series; None while its guards have not held yet."""
+
+
+class Column:
+    """One series: who wants its samples, and those of the block at hand."""
+
+    __slots__ = (
+        "absent", "always", "at", "due", "order", "origins", "paused", "phases", "series", "steps", "values", "watch",
+    )  # fmt: skip
+
+    def __init__(
+        self, series: Series, watch: Watch | None, always: list[Judge], paused: list[Judge], absent: list[RuleState]
+    ) -> None:
+        self.series = series
+        self.watch = watch
+        """What is looked up in it, before anything is judged."""
+        self.always = always
+        """Rules that judge every sample, in file order."""
+        self.paused = paused
+        """Rules with ``every``."""
+        self.absent = absent
+        """Rules that watch its absence."""
+        self.due = 0
+        """The first step at which one of ``paused`` may have its turn."""
+        self.phases: list[Column] = [self]
+        """The columns of this metric and labels in all phases: rules on any phase judge them as one series."""
+        self.origins: Sequence[tuple[Column, int]] = ()
+        """Of a column that was put together from several, where each value comes from."""
+        self.order = -1
+        """Of a derived metric, its place among the formulas."""
+        self.values: Sequence[float] = ()
+        self.steps: Sequence[int] = ()
+        self.at: Sequence[int] | None = None
+        """The moments of the values, by their place in the block; None: it has none in this block."""
+
+    def add(self, values: Sequence[float], steps: Sequence[int], at: Sequence[int]) -> None:
+        """More samples of the same block, behind those that are there."""
+        if type(self.at) is not list:  # else these lists are its own already
+            self.values, self.steps, self.at = list(self.values), list(self.steps), list(self.at or ())
+        self.values += values  # type: ignore[operator]
+        self.steps += steps  # type: ignore[operator]
+        self.at += at
+
+    def sample(self, moments: Sequence[Moment], place: int) -> tuple[int, Sample]:
+        """A sample of this block, by its place in the column; with its place among those of its moment."""
+        if self.origins:
+            column, place = self.origins[place]
+            return column.sample(moments, place)
+        assert self.at is not None
+        at = self.at[place]
+        step, samples, now = moments[at]
+        metric, labels, phase = self.series
+        if self.order >= 0:
+            return DERIVED + self.order, Sample(metric, self.steps[place], self.values[place], labels, phase, now)
+        nth = place - bisect_left(self.at, at)  # one moment may have several of a series
+        for index, sample in enumerate(samples):
+            if SERIES(sample) == self.series:
+                if not nth:
+                    return index, sample
+                nth -= 1
+        raise LookupError(f"no sample of {metric} at step {step}")  # pragma: no cover - it has been judged
+
+
+class Shape:
+    """The columns of samples that come together, in their order."""
+
+    __slots__ = ("columns", "series", "twice")
+
+    def __init__(self, series: tuple[Series, ...], columns: list[Column]) -> None:
+        self.series = series
+        self.columns = columns
+        self.twice = len(set(series)) < len(series)
+        """Whether one series comes more than once."""
+
+
+class Shapes:
+    """Sorts samples into columns.
+
+    A shape is costly to build and to hash. The last one for each number of samples is kept at hand: mostly it fits,
+    and to compare is cheaper.
+
+    :param make: makes the column of a series that was not seen before.
+    """
+
+    def __init__(self, make: Callable[[Series], Column]) -> None:
+        self._make = make
+        self._columns: dict[Series, Column] = {}
+        self._shapes: dict[tuple[Series, ...], Shape] = {}
+        self._latest: dict[int, Shape] = {}
+        self._known = 0
+        self._alike: dict[tuple[str, Labels], list[Column]] = {}
+        self.several_phases = False
+        """Whether some metric has come in several phases."""
+
+    def column(self, series: Series) -> Column:
+        """The column of one series."""
+        found = self._columns.get(series)
+        if found is None:
+            found = self._columns[series] = self._make(series)
+            found.phases = self._alike.setdefault(series[:2], [])
+            found.phases.append(found)
+            self.several_phases = self.several_phases or len(found.phases) > 1
+        return found
+
+    def _shape(self, series: tuple[Series, ...]) -> Shape:
+        shape = self._shapes.get(series)
+        if shape is None:
+            # Whoever logs other metrics at each step would fill the memory with shapes that are used once.
+            self._known += len(series)
+            if self._known > _MOST_SHAPES:
+                self._shapes.clear()
+                self._latest.clear()
+                self._known = len(series)
+            shape = self._shapes[series] = Shape(series, [self.column(one) for one in series])
+        self._latest[len(series)] = shape
+        return shape
+
+    def gather(self, moments: Sequence[Moment]) -> list[Column]:
+        """The columns of one block, in the order in which they first come; to be emptied afterwards.
+
+        One function, although it does several things: it is on the step path, and calls are what costs there.
+        """
+        found: list[Column] = []
+        begin, count = 0, len(moments)
+        latest = self._latest
+        while begin < count:
+            samples = moments[begin][1]
+            if not samples:
+                begin += 1
+                continue
+            # As many moments as come in one shape are taken at once.
+            end = begin + 1
+            shape = latest.get(len(samples))
+            if type(samples) is Row and not (shape is not None and shape.twice):
+                series = samples.series
+                if shape is None or shape.series is not series:
+                    shape = self._shape(series)
+                    shape.series = series  # this very object comes again
+                if not shape.twice:
+                    while end < count:
+                        others = moments[end][1]
+                        if type(others) is not Row or others.series is not series:
+                            break
+                        end += 1
+                    rows = [moment[1] for moment in moments[begin:end]]
+                    at: Sequence[int] = range(begin, end)
+                    steps: Sequence[int] = [row.step for row in rows]  # type: ignore[attr-defined]
+                    for column, values in zip(shape.columns, zip(*[row.values for row in rows]), strict=True):  # type: ignore[attr-defined]
+                        if column.at is None:
+                            column.values, column.steps, column.at = values, steps, at
+                            found.append(column)
+                        else:
+                            column.add(values, steps, at)
+                    begin = end
+                    continue
+            if shape is not None:
+                for one, sample in zip(shape.series, samples, strict=True):
+                    if (sample.metric, sample.labels, sample.phase) != one:
+                        shape = None
+                        break
+            if shape is None:
+                shape = self._shape(tuple(map(SERIES, samples)))
+            if not shape.twice:
+                series, same = shape.series, True
+                while same and end < count:
+                    others = moments[end][1]
+                    if len(others) != len(series):
+                        break
+                    for one, sample in zip(series, others, strict=True):
+                        if (sample.metric, sample.labels, sample.phase) != one:
+                            same = False
+                            break
+                    else:
+                        end += 1
+            if end == begin + 1:
+                at = (begin,)
+                for column, sample in zip(shape.columns, samples, strict=True):
+                    if column.at is None:
+                        column.values, column.steps, column.at = (sample.value,), (sample.step,), at
+                        found.append(column)
+                    else:
+                        column.add((sample.value,), (sample.step,), at)
+            else:
+                at = range(begin, end)
+                lists = [moment[1] for moment in moments[begin:end]]
+                for index, column in enumerate(shape.columns):
+                    values = [listed[index].value for listed in lists]
+                    steps = [listed[index].step for listed in lists]
+                    if column.at is None:
+                        column.values, column.steps, column.at = values, steps, at
+                        found.append(column)
+                    else:
+                        column.add(values, steps, at)
+            begin = end
+        return found
+
+    def forget(self) -> None:
+        """States are made or restored: find all anew."""
+        self._columns.clear()
+        self._shapes.clear()
+        self._latest.clear()
+        self._alike.clear()
+        self._known = 0
+        self.several_phases = False
+
+
+def across_phases(columns: Sequence[Column], moments: Sequence[Moment]) -> list[Column]:
+    """Where a metric comes in several phases in one block, rules on any phase get it as one column, in its order."""
+    found: list[Column] = []
+    done: set[int] = set()
+    for column in columns:
+        came = [one for one in column.phases if one.at is not None]
+        if len(came) < 2:
+            found.append(column)
+            continue
+        metric, labels, phase = column.series
+        apart = Column(
+            column.series,
+            None,
+            [judge for judge in column.always if judge[0].phase != "any"],
+            [judge for judge in column.paused if judge[0].phase != "any"],
+            [state for state in column.absent if state.phase != "any"],
+        )
+        apart.values, apart.steps, apart.at = column.values, column.steps, column.at
+        apart.origins = [(column, place) for place in range(len(column.values))]
+        found.append(apart)
+        if id(column.phases) in done:
+            continue
+        done.add(id(column.phases))
+        whole = Column(
+            (metric, labels, "any"),
+            None,
+            [judge for judge in column.always if judge[0].phase == "any"],
+            [judge for judge in column.paused if judge[0].phase == "any"],
+            [state for state in column.absent if state.phase == "any"],
+        )
+        entries = [(at, one.sample(moments, place)[0], one, place) for one in came for place, at in enumerate(one.at or ())]
+        entries.sort(key=lambda entry: entry[:2])
+        whole.at = [at for at, _, _, _ in entries]
+        whole.origins = [(one, place) for _, _, one, place in entries]
+        whole.values = [one.values[place] for one, place in whole.origins]
+        whole.steps = [one.steps[place] for one, place in whole.origins]
+        found.append(whole)
+    return found
+
+
+Run = tuple[Sequence[float], Sequence[int], Sequence[int]]
+"""Values, their steps, and their moments."""
+
+
+def merged(columns: Sequence[Column], moments: Sequence[Moment]) -> Run:
+    """The samples of several series as one run, in the order in which they came."""
+    if len(columns) == 1:
+        only = columns[0]
+        assert only.at is not None
+        return only.values, only.steps, only.at
+    entries = []
+    for column in columns:
+        assert column.at is not None
+        for place, at in enumerate(column.at):
+            entries.append((at, column.sample(moments, place)[0], column.values[place], column.steps[place]))
+    entries.sort(key=lambda entry: entry[:2])
+    return [e[2] for e in entries], [e[3] for e in entries], [e[0] for e in entries]

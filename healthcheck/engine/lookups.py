@@ -1,0 +1,414 @@
+"""What rules look up beside their own samples: guards, derived metrics, parts on another metric.
+
+Looked at before any rule is judged: a rule sees them as of its own step, wherever in the file it stands. For a block that
+means: what they say at each of its moments is worked out first, and where that changes the runs of a rule are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from healthcheck.core.protocols import Comparator
+from healthcheck.core.samples import NO_LABELS, Labels, Series, decode_number, encode_number
+from healthcheck.engine.columns import Column, Moment, Run, merged
+from healthcheck.engine.rulestate import RuleState, Side
+from healthcheck.rulelang.rule import Derived, Guard
+
+
+class Question:
+    """What several rules ask of one metric with the same words in ``only_if``."""
+
+    __slots__ = ("answer", "states", "test", "words")
+
+    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
+        self.words = test.text
+        self.test = test
+        self.states = states
+        self.answer: bool | None = None
+        """The last one; None before the first sample, which counts as satisfied."""
+
+
+class Looked:
+    """A plain metric that guards ask for or formulas look at."""
+
+    __slots__ = ("columns", "is_input", "level", "metric", "questions")
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.questions: list[Question] = []
+        self.is_input = False
+        """Whether some formula looks at it."""
+        self.level = 0
+        """How many formulas stand one upon the other below it; 0 for what is measured."""
+        self.columns: list[Column] = []
+        """Its samples in the block at hand; several where it comes in several phases."""
+
+
+class Watch(NamedTuple):
+    """What hangs on one series."""
+
+    looked: Looked | None
+    sides: tuple[tuple[RuleState, Side], ...]
+    """Parts of rules on other metrics."""
+
+
+class _Inputs:
+    """One formula and what it looks at."""
+
+    __slots__ = ("feeds", "formula", "late", "level", "looked", "order", "pasts", "series", "triggers")
+
+    def __init__(self, formula: Derived, order: int, looked: Mapping[str, Looked], level: int) -> None:
+        self.formula = formula
+        self.order = order
+        self.level = level
+        self.triggers = [looked[name] for name in formula.triggers]
+        self.pasts = [looked[name] for name in formula.remembers]
+        self.looked = list(dict.fromkeys([*self.triggers, *self.pasts]))
+        self.late = frozenset(past.metric for past in self.pasts if past.level >= level)
+        """Look-ups of what is computed later than this: it sees those of the evaluation before."""
+        self.feeds = [(past, formula.feeds(past.metric)) for past in self.pasts]
+        self.series: dict[str, Series] = {}
+        """By phase: the series that it makes."""
+
+
+class Lookups:
+    """Remembers what some rule looks up; computes a derived metric where all its bare inputs are."""
+
+    def __init__(self, states: Iterable[RuleState], derived: Sequence[Derived]) -> None:
+        self.derived = list(derived)
+        self.last: dict[str, float] = {}
+        """Metric -> its last value, where a guard or a formula asks for it."""
+        self._steps: dict[str, int] = {}
+        """The steps of the last values that formulas ask for."""
+        self._since: dict[str, int] = {}
+        """For what came for the first time in the block at hand, the moment."""
+        self._states = list(states)
+        self._looked: dict[str, Looked] = {}
+        self._asked: dict[int, list[Question]] = {}
+        """By place of its state: all that a rule's guards ask."""
+        self._place = {id(state): place for place, state in enumerate(self._states)}
+        for state in self._states:
+            for guard in state.rule.only_if:
+                self._add_question(guard, state)
+        # Each formula comes after those that it looks at.
+        self._formulas: list[_Inputs] = []
+        levels: dict[str, int] = {}
+        for order, formula in enumerate(self.derived):
+            level = levels[formula.name] = 1 + max(levels.get(name, 0) for name in formula.triggers)
+            for name in formula.inputs:
+                looked = self._of(name)
+                looked.is_input, looked.level = True, levels.get(name, 0)
+            self._formulas.append(_Inputs(formula, order, self._looked, level))
+
+    def _of(self, metric: str) -> Looked:
+        return self._looked.setdefault(metric, Looked(metric))
+
+    def _add_question(self, guard: Guard, state: RuleState) -> None:
+        looked = self._of(guard.metric)
+        if not _held_by_guards(state):
+            return
+        question = next((q for q in looked.questions if q.words == guard.test.text), None)
+        if question is None:
+            question = Question(guard.test, [])
+            looked.questions.append(question)
+        question.states.append(state)
+        self._asked.setdefault(self._place[id(state)], []).append(question)
+
+    def watch(self, metric: str, labels: Labels) -> Watch | None:
+        """What hangs on samples of one series; None if nothing does. Guards and formulas take plain metrics only."""
+        sides = tuple(
+            (state, side)
+            for state in self._states
+            for side in state.sides
+            if side.selector.metric == metric and side.selector.matches(labels)
+        )
+        looked = None if labels else self._looked.get(metric)
+        return Watch(looked, sides) if sides or looked is not None else None
+
+    def known_at(self, at: int) -> set[str]:
+        """The metrics that were known at a moment of the block at hand."""
+        return {name for name in self.last if self._since.get(name, -1) <= at}
+
+    # -- a block ------------------------------------------------------------------------
+
+    def take(self, columns: list[Column], moments: Sequence[Moment], column_of: Callable[[Series], Column]) -> list[RuleState]:
+        """Look at the samples of a block before they are judged; adds the columns of derived metrics.
+
+        A derived metric has a value at a step when all its bare inputs have one there, whichever evaluation of that
+        step brought them; it is computed once per evaluation, from the last.
+
+        Returns the rules for which a guard or a part changes in this block: see :attr:`RuleState.changes`.
+        """
+        came: list[Looked] = []
+        sides: dict[Side, tuple[RuleState, list[Column]]] = {}
+        for column in columns:
+            watch = column.watch
+            if watch is None:
+                continue
+            if watch.looked is not None:
+                if not watch.looked.columns:
+                    came.append(watch.looked)
+                watch.looked.columns.append(column)
+            for state, side in watch.sides:
+                if side in sides:
+                    sides[side][1].append(column)
+                else:
+                    sides[side] = state, [column]
+        if self._since:
+            self._since = {}
+        if not came and not sides:
+            return []
+        for inputs in self._formulas:
+            for looked in inputs.triggers:
+                if looked.columns:
+                    break
+            else:
+                for looked, feeds in inputs.feeds:
+                    if looked.columns:
+                        values = merged(looked.columns, moments)[0]
+                        for feed in feeds:
+                            feed(values)
+                continue
+            for column in self._derive(inputs, moments, column_of):
+                columns.append(column)
+                watch = column.watch
+                if watch is None:
+                    continue
+                if watch.looked is not None:
+                    if not watch.looked.columns:
+                        came.append(watch.looked)
+                    watch.looked.columns.append(column)
+                for state, side in watch.sides:
+                    sides.setdefault(side, (state, []))[1].append(column)
+        changed: dict[int, RuleState] = {}
+        last = self.last
+        answers: list[tuple[int, Question, bool]] = []
+        for looked in came:
+            its = looked.columns
+            values, steps, at = (its[0].values, its[0].steps, its[0].at) if len(its) == 1 else merged(its, moments)
+            looked.columns = []
+            metric, newest = looked.metric, values[-1]
+            before = last.get(metric)
+            if before is None:
+                self._since[metric] = at[0]
+            # Most guards look at settings that stay for a whole run: they are asked when the value changes. (NaN differs
+            # from itself, so it is asked about each time.)
+            if looked.questions and (newest != before or len(values) > 1 and values.count(before) < len(values)):
+                _ask(looked.questions, before, values, at, answers)
+            last[metric] = newest
+            if looked.is_input:
+                self._steps[metric] = steps[-1]
+        if answers:
+            self._open_or_shut(answers, changed)
+        for side, (state, its) in sides.items():
+            values, steps, at = (its[0].values, its[0].steps, its[0].at) if len(its) == 1 else merged(its, moments)
+            said = side.breach
+            if side.settled:
+                low, high = (values[0], values[0]) if len(values) == 1 else (min(values), max(values))
+                # NaN breaches, and of a run with NaN neither end can be trusted: it is asked value by value.
+                if said is False and side.low <= low and high <= side.high and (len(values) == 1 or _finite(values)):
+                    continue
+                if said is True and (low > side.high or high < side.low) and (len(values) == 1 or _finite(values)):
+                    continue
+            for moment, breach in zip(at, side.run(values, steps), strict=True):
+                if breach is not said:
+                    state.change(moment, side, said, breach)
+                    changed[id(state)] = state
+                    said = breach
+        for state in changed.values():
+            state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
+        return list(changed.values())
+
+    def _open_or_shut(self, answers: list[tuple[int, Question, bool]], changed: dict[int, RuleState]) -> None:
+        """Note where the guards of rules begin or cease to hold, all of them."""
+        answers.sort(key=_moment)
+        shut: dict[int, bool] = {}
+        for at, question, answer in answers:
+            question.answer = answer
+            for state in question.states:
+                before = shut.get(id(state), state.shut)
+                after = any(q.answer is False for q in self._asked[self._place[id(state)]])
+                if after is not before:
+                    state.change(at, state, before, after)
+                    changed[id(state)] = state
+                    shut[id(state)] = after
+
+    # -- formulas -------------------------------------------------------------------------
+
+    def _derive(
+        self, inputs: _Inputs, moments: Sequence[Moment], column_of: Callable[[Series], Column]
+    ) -> Sequence[Column]:
+        """The samples of one formula in this block, sorted into columns by phase."""
+        first = inputs.triggers[0].columns
+        by_phase: Mapping[str, Run]
+        if len(first) == 1 and self._aligned(inputs, first[0]):
+            only = first[0]
+            values, steps, at = only.values, only.steps, only.at or ()
+            given = {one.metric: one.columns[0].values for one in inputs.looked if one.columns}
+            computed = inputs.formula.run(given, len(at), inputs.late)
+            if None in computed:
+                kept = [place for place, value in enumerate(computed) if value is not None]
+                if not kept:
+                    return ()
+                computed, steps, at = [computed[p] for p in kept], [steps[p] for p in kept], [at[p] for p in kept]
+            by_phase = {only.series[2]: (computed, steps, at)}  # type: ignore[dict-item]
+        else:
+            runs = {one.metric: merged(one.columns, moments) for one in inputs.looked if one.columns}
+            by_phase = self._by_moment(inputs, runs, moments)
+        found = []
+        for phase, (values, steps, at) in by_phase.items():
+            series = inputs.series.get(phase)
+            if series is None:
+                series = inputs.series[phase] = (inputs.formula.name, NO_LABELS, phase)
+            column = column_of(series)
+            column.order = inputs.order
+            if column.at is None:
+                column.values, column.steps, column.at = values, steps, at
+                found.append(column)
+                continue
+            # Somebody logs a metric of this name as well.
+            both = [*zip(column.at, column.steps, column.values, strict=True), *zip(at, steps, values, strict=True)]
+            both.sort(key=_moment)
+            column.at, column.steps, column.values = ([entry[i] for entry in both] for i in range(3))
+        return found
+
+    def _aligned(self, inputs: _Inputs, first: Column) -> bool:
+        """The usual case: all that the formula looks at came together, in one phase, once each."""
+        if len(inputs.looked) == 1:
+            return first.at is not None and (len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at))
+        steps, at, phase = first.steps, first.at, first.series[2]
+        for one in inputs.looked:
+            if not one.columns and one not in inputs.triggers:
+                continue
+            if len(one.columns) != 1:
+                return False
+            other = one.columns[0]
+            if other.at is not at and list(other.at or ()) != list(at or ()):
+                return False
+            if one in inputs.triggers and (other.series[2] != phase or list(other.steps) != list(steps)):
+                return False
+        return type(at) is range or len(set(at or ())) == len(at or ())
+
+    def _by_moment(
+        self, inputs: _Inputs, runs: Mapping[str, Run], moments: Sequence[Moment]
+    ) -> dict[str, tuple[list[float], list[int], list[int]]]:
+        """The samples, moment by moment, where samples come as they like."""
+        formula = inputs.formula
+        current = {name: self.last.get(name) for name in formula.triggers}
+        stepped = {name: self._steps.get(name) for name in formula.triggers}
+        at_hand = dict.fromkeys(runs, 0)
+        due = sorted({at for one in inputs.triggers if one.metric in runs for at in runs[one.metric][2]})
+        found: dict[str, tuple[list[float], list[int], list[int]]] = {}
+
+        def advance(one: Looked, until: int) -> None:
+            """Give the formula what came of a metric before the moment ``until``."""
+            values, steps, at = runs[one.metric]
+            begin = end = at_hand[one.metric]
+            while end < len(at) and at[end] < until:
+                end += 1
+            if end > begin:
+                at_hand[one.metric] = end
+                current[one.metric], stepped[one.metric] = values[end - 1], steps[end - 1]
+                for feed in formula.feeds(one.metric):
+                    feed(values[begin:end])
+
+        arrived = [one for one in inputs.looked if one.metric in runs]
+        for moment in due:
+            for one in arrived:
+                advance(one, moment + 1 if one.level < inputs.level else moment)
+            newest = max(
+                (
+                    (one.level, *column.sample(moments, _last_place(column.at or (), moment)), column)
+                    for one in inputs.triggers
+                    for column in one.columns
+                    if moment in (column.at or ())
+                ),
+                key=lambda entry: entry[:2],
+            )
+            step, phase = newest[2].step, newest[2].phase
+            if all(stepped[name] == step for name in formula.triggers):
+                value = formula.compute(current.get)
+                if value is not None:
+                    values, steps, at = found.setdefault(phase, ([], [], []))
+                    values.append(value)
+                    steps.append(step)
+                    at.append(moment)
+        for one in arrived:
+            advance(one, len(moments))
+        return found
+
+    # -- resume -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "derived": {d.name: {"text": d.text, "state": d.state()} for d in self.derived},
+            "last": {name: [self._steps.get(name), encode_number(value)] for name, value in self.last.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
+        """Restore; returns one sentence for each derived metric that starts fresh."""
+        reasons = []
+        for formula in self.derived:
+            fresh = formula.state()
+            try:
+                entry = saved["derived"].get(formula.name)
+                if entry is not None and entry["text"] == formula.text:
+                    formula.restore(entry["state"])
+            except Exception as error:  # as for rules: one that cannot be read must not take the others with it
+                formula.restore(fresh)
+                reasons.append(
+                    f"{formula.name} starts fresh: its saved state cannot be read ({type(error).__name__}: {error})"
+                )
+        self.last = {name: decode_number(value) for name, (_, value) in saved["last"].items()}
+        self._steps = {name: int(step) for name, (step, _) in saved["last"].items() if step is not None}
+        for looked in self._looked.values():
+            for question in looked.questions:
+                known = looked.metric in self.last
+                question.answer = _holds(question.test, self.last[looked.metric]) if known else None
+        for place, questions in self._asked.items():
+            self._states[place].shut = any(question.answer is False for question in questions)
+        return reasons
+
+
+def _held_by_guards(state: RuleState) -> bool:
+    """Not so rules on absence and on siblings: these are judged as they come."""
+    return not (state.across or state.rule.condition.absence)
+
+
+def _holds(test: Comparator, value: float) -> bool:
+    return (value < test.healthy.low or value > test.healthy.high) if test.exact else test(value)
+
+
+def _ask(
+    questions: Sequence[Question],
+    before: float | None,
+    values: Sequence[float],
+    at: Sequence[int],
+    answers: list[tuple[int, Question, bool]],
+) -> None:
+    """What the values of a block answer, where that changes."""
+    for question in questions:
+        said, old, test = question.answer, before, question.test
+        exact, low, high = test.exact, test.healthy.low, test.healthy.high
+        for place, value in enumerate(values):
+            if value == old:
+                continue
+            old = value
+            answer = (value < low or value > high) if exact else test(value)
+            if answer is not said:
+                said = answer
+                answers.append((at[place], question, answer))
+
+
+def _finite(values: Sequence[float]) -> bool:
+    total = sum(values)
+    return total - total == 0.0
+
+
+def _last_place(at: Sequence[int], moment: int) -> int:
+    return len(at) - 1 - list(reversed(at)).index(moment)
+
+
+def _moment(entry: tuple[int, Any, Any]) -> int:
+    return entry[0]

@@ -20,6 +20,11 @@ CONTEXT_LABELS = frozenset({"optimizer", "dataset", "rank"})
 make a family that a rule must ask for: ``grad_norm[*]``."""
 
 
+BETWEEN = "between"
+"""Phase of a value from a step that nobody watched: the largest of several, kept by the device. It is judged by the bound that
+a rule draws from the samples before it, and enters no window unless it breaks one."""
+
+
 class Cost(str, Enum):
     """What one sample of a metric costs."""
 

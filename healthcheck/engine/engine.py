@@ -10,7 +10,7 @@ from typing import Any
 
 from healthcheck.core.alerts import Alert, Severity, Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import Labels, Sample, Series
+from healthcheck.core.samples import BETWEEN, Labels, Row, Sample, Series
 from healthcheck.engine.columns import Column, Judge, Moment, Shapes, across_phases
 from healthcheck.engine.lookups import Lookups
 from healthcheck.engine.routes import NEVER
@@ -214,6 +214,10 @@ class Engine:
 
         Returns what was found, evaluation by evaluation; nothing for those that brought nothing.
         """
+        for place, moment in enumerate(moments):
+            given = moment[1]
+            if type(given) is not Row and given and given[0].phase == BETWEEN:
+                return self._judge_between(moments, place)
         self.step, _, self.now = moments[-1]
         columns = self._shapes.gather(moments)
         changed = self.lookups.take(columns, moments, self._shapes.column)
@@ -281,6 +285,28 @@ class Engine:
         if not marks:
             return ()  # nearly always
         return self._conclude_all(marks, moments)
+
+    def _judge_between(self, moments: Sequence[Moment], place: int) -> Sequence[Evaluation]:
+        """A block of which one evaluation is of a step that nobody watched: its values are judged if they break a bound."""
+        found = [*self.judge(moments[:place])] if place else []
+        step, samples, now = moments[place]
+        judged = [
+            Sample(one.metric, one.step, one.value, one.labels, "train", one.time, one.detail)
+            for one in samples
+            if self._breaks_a_bound(one)
+        ]
+        rest = [*([Moment(step, judged, now)] if judged else ()), *moments[place + 1 :]]
+        return [*found, *(self.judge(rest) if rest else ())]
+
+    def _breaks_a_bound(self, sample: Sample) -> bool:
+        for state in self._by_metric.get(sample.metric, ()):
+            series = state.series.get(sample.labels)
+            if series is None or state.shut or state.phase not in ("any", "train"):
+                continue
+            bound = series.bound(sample.step)
+            if bound is not None and not bound.low <= sample.value <= bound.high:
+                return True
+        return False
 
     # -- which rules judge what -------------------------------------------------------
 

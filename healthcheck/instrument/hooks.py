@@ -334,7 +334,10 @@ class TorchHooks:
 
     def _clipping(self, parameters: list[Any], norm: Any, max_norm: Any) -> None:
         machine = self.machine
-        if machine.paused or machine.unwatched.left or not machine.optimizers.trains(parameters):
+        if machine.unwatched.left:
+            machine.unwatched.clipping()
+            return
+        if machine.paused or not machine.optimizers.trains(parameters):
             return
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
         looks_only = limit == float("inf")  # a norm that is wanted for itself

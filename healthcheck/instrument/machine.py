@@ -669,13 +669,14 @@ class StepMachine:
                 if self.number >= judge.due_step or session.board.noted_until >= judge.due_time:
                     session.step_noted(self.number)
         finally:
+            scale = self.facts.loss_scale
             self.events.batch = None
             self.facts = UpdateFacts()
         stop = self.stop.state
         if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
             self.check_end()
         if self.session.own_ns >= self.session.budget.binds_at:
-            self.unwatched.due = True
+            self.unwatched.due, self.unwatched.last_scale = True, scale
 
     def step_goes_on(self, stepped: Iterable[int]) -> None:
         """In the middle of a step that nobody watched so far: these optimizers have made their update in it."""

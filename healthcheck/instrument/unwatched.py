@@ -7,8 +7,12 @@ watched after all, from its backward pass on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+
+from healthcheck.core.references import weak
+from healthcheck.core.rows import Update
 
 if TYPE_CHECKING:
     from healthcheck.instrument.machine import StepMachine
@@ -30,11 +34,15 @@ class UnwatchedSteps:
         """Steps that are still to be left out. Hooks look here before anything else."""
         self.due = False
         """Whether a watched step is over, so that :meth:`decide` is to be called: as soon as our own time in it is counted."""
+        self.last_scale: Any = None
+        """The loss scale of the last watched step."""
         self.by_pass = False
         """Whether a backward pass is a step."""
         self._machine = machine
         self._turns: dict[int, int] = {}
         """Ids of the optimizers whose updates make a step, with their indices; empty: updates do not count."""
+        self._known: dict[int, Callable[[], Any]] = {}
+        """The same optimizers by weak references: an id may be given again."""
         self._stepped: set[int] = set()
         """Those that have stepped in the step at hand, where there are several."""
         self._done = 0
@@ -43,6 +51,15 @@ class UnwatchedSteps:
         """Whether a backward pass that is counted is running."""
         self._looks = False
         """Whether somebody would stop for a loss."""
+        self._keeper: Any = None
+        """The probe that has the device keep what gradients come to; None where it cannot, or where that would be too dear."""
+        self._update: Update | None = None
+        """The update at hand, for it."""
+        self._optimizer: Callable[[], Any] = lambda: None
+        self._kept = 0
+        """The step of which the device keeps something already."""
+        self._launch_ns = 0.0
+        """Nanoseconds that a launch takes, of the last ones; 0: not known."""
 
     def decide(self) -> None:
         """After a watched step, once the allowance is used up: leave out what the budget says."""
@@ -60,7 +77,9 @@ class UnwatchedSteps:
         optimizers = [] if self.by_pass or announced else machine.optimizers.of_last_step()
         if optimizers or self.by_pass or announced:
             self._turns = {id(optimizer): index for optimizer, index in optimizers}
+            self._known = {id(optimizer): weak(optimizer) for optimizer, _ in optimizers}
             self._stepped.clear()
+            self._choose_keeper(optimizers)
             self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
             session.wanted.clear()
 
@@ -69,11 +88,53 @@ class UnwatchedSteps:
         machine = self._machine
         return machine.session.info.world_size == 1 and not machine.paused and not machine.updates_unseen
 
+    def _choose_keeper(self, optimizers: Sequence[tuple[Any, int]]) -> None:
+        """Have gradients measured in steps that are left out, where a device can keep what comes of it within the budget.
+
+        Not under a loss scale, which is taken out of them only before the update or not at all.
+        """
+        machine, session = self._machine, self._machine.session
+        self._keeper = None
+        if len(optimizers) != 1 or self.last_scale is not None or not session.budget.affords(self._launch_ns):
+            return
+        optimizer, index = optimizers[0]
+        self._keeper = next((p for p in session.board.probes.values() if hasattr(p, "keep_unread")), None)
+        self._optimizer = weak(optimizer)
+        self._update = Update(machine.view, session.demand, optimizer_index=index)
+
+    def clipping(self) -> None:
+        """Gradients are about to be clipped."""
+        if self._keeper is not None:
+            self.gradients_complete()
+
+    def gradients_complete(self) -> None:
+        """Gradients are there, and about to be clipped or used."""
+        optimizer, update, machine = self._optimizer(), self._update, self._machine
+        step = machine.number + 1
+        capturing = machine.events.capturing
+        if optimizer is None or update is None or self._kept == step or (capturing is not None and capturing()):
+            return
+        began = perf_counter_ns()
+        self._kept, update.optimizer = step, optimizer
+        try:
+            if not self._keeper.keep_unread(update, step):
+                self._keeper = None
+        except Exception as error:
+            machine.session.monitor_error(error, "gradients_complete")
+            self._keeper = None
+        update.optimizer = None
+        spent = perf_counter_ns() - began
+        self._launch_ns += (spent - self._launch_ns) * 0.1 if self._launch_ns else spent
+        machine.session.own_ns += spent
+
     # -- called by hooks, at every step that is left out -------------------------------
 
     def update_begins(self, optimizer: Any) -> bool:
         """An optimizer is about to step. False if this is to be watched after all."""
-        if id(optimizer) in self._turns or not self._turns:
+        if self._keeper is not None:
+            self.gradients_complete()
+        known = self._known.get(id(optimizer))
+        if (known is not None and known() is optimizer) or not self._turns:
             return True
         only = self._machine.optimizers.only
         if only is not None and optimizer not in only:

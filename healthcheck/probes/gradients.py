@@ -13,7 +13,8 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
-from healthcheck.core.samples import NO_LABELS, Cost, Labels, Metric, Sample
+from healthcheck.core.samples import BETWEEN, NO_LABELS, Cost, Labels, Metric, Sample
+from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceVector, calculate, number, quotient, value_of, values_of
 from healthcheck.device.tensors import nonfinite_counts, plain_values
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
@@ -332,6 +333,8 @@ class GradientProbe:
         self._recent = recent or RecentGradients()
         self._given: dict[int, int] = {}
         """Step of the last answer, by optimizer."""
+        self._kept: set[int] = set()
+        """Optimizers of which the device has kept something since the last look, by index."""
         self._looked: dict[int, int] = {}
         """Step of the last look for a row, by optimizer."""
         self._dims: tuple[list[str], list[int]] = ([], [])
@@ -398,6 +401,9 @@ class GradientProbe:
         if stats is None:
             return
         self._looked[index] = step
+        if index in self._kept:
+            self._kept.discard(index)
+            row.found["between"] = stats.words
         norm = row.norm = stats.norm
         factor = None
         if update.final and (row.max_norm is not None or row.loss_scale is not None):
@@ -411,6 +417,30 @@ class GradientProbe:
         elif norm - norm != 0.0:
             self._recent.remember(step, GradientFacts(stats, names, factor))
 
+    def keep_unread(self, update: Update, step: int) -> bool:
+        """The same for a step that nobody watches: the device keeps what came of it until the next look. False if it cannot.
+
+        What is kept are norms of gradients as they are: nothing may have scaled or clipped them.
+        """
+        params = self._trained.of(update)
+        known = self._passes.get(update.optimizer_index)
+        if not params or known is None or not known.keep(params, step, self._trained.names):
+            return False
+        self._kept.add(update.optimizer_index)
+        return True
+
+    def _between(self, words: DeviceVector, row: StepRow, labels: Labels) -> list[Sample]:
+        """What the device has kept of the steps before that nobody watched."""
+        nonfinite, bad, largest, at = words.numbers()[-len(WORDS) :]
+        made: list[Sample] = []
+        if largest:
+            made.append(Sample("grad_norm", int(at), largest, labels, BETWEEN, row.update_time))
+        if nonfinite:
+            if "grad_nonfinite" in self._besides:
+                made.append(Sample("grad_nonfinite", int(bad), nonfinite, labels, BETWEEN, row.update_time))
+            made.append(Sample("grad_norm", int(bad), math.nan, labels, BETWEEN, row.update_time))
+        return sorted(made, key=operator.attrgetter("step"))
+
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
         ordered = [(key, demand.every_of(key)) for key in self._besides]
@@ -420,6 +450,9 @@ class GradientProbe:
                 made += self._told(row)
                 continue
             stats, names, factor, index, dims = found
+            words = row.found.pop("between", None)
+            if words is not None:
+                made += self._between(words, row, optimizer_labels(index))
             if self._given.get(index) == step:
                 continue
             self._given[index] = step

@@ -173,6 +173,10 @@ class OverheadBudget:
             self._length += (self._gap - self._length) * (RECENT if steps == 1 else 0.5)
             self._idle += (spent / steps - self._idle) * 0.5
 
+    def affords(self, launch_ns: float) -> bool:
+        """Whether a launch in every step that is left out takes half of what steps may cost at most."""
+        return launch_ns * 1e-9 * self.displaced <= (self.share or 0.0) * self._length / 2
+
     def credit(self, active: float) -> float:
         """Seconds that are left on the account after so many seconds of training."""
         return ALLOWANCE + (self.share or 0.0) * active - self._charged

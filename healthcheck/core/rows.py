@@ -33,6 +33,8 @@ class StepRow:
     """0 for the optimizer seen first; others count up in the order of their first step."""
     attempted: bool = False
     """Whether an optimizer stepped, or was skipped."""
+    seen: bool = False
+    """Whether its gradients were there to be seen. A step that a ``GradScaler`` skips shows none."""
     ends: bool = False
     """Whether the step is over with it."""
     over: bool = False

@@ -26,11 +26,12 @@ from healthcheck.core.errors import StopTraining, UsageError
 from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of, ending_of
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.hooks import TorchHooks
-from healthcheck.instrument.machine import EndedBy, StepMachine
+from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
 from healthcheck.instrument.saved_state import inner_optimizer
 from healthcheck.instrument.sources import LoopSource, TorchFeed
+from healthcheck.instrument.step_events import EndedBy
 from healthcheck.run import current
 from healthcheck.run.ending import Ending
 from healthcheck.run.opening import SessionOptions, open_here, switched_off, takes_options

@@ -14,9 +14,9 @@ that announces its steps (:mod:`healthcheck.instrument.sources`). Nothing else c
 from __future__ import annotations
 
 import contextlib
-import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
@@ -29,7 +29,7 @@ from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import LossMath, Stage, StepEvents, UpdateFacts
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, UpdateFacts
 from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
@@ -46,17 +46,6 @@ from healthcheck.instrument.updates import (
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
-
-
-class EndedBy(enum.Enum):
-    """Who says when a step is over."""
-
-    UPDATES = "updates"
-    """Nobody: it is over when its optimizers have stepped."""
-    LOOP = "loop"
-    """A loop says so, and we count."""
-    FRAMEWORK = "framework"
-    """A framework says so, and counts."""
 
 
 class StepMachine:
@@ -273,6 +262,8 @@ class StepMachine:
 
     def pass_begins(self, tensors: Any) -> None:
         """An outermost backward pass from ``tensors`` is about to run: -> BACKWARD, also where we fail."""
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
         try:
             if not self.started:
                 self.start()
@@ -295,20 +286,19 @@ class StepMachine:
             loss = losses.of(tensors, self.number)
             if losses.scale is not None:
                 self.facts.loss_scale = losses.scale
-            notes = self.notes
-            if notes.noting:
-                if loss is not None:
-                    self._loss_shown_in = self.number
-                if not notes.loss(self.number, loss, losses.weight):
-                    self.session.board.look_closely()  # its graph is there now, and never again
-            if EventKind.LOSS in self.session.wanted:
-                if loss is not None:
-                    self._loss_shown_in = self.number
+            notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
+            if loss is not None and (notes.noting or EventKind.LOSS in wanted):
+                self._loss_shown_in = self.number
+            shown = notes.noting and not (capturing is not None and capturing())
+            if shown and not notes.loss(self.number, loss, losses.weight):
+                session.board.look_closely()  # its graph is there now, and never again
+            if EventKind.LOSS in wanted:
                 graph = getattr(tensors, "grad_fn", None)
                 facts = {"loss": loss, "loss_graph": graph, "loss_weight": losses.weight, "batch": self.events.batch}
                 self.events.emit(EventKind.LOSS, self.number, **facts)
         finally:
             self.in_pass = True
+            session.own_ns = own + perf_counter_ns() - began  # with all that events have counted meanwhile
 
     def pass_fails(self) -> None:
         """The pass was left by an exception, or never run."""
@@ -397,24 +387,29 @@ class StepMachine:
         known = self._running.get(id(optimizer))
         if known is not None and known.announced and not announced:
             return None
-        if self.stop.state.request is not None:
-            self.stop.check()
-        if self.region.stepped is not None:
-            self._catch_up()
-        if self.in_pass:
-            self._update_inside_pass(optimizer)
-            return None
-        plan = self._attempt(optimizer)
-        running = self._running[id(optimizer)] = Running(plan.index, announced)
-        if getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer):
-            return None
-        closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
-        if closure is None or not callable(closure):
-            if self.region.clipped:
-                self._before_update(optimizer, plan, running)
-            else:
-                self._hold.before(optimizer, plan, running, self.facts, self.number)
-            return None
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            if self.stop.state.request is not None:
+                self.stop.check()
+            if self.region.stepped is not None:
+                self._catch_up()
+            if self.in_pass:
+                self._update_inside_pass(optimizer)
+                return None
+            plan = self._attempt(optimizer)
+            running = self._running[id(optimizer)] = Running(plan.index, announced)
+            if getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer):
+                return None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
+            if closure is None or not callable(closure):
+                if self.region.clipped:
+                    self._before_update(optimizer, plan, running)
+                else:
+                    self._hold.before(optimizer, plan, running, self.facts, self.number)
+                return None
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
         def evaluated() -> None:
             if not self.facts.closure_ran:  # gradients are final after the first evaluation
@@ -428,13 +423,17 @@ class StepMachine:
         running = self._running.pop(id(optimizer), None)
         if running is None:
             return
-        if running.armed or running.withheld is not None:
-            self._hold.after(optimizer, running)
-        skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
-        facts = self.facts
-        if EventKind.AFTER_UPDATE in self.session.wanted and not skipped:
-            self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
-        self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+        session, facts = self.session, self.facts
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            if running.armed or running.withheld is not None:
+                self._hold.after(optimizer, running)
+            skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
+            if EventKind.AFTER_UPDATE in session.wanted and not skipped:
+                self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
+            self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
     def update_fails(self, optimizer: Any) -> None:
         """An announced update was left by an exception, or never made."""
@@ -465,18 +464,12 @@ class StepMachine:
         self.session.unit = "step"
         repeated = index in stepped
         if repeated and self._standing is Stage.FORWARD and self.ended_by is not EndedBy.FRAMEWORK:
-            # The others did not step this time, or a loop has not said that its step was over.
-            self._standing = Stage.ENDED
-            held_back = self.gate.held_back(self.number)
-            if self.notes.noting:
-                self.notes.ends_before(self.number, index, UpdateFacts(), held_back)
-            if not self.notes.noting or EventKind.STEP_END in self.session.wanted:
-                self.events.emit(
-                    EventKind.STEP_END, self.number, optimizer=optimizer, optimizer_index=index, held_back=held_back
-                )
-            else:
-                self.session.step_noted(self.number)
-            self.check_end()
+            # The others did not step this time, or a loop has not said that its step was over. What is known of this
+            # attempt belongs to the next step.
+            coming = self.facts, self.events.batch, self.notes.put_aside(self.number, index)
+            self.facts = UpdateFacts()
+            self._end_step(optimizer, index)
+            self.facts, self.events.batch, self.notes.row = coming
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
             self._begin_step()
@@ -509,7 +502,7 @@ class StepMachine:
         self.updates += 1
         notes, optimizers = self.notes, self.optimizers
         if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
-            notes.attempted(self.number, index, bool(skipped))
+            notes.attempted(self.number, optimizer, index, bool(skipped))
         if self.announced:
             self.facts.made(optimizer, index, skipped)
         elif self._standing is Stage.FORWARD and (
@@ -648,26 +641,22 @@ class StepMachine:
             loads = StateLoads()
         flags = self.gate.flags
         held_back = flags[1] if flags[0] == self.number else None
-        notes, session = self.notes, self.session
+        notes, session, capturing = self.notes, self.session, self.events.capturing
+        wanted = EventKind.STEP_END in session.wanted or loads is not None or more.get("metrics") is not None
         try:
-            if notes.noting:
+            if notes.noting and not (capturing is not None and capturing()):
                 most = session.stop.most_steps or self.events.planned
                 notes.close(self.number, index, self.facts, held_back, most, more)
                 if self.events.epoch is not None:
                     session.epoch = self.events.epoch
-            if (
-                not notes.noting
-                or EventKind.STEP_END in session.wanted
-                or loads is not None
-                or more.get("metrics") is not None
-            ):
+                judge = session.judge
+                due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
+                if due and not wanted:
+                    session.step_noted(self.number)
+            if wanted or not notes.noting:
                 inner = self.facts.inner_gradients
                 more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
                 self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
-            else:
-                judge = session.judge
-                if self.number >= judge.due_step or session.board.noted_until >= judge.due_time:
-                    session.step_noted(self.number)
         finally:
             scale = self.facts.loss_scale
             self.events.batch = None

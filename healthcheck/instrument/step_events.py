@@ -45,6 +45,17 @@ class Stage(enum.Enum):
     """The last step is over, the next has not begun."""
 
 
+class EndedBy(enum.Enum):
+    """Who says when a step is over."""
+
+    UPDATES = "updates"
+    """Nobody: it is over when its optimizers have stepped."""
+    LOOP = "loop"
+    """A loop says so, and we count."""
+    FRAMEWORK = "framework"
+    """A framework says so, and counts."""
+
+
 @dataclass(slots=True)
 class UpdateFacts:
     """What is known of the update at hand. A new one takes its place when the update is over."""

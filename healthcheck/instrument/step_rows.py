@@ -8,9 +8,10 @@ listeners that want them in this step.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
 from healthcheck.device.deferred import Deferred, number
 
@@ -24,9 +25,10 @@ _RATE = operator.methodcaller("get", "lr")
 class StepNotes:
     """The rows of one training."""
 
+    allowed = True
+    """False: every step is shown by events alone."""
+
     def __init__(self, session: Session) -> None:
-        self.allowed = True
-        """False: every step is shown by events alone."""
         self.on = False
         """True once an optimizer has stepped whose updates can be seen."""
         self.row: StepRow | None = None
@@ -100,15 +102,13 @@ class StepNotes:
             row = self.open(step)
         now = session.last_event_at = session.clock.monotonic()
         active, board, index = session.active, session.board, update.optimizer_index
-        row.step, row.optimizer_index, row.attempted = step, index, True
+        row.step, row.optimizer_index, row.attempted, row.seen = step, index, True, True
         row.update_time = (now if active.paused_at is None else active.paused_at) - active.origin
         if row.averaged and row.parts > 1:
             row.loss, row.averaged = row.loss / row.parts, False
-        rates = tuple(map(_RATE, optimizer.param_groups))
+        rates = row.rates = tuple(map(_RATE, optimizer.param_groups))
         if len(rates) > 1 or type(rates[0]) is not float:
-            rates = tuple(map(number, rates))
-            row.late += [rate for rate in rates if isinstance(rate, Deferred)]
-        row.rates = rates
+            self._rates(row, rates)
         if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
             self._know(row, facts)
         board.open_row = row
@@ -132,22 +132,32 @@ class StepNotes:
             except (Exception, SystemExit) as error:
                 board.failed(name, "look", row.step, error)
 
-    def attempted(self, step: int, index: int, skipped: bool | None) -> None:
-        """An update was made, or skipped."""
+    def attempted(self, step: int, optimizer: Any, index: int, skipped: bool) -> None:
+        """An update was made of which nothing was seen before, or skipped."""
         row = self.row
         if row is None or (row.attempted and row.optimizer_index != index):
             row = self.open(step)
         row.optimizer_index, row.attempted, row.skipped = index, True, skipped
+        if not row.rates:
+            row.optimizer = weak(optimizer)
+            self._rates(row, tuple(map(_RATE, optimizer.param_groups)))
 
-    def ends_before(self, step: int, index: int, facts: UpdateFacts, held_back: Any) -> None:
-        """The step is over, as the next attempt shows. A row that is open belongs to that, but for its passes."""
+    @staticmethod
+    def _rates(row: StepRow, rates: Sequence[Any]) -> None:
+        row.rates = tuple(map(number, rates))
+        row.late += [rate for rate in row.rates if isinstance(rate, Deferred)]
+
+    def put_aside(self, step: int, index: int) -> StepRow | None:
+        """The step ends before the row that is open, as another attempt of an optimizer shows; returns that row.
+
+        What is left of it in the step are its backward passes.
+        """
         coming, self.row = self.row, None
-        row = self.open(step)
-        row.optimizer_index, row.attempted = index, True
-        if coming is not None:
-            row.passes, coming.passes = coming.passes, []
-        self.close(step, index, facts, held_back)
-        self.row = coming
+        if self.noting:
+            row = self.row = StepRow(step, index, attempted=True)
+            if coming is not None:
+                row.passes, coming.passes = coming.passes, []
+        return coming
 
     def _know(self, row: StepRow, facts: UpdateFacts) -> None:
         if facts.grad_norm is not None and row.grad_norm is None:

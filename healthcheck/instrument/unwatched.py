@@ -63,8 +63,10 @@ class UnwatchedSteps:
 
     def decide(self) -> None:
         """After a watched step, once the allowance is used up: leave out what the budget says."""
-        self.due = False
         machine, session = self._machine, self._machine.session
+        if machine.under_way:  # the next step has begun already
+            return
+        self.due = False
         announced = machine.announced
         budget, stop = session.budget, machine.stop.state
         budget.whole = not self._possible()

@@ -58,7 +58,7 @@ class ClippingProbe:
         for row in rows:
             if row.max_norm is None:
                 continue
-            time = row.update_time if row.attempted else row.time
+            time = row.update_time if row.seen else row.time
             if (
                 row.over
                 and row.clipped_scaled is not None

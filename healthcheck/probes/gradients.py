@@ -229,6 +229,8 @@ class TrainedParameters:
         """Of the parameters that :meth:`of` returned last; another list object whenever they are others."""
         self._ids: list[int] = []
         self._optimizer: Any = lambda: None
+        self._index = 0
+        """Index of that optimizer."""
         self._lists: tuple[list[int], list[int]] = ([], [])
         """Identities and lengths of the optimizer's lists at the last full look."""
         self._ends: tuple[Any, Any] = (None, None)
@@ -240,7 +242,8 @@ class TrainedParameters:
         if event.model is None:
             return []
         optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
-        if optimizer is not None and self._age < LOOK_EVERY and event.optimizer in (None, optimizer):
+        own = event.optimizer is optimizer or (event.optimizer is None and event.optimizer_index == self._index)
+        if optimizer is not None and self._age < LOOK_EVERY and own:
             self._age += 1
             lists = list(map(_PARAMS, optimizer.param_groups))
             flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
@@ -277,7 +280,7 @@ class TrainedParameters:
                 names, params = [name for name, _ in trained], [p for _, p in trained]
                 order = [places[id(p)] for p in params]
                 self._order = None if order == list(range(len(flat))) else order
-                self._optimizer = weak(optimizers[0])
+                self._optimizer, self._index = weak(optimizers[0]), event.optimizer_index
                 lists = list(map(_PARAMS, optimizers[0].param_groups))
                 self._lists = (list(map(id, lists)), list(map(len, lists)))
                 self._ends = (weak(flat[0]), weak(flat[-1]))

@@ -137,21 +137,21 @@ class LearningRateProbe:
             self._given[index] = step
             labels, time = (
                 optimizer_labels(index) if index else NO_LABELS,
-                row.update_time if row.attempted else row.time,
+                row.update_time if row.seen else row.time,
             )
             made.append(Sample("lr", step, rate, labels, time=time))
             samples: list[Sample] = []
             optimizer = row.optimizer() if self._by_group or type(own) is float else None
             if optimizer is None:
                 continue
-            if not self._by_group and self._courses.goes_on(optimizer, rate, step):
+            if row.seen and not self._by_group and self._courses.goes_on(optimizer, rate, step):
                 continue
             if self._by_group:
                 samples += [
                     Sample("lr", step, of_group, with_label(labels, "group", name))
                     for name, of_group in named_rates(optimizer, rates).items()
                 ]
-            if type(own) is float:
+            if type(own) is float and row.seen:
                 if self._follows:
                     samples += self._courses.follow(optimizer, index, step, demand, own, late=True)
                 warmups = self._warmups

@@ -132,7 +132,7 @@ class LossProbe:
                 continue
             self._given[index] = step
             classes, width = row.found.get("loss") or (None, None)
-            time, value = row.update_time if row.attempted else row.time, row.loss
+            time, value = row.update_time if row.seen else row.time, row.loss
             if type(value) is DeviceScalar and value.here:
                 value = value.value()
             if type(value) is float and width is None and settled and value - value == 0.0:  # nearly always so

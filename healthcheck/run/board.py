@@ -341,10 +341,14 @@ class ProbeBoard:
         return busy
 
     def look_closely(self) -> None:
-        """Something happens in the step at hand: everybody is asked, due or not, and every event of it is built."""
-        self._paused.clear()
+        """Something happens in the step at hand: those are asked who otherwise hear of it from its row, while it is there
+        to be seen, and the events are built at which rules are judged."""
         self.busy_at = 0
-        self.wanted.update(self._elsewhere, self._plan.calls)
+        for probe, rest, key in self._plan.pausing:
+            if rest == "events_from":
+                self._paused.discard(key)
+                self.wanted.update(kind for kind in probe.listens_to if kind in self._plan.calls)
+        self.wanted.update(self._elsewhere)
 
     def _planned(self, hit: int, rows: bool) -> StepPlan:
         """The plan of all steps that hit these marks."""

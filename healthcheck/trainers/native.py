@@ -17,12 +17,13 @@ from healthcheck.core.protocols import Capabilities, Device
 from healthcheck.instrument.controls import PATIENCE, StopSwitch, TorchControls, ending_of, without_updates
 from healthcheck.instrument.guarding import passes_on
 from healthcheck.instrument.hooks import TorchHooks
-from healthcheck.instrument.machine import EndedBy, StepMachine
+from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
 from healthcheck.instrument.resume_check import ResumeCheck, normal_of
 from healthcheck.instrument.saved_state import inner_optimizer, read_state, resume, write_state
 from healthcheck.instrument.sources import AnnouncedSource, TorchFeed
+from healthcheck.instrument.step_events import EndedBy
 from healthcheck.run import current
 from healthcheck.run.ending import Ending
 from healthcheck.run.opening import SessionOptions, open_or_join, switched_off

@@ -16,8 +16,9 @@ from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.instrument import step_events as showing
 from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of
-from healthcheck.instrument.machine import EndedBy, Stage, StepMachine
+from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
+from healthcheck.instrument.step_events import EndedBy, Stage
 from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import Ending
 

@@ -1,0 +1,222 @@
+"""A step that is noted in a row and one that is shown by events give the same samples."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import healthcheck
+from healthcheck.assembly import open_session
+from healthcheck.core.clock import VirtualClock
+from healthcheck.core.samples import Sample
+from healthcheck.instrument.script import ScriptTrainer
+from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.probes.timing import PaceProbe, StepTimeProbe
+from healthcheck.probes.updates import HeartbeatProbe
+
+BEGIN = """
+    import torch
+    from torch import nn
+    from training import tick
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+
+    def loss_of():
+        return nn.functional.cross_entropy(model(x), y)
+
+    def forward():
+        tick()
+        return loss_of()
+"""
+
+PLAIN = """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(60):
+        optimizer.zero_grad()
+        forward().backward()
+        tick()
+        optimizer.step()
+"""
+ACCUMULATION = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(50):
+        optimizer.zero_grad()
+        for part in range(1 + step % 3):
+            (forward() / (1 + step % 3)).backward()
+        optimizer.step()
+"""
+AVERAGED = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(30):
+        optimizer.zero_grad()
+        for part in range(2):
+            forward().backward()
+        optimizer.step()
+"""
+TWO_OPTIMIZERS = """
+    other = nn.Linear(3, 1)
+    first = torch.optim.Adam(model.parameters(), lr=0.01)
+    second = torch.optim.Adam(other.parameters(), lr=0.02)
+    for step in range(50):
+        second.zero_grad()
+        forward().mean().backward()
+        other(model(x).detach()).square().mean().backward()
+        second.step()
+        if step % 5 != 3:
+            first.zero_grad()
+            (forward() - 0.1 * other(model(x)).mean()).backward()
+            first.step()
+"""
+SCALER = """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+    for step in range(50):
+        optimizer.zero_grad()
+        loss = forward()
+        scaler.scale(loss * float("inf") if step in (20, 21) else loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+CLOSURE = """
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
+
+    for step in range(30):
+        tick()
+        optimizer.step(closure)
+"""
+SCHEDULER = """
+    groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 15)
+    for step in range(60):
+        optimizer.zero_grad()
+        forward().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+"""
+RATE_BY_HAND = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(60):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.3 if step == 47 else 0.01 * (1 + step % 25)
+        optimizer.zero_grad()
+        forward().backward()
+        optimizer.step()
+"""
+NEVER_CLEARED = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for step in range(60):
+        if step % 4 != 1:
+            forward().backward()
+        optimizer.step()
+"""
+DATA_AND_EVALUATION = """
+    data = torch.utils.data.TensorDataset(x, y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in range(10):
+        model.train()
+        for xs, ys in torch.utils.data.DataLoader(data, batch_size=4, shuffle=True):
+            optimizer.zero_grad()
+            tick()
+            nn.functional.cross_entropy(model(xs), ys).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for xs, ys in torch.utils.data.DataLoader(data, batch_size=8):
+                tick()
+                model(xs)
+"""
+NEW_OPTIMIZER = """
+    for fold in range(3):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01 / (1 + fold))
+        for step in range(25):
+            optimizer.zero_grad()
+            forward().backward()
+            optimizer.step()
+"""
+NOT_FINITE = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = forward()
+        (loss * float("nan") if step in (12, 30) else loss).backward()
+        optimizer.step()
+"""
+LOOPS = {name.lower(): text for name, text in list(globals().items()) if name.isupper() and isinstance(text, str)}
+del LOOPS["begin"]
+
+
+class Listener:
+    """Keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+
+    @healthcheck.hookimpl
+    def healthcheck_samples(self, session: Any, step: int, samples: Any) -> None:
+        self.samples += samples
+
+
+def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]:
+    """The series of a run: name -> ``(step, value, time)`` of each sample. Time goes on when the script says so."""
+    clock, listener = VirtualClock(), Listener()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(StepNotes, "allowed", rows)
+        for probe, given in ((HeartbeatProbe, ()), (StepTimeProbe, ()), (PaceProbe, (lambda: 0.0,))):
+            patch.setattr(probe.__init__, "__defaults__", (clock.monotonic, *given))
+        patch.setitem(sys.modules, "training", SimpleNamespace(tick=lambda: clock.advance(0.09375)))
+        session = open_session(
+            target="train.py",
+            rules="healthcheck:recommended",
+            settings={"overhead_budget": "off"},
+            observe=True,
+            console=False,
+            record=False,
+            clock=clock,
+            metrics=(
+                "lr[]",
+                "grad_norm[]",
+                "loss.best",
+                "micro_batches",
+                "time.data",
+                "throughput",
+                "lr",
+                "loss.chance",
+            ),
+        )
+        session.register(listener)
+        script = Path(folder, "train.py")
+        script.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(loop))
+        assert ScriptTrainer(session).run(str(script), []) in (0, 1)
+    assert session.internal_errors == [] == session.dispatch.errors
+    series: dict[str, list[tuple[int, Any, float]]] = {}
+    for sample in listener.samples:
+        if not sample.metric.startswith(("memory.", "monitor.")):  # as the machine has it
+            value = 0.0 if sample.metric == "time.data" else sample.value
+            series.setdefault(f"{sample.metric}{sample.labels}", []).append((sample.step, value, sample.time))
+    return series
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_rows_give_the_samples_that_events_give(loop: str) -> None:
+    noted, shown = trained(LOOPS[loop], rows=True), trained(LOOPS[loop], rows=False)
+
+    assert sorted(noted) == sorted(shown)
+    assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}

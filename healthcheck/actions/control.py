@@ -93,6 +93,7 @@ class SkipUpdate:
 
     name = "skip_update"
     stage = "mitigate"
+    per_update = True
     options_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
     def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:

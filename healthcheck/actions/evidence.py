@@ -125,7 +125,11 @@ def readme(alert: Alert, context: ActionContext, files: Mapping[str, str], left_
         f"{alert.message}" if alert.message else f"{alert.rule} fired",
         f"Fired at step {alert.fired_step:,}, seen at step {alert.detected_step:,}, rank {alert.rank}.",
     ]
-    if context.before_update:
+    if context.step != alert.fired_step:
+        lines.append(
+            f"Weights and gradients were read at step {context.step:,}: those of step {alert.fired_step:,} are gone."
+        )
+    elif context.before_update:
         lines.append("Weights and gradients were read before the update of that step.")
     elif context.event is not None:
         lines.append("Weights and gradients were read after the update of that step, unless it was skipped.")
@@ -291,14 +295,23 @@ def _fill(bundle: _Bundle, alert: Alert, context: ActionContext) -> None:
     else:
         bundle.left_out.append("parameters.csv: the model is not known where this alert was raised")
     wanted = context.options.get("batch", "statistics")
-    if event is None or event.batch is None:
+    # Several short steps are judged together: what belonged to an earlier one is gone, and nothing stands in for it.
+    late = context.step != alert.fired_step
+    gone = f"that of step {alert.fired_step:,} is gone: it was judged during step {context.step:,}"
+    if late:
+        if wanted != "none":
+            bundle.left_out.append(f"batch.json: {gone}")
+    elif event is None or event.batch is None:
         bundle.left_out.append("batch.json: this trainer did not show its batch at this point")
     elif wanted != "none":
         batch = event.batch
         bundle.add("batch.json", "shapes, dtypes, ranges and hashes of the batch", lambda: _json(describe_batch(batch)))
         if wanted == "full":
             write_contents(batch, bundle.add)
-    bundle.add("rng.json", "states of the random number generators, in hexadecimal", lambda: _json(rng_states()))
+    if late:
+        bundle.left_out.append(f"rng.json: {gone}")
+    else:
+        bundle.add("rng.json", "states of the random number generators, in hexadecimal", lambda: _json(rng_states()))
     bundle.add(
         "environment.json", "versions, cards and launcher variables (an allow-list)", lambda: _json(environment())
     )

@@ -486,7 +486,9 @@ class Action(Protocol):
 
     An action that must listen before anything is wrong does so in the hook ``configure``. It may also
     have ``torch_is_there()``, called when a watched script has imported torch, and ``before_update``:
-    true for one that observes and has to do so while the weights are still those of the step.
+    true for one that observes and has to do so while the weights are still those of the step, and ``per_update``:
+    true for one that can only act upon the update at hand. Others run at the end of the block in which their
+    rule fired (see docs/explanation/stopping.md).
     """
 
     name: str

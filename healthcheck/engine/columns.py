@@ -35,6 +35,8 @@ class Moment(NamedTuple):
     """Numbers on the host, any order, all of one step (see :func:`step_by_step`)."""
     now: float
     """Seconds of active training (see rule-language 4.5), non-decreasing."""
+    silent: float | None = None
+    """A look at rules on silence: for so many seconds nothing has happened; ``samples`` is then empty."""
 
 
 def step_by_step(samples: Sequence[Sample]) -> Sequence[Sequence[Sample]]:
@@ -104,7 +106,7 @@ class Column:
             return column.sample(moments, place)
         assert self.at is not None
         at = self.at[place]
-        step, samples, now = moments[at]
+        step, samples, now, _ = moments[at]
         metric, labels, phase = self.series
         if self.order >= 0:
             return DERIVED + self.order, Sample(metric, self.steps[place], self.values[place], labels, phase, now)
@@ -290,7 +292,9 @@ def across_phases(columns: Sequence[Column], moments: Sequence[Moment]) -> list[
             [judge for judge in column.paused if judge[0].phase == "any"],
             [state for state in column.absent if state.phase == "any"],
         )
-        entries = [(at, one.sample(moments, place)[0], one, place) for one in came for place, at in enumerate(one.at or ())]
+        entries = [
+            (at, one.sample(moments, place)[0], one, place) for one in came for place, at in enumerate(one.at or ())
+        ]
         entries.sort(key=lambda entry: entry[:2])
         whole.at = [at for at, _, _, _ in entries]
         whole.origins = [(one, place) for _, _, one, place in entries]

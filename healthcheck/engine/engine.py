@@ -196,6 +196,8 @@ class Engine:
         for state in states:
             self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
         self._shapes = Shapes(self._column)
+        self.failures: list[Exception] = []
+        """What conditions have raised; whoever calls :meth:`judge` takes them from here, after what it returned."""
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -207,6 +209,8 @@ class Engine:
     def evaluate(self, step: int, samples: Sequence[Sample], now: float) -> Evaluation:
         """Judge the samples of one event: a block of one; see :class:`Moment`."""
         found = self.judge((Moment(step, samples, now),))
+        if self.failures:
+            raise self.failures.pop()
         return found[0] if found else NOTHING
 
     def judge(self, moments: Sequence[Moment]) -> Sequence[Evaluation]:
@@ -218,10 +222,14 @@ class Engine:
             given = moment[1]
             if type(given) is not Row and given and given[0].phase == BETWEEN:
                 return self._judge_between(moments, place)
-        self.step, _, self.now = moments[-1]
+        self.step, _, self.now, _ = moments[-1]
         columns = self._shapes.gather(moments)
-        changed = self.lookups.take(columns, moments, self._shapes.column)
-        marks: list[tuple[int, int, int, Mark, Sample | None]] = []
+        marks: _Marks = []
+        try:
+            changed = self.lookups.take(columns, moments, self._shapes.column)
+        except Exception as error:  # a condition of somebody's: the rules that do not need it are judged all the same
+            self.failures.append(error)
+            changed = self.lookups.recover()
         clocks: list[float] | None = None
         absent: list[tuple[RuleState, Column]] = []
         for column in columns if not self._shapes.several_phases else across_phases(columns, moments):
@@ -238,41 +246,37 @@ class Engine:
             if column.paused and (top := steps[-1] if count == 1 else max(steps)) >= column.due:
                 self._take_turns(column, top, marks, moments)
             for state, series in column.always:
-                if state.changes:
-                    self._in_pieces(state, column, marks, moments)
-                    continue
-                if state.shut:
-                    state.held += count
-                    continue
-                if series is None:
-                    series = self._met(state, column)
-                    if series is None:
-                        continue
                 # Most samples change nothing, and calls are what costs: those are noted here.
-                if series.idle_from <= low and high <= series.idle_to:
-                    series.n += count
-                    series.last_step = steps[-1]
-                    series.value = values[-1]
-                    continue
-                if finite or series.nonfinite_ok:
-                    found = series.update(values, steps, series.quiet)
-                    if not found:
+                if series is not None and not state.changes and not state.shut:
+                    if series.idle_from <= low and high <= series.idle_to:
                         series.n += count
                         series.last_step = steps[-1]
                         series.value = values[-1]
                         continue
-                    if times is None:
-                        if clocks is None:
-                            clocks = [moment[2] for moment in moments]
-                        times = clocks if count == len(clocks) else [clocks[moment] for moment in at or ()]
-                    changes = series.take(found, values, steps, times, 0, count)
-                else:
-                    changes = series.run(values, steps, [moments[moment][2] for moment in at or ()])
-                if changes:
-                    self._mark(state, column, None, changes, marks, moments)
+                    if finite or series.nonfinite_ok:
+                        try:
+                            found = series.update(values, steps, series.quiet)
+                            if not found:
+                                series.n += count
+                                series.last_step = steps[-1]
+                                series.value = values[-1]
+                                continue
+                            if times is None:
+                                if clocks is None:
+                                    clocks = [moment[2] for moment in moments]
+                                whole = type(at) is range and count == len(clocks)
+                                times = clocks if whole else [clocks[moment] for moment in at or ()]
+                            changes = series.take(found, values, steps, times, 0, count)
+                        except Exception as error:
+                            self.failures.append(error)
+                            continue
+                        if changes:
+                            self._mark(state, column, None, changes, marks, moments)
+                        continue
+                self._judge_column(state, column, marks, moments)
             if column.absent:
                 absent += [(state, column) for state in column.absent]
-        if absent or self._absent_steps:
+        if absent or self._absent_steps or self._absent_seconds:
             self._judge_absence(absent, marks, moments)
         if self._grouped:
             self._judge_groups(columns, marks, moments)
@@ -289,7 +293,7 @@ class Engine:
     def _judge_between(self, moments: Sequence[Moment], place: int) -> Sequence[Evaluation]:
         """A block of which one evaluation is of a step that nobody watched: its values are judged if they break a bound."""
         found = [*self.judge(moments[:place])] if place else []
-        step, samples, now = moments[place]
+        step, samples, now, _ = moments[place]
         judged = [
             Sample(one.metric, one.step, one.value, one.labels, "train", one.time, one.detail)
             for one in samples
@@ -348,16 +352,23 @@ class Engine:
 
         :param top: the largest step in the column.
         """
-        due, count, labels = NEVER, len(column.values), column.series[1]
+        due, labels = NEVER, column.series[1]
         for state, _ in column.paused:
             every = state.rule.every
             if top // every > _bucket(state, labels):
-                if state.changes:
-                    self._in_pieces(state, column, marks, moments)
-                else:
-                    self._judge_part(state, column, 0, count, marks, moments)
+                self._judge_column(state, column, marks, moments)
             due = min(due, (_bucket(state, labels) + 1) * every)
         column.due = due
+
+    def _judge_column(self, state: RuleState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:
+        """Judge a series by one rule, whatever its guards say."""
+        try:
+            if state.changes:
+                self._in_pieces(state, column, marks, moments)
+            else:
+                self._judge_part(state, column, 0, len(column.values), marks, moments)
+        except Exception as error:
+            self.failures.append(error)
 
     def _in_pieces(self, state: RuleState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:
         """Judge a series by a rule of which a guard or a part changes in this block: cut where it does."""
@@ -451,14 +462,19 @@ class Engine:
             entries += [(at, place, column, place) for place, at in enumerate(column.at or ())]
             if several:
                 entries[:] = [(at, c.sample(moments, p)[0], c, p) for at, _, c, p in entries]
-        for state in self.states:
-            if not state.rule.condition.absence:
-                continue
-            entries = sorted(came.get(state.rule.id, ()), key=lambda entry: entry[:2])
+        looks = []
+        for at, moment in enumerate(moments):
+            if moment[3] is not None:
+                looks.append(at)
+        for state in self._absent_seconds if not self._absent_steps else [*self._absent_steps, *self._absent_seconds]:
+            arrived = came.get(state.rule.id)
             counts = state.rule.condition.absence == "steps"
+            if not (arrived or counts or looks):
+                continue
+            entries = sorted(arrived or (), key=lambda entry: entry[:2])
             order, nth = self._place[state.rule.id], 0
-            for at in range(len(moments)) if counts else sorted({entry[0] for entry in entries}):
-                step, _, now = moments[at]
+            for at in range(len(moments)) if counts else sorted({*looks, *[entry[0] for entry in entries]}):
+                step, _, now, silent = moments[at]
                 while nth < len(entries) and entries[nth][0] == at:
                     _, _, column, place = entries[nth]
                     mark = state.present(column.series[1], column.steps[place], now)
@@ -466,19 +482,14 @@ class Engine:
                         where, sample = column.sample(moments, place)
                         marks.append((at, order, where, mark, sample))
                     nth += 1
-                if counts and not (self.recorded and self._never_had(state)):
-                    for mark in state.judge_absence(None, step, now):
+                # Steps are counted at evaluations, seconds where somebody looks.
+                if (silent is None) is counts and not (self.recorded and self._never_had(state)):
+                    for mark in state.judge_absence(silent, step, now):
                         marks.append((at, order, NEVER, mark, None))
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
         """Judge ``stale`` rules: nothing has happened for ``silent_seconds``. For the watchdog."""
-        self.now = now
-        marks: _Marks = []
-        for state in self._absent_seconds:
-            if self.recorded and self._never_had(state):
-                continue
-            marks += [(0, self._place[state.rule.id], 0, m, None) for m in state.judge_absence(silent_seconds, self.step, now)]
-        found = self._conclude_all(marks, (Moment(self.step, (), now),))
+        found = self.judge((Moment(self.step, (), now, silent_seconds),))
         return found[0] if found else NOTHING
 
     @property
@@ -510,7 +521,7 @@ class Engine:
         marks.sort(key=_where)
         results = []
         for at, group in groupby(marks, key=_moment):
-            step, _, now = moments[at]
+            step, _, now, _ = moments[at]
             transitions, touched = [], []
             for _, order, _, mark, sample in group:
                 state = self.states[order]

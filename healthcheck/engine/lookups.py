@@ -132,7 +132,9 @@ class Lookups:
 
     # -- a block ------------------------------------------------------------------------
 
-    def take(self, columns: list[Column], moments: Sequence[Moment], column_of: Callable[[Series], Column]) -> list[RuleState]:
+    def take(
+        self, columns: list[Column], moments: Sequence[Moment], column_of: Callable[[Series], Column]
+    ) -> list[RuleState]:
         """Look at the samples of a block before they are judged; adds the columns of derived metrics.
 
         A derived metric has a value at a step when all its bare inputs have one there, whichever evaluation of that
@@ -194,7 +196,7 @@ class Lookups:
                 self._since[metric] = at[0]
             # Most guards look at settings that stay for a whole run: they are asked when the value changes. (NaN differs
             # from itself, so it is asked about each time.)
-            if looked.questions and (newest != before or len(values) > 1 and values.count(before) < len(values)):
+            if looked.questions and (newest != before or (len(values) > 1 and values.count(before) < len(values))):
                 _ask(looked.questions, before, values, at, answers)
             last[metric] = newest
             if looked.is_input:
@@ -219,6 +221,12 @@ class Lookups:
         for state in changed.values():
             state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
         return list(changed.values())
+
+    def recover(self) -> list[RuleState]:
+        """After :meth:`take` has raised: the block is judged without what it would have said."""
+        for looked in self._looked.values():
+            looked.columns = []
+        return [state for state in self._states if state.changes]
 
     def _open_or_shut(self, answers: list[tuple[int, Question, bool]], changed: dict[int, RuleState]) -> None:
         """Note where the guards of rules begin or cease to hold, all of them."""
@@ -276,7 +284,9 @@ class Lookups:
     def _aligned(self, inputs: _Inputs, first: Column) -> bool:
         """The usual case: all that the formula looks at came together, in one phase, once each."""
         if len(inputs.looked) == 1:
-            return first.at is not None and (len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at))
+            return first.at is not None and (
+                len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at)
+            )
         steps, at, phase = first.steps, first.at, first.series[2]
         for one in inputs.looked:
             if not one.columns and one not in inputs.triggers:

@@ -10,28 +10,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cmp_to_key
-from typing import NamedTuple
 
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import Labels, Sample
-from healthcheck.engine.columns import step_by_step
+from healthcheck.engine.columns import Moment, step_by_step
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.rulestate import RuleState
 from healthcheck.engine.series import SeriesState
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import RuleSet, owners
-
-
-class Batch(NamedTuple):
-    """One evaluation: the samples of a step, or a look of the watchdog. Tuples of three do as well."""
-
-    step: int
-    samples: Sequence[Sample]
-    now: float
-    """Seconds of active training."""
-    silent: float | None = None
-    """Seconds without any sample: set when the watchdog looks; ``samples`` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +55,7 @@ class TraceRow:
 def judgements(
     rules: RuleSet,
     rule_id: str,
-    batches: Iterable[Batch | tuple[int, Sequence[Sample], float]],
+    batches: Iterable[Moment | tuple[int, Sequence[Sample], float]],
     *,
     first: int = 0,
     last: int | None = None,
@@ -93,7 +81,7 @@ def judgements(
     owner = owners(rules.rules, rules.derived).get(rule_id, "")
     stood: dict[str, State] = {}
     for given in batches:
-        batch = Batch(*given)
+        batch = Moment(*given)
         if last is not None and batch.step > last:
             break
         wanted = batch.step >= first
@@ -115,7 +103,7 @@ def judgements(
 def trace(
     rules: RuleSet,
     rule_id: str,
-    batches: Iterable[Batch | tuple[int, Sequence[Sample], float]],
+    batches: Iterable[Moment | tuple[int, Sequence[Sample], float]],
     around: int,
     before: int = 2,
     after: int = 2,
@@ -164,7 +152,7 @@ def _guards(state: RuleState) -> str:
     return "held by only_if " + ", ".join(guard.metric for guard in state.rule.only_if)
 
 
-def _look(state: RuleState, batch: Batch, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
+def _look(state: RuleState, batch: Moment, counts: dict[Labels, int], guarded: str, owner: str) -> Iterator[TraceRow]:
     rule = state.rule
     values = {
         s.labels: s.value for s in batch.samples if s.metric == rule.selector.metric and rule.phase in ("any", s.phase)

@@ -83,7 +83,10 @@ class UnwatchedSteps:
             self._stepped.clear()
             self._choose_keeper(optimizers)
             self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
+            session.judge_now()
             session.wanted.clear()
+            if stop.request is not None:  # somebody has seen something
+                self.watch_again()
 
     def _possible(self) -> bool:
         """Not where ranks agree on their steps, nor where an update shows only after it was made (a compiled region)."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
+from healthcheck.core.samples import Row as SampleRow
 from healthcheck.readers.base import to_number, to_seconds
 from healthcheck.readers.columns import (
     EPOCH_NAMES,
@@ -254,7 +256,7 @@ def filled_with_nan(peek: Sequence[Row], evaluation: frozenset[str]) -> dict[str
 # samples.
 
 
-Batch = tuple[int, float, list[Sample]]
+Batch = tuple[int, float, Sequence[Sample]]
 Item = tuple[Position | None, Mapping[str, Any]]
 
 _NAN = float("nan")
@@ -264,7 +266,20 @@ _MOST_PLANS = 4096
 class _Plan:
     """How rows with these columns, of these types, are read."""
 
-    __slots__ = ("cells", "epoch", "last", "names", "nulls", "series", "simple", "steps", "sums", "texts", "time")
+    __slots__ = (
+        "cells",
+        "epoch",
+        "last",
+        "names",
+        "nulls",
+        "pick",
+        "series",
+        "simple",
+        "steps",
+        "sums",
+        "texts",
+        "time",
+    )
 
     def __init__(
         self, columns: Columns, keys: tuple[str, ...], types: tuple[type, ...], phase: str, text: set[str]
@@ -289,7 +304,8 @@ class _Plan:
             elif kind is type(None):
                 self.nulls.append((i, key))
         self.cells = cells
-        self.series = tuple((i, t.metric, t.labels, t.phase) for i, t in cells)
+        self.series = tuple((t.metric, t.labels, t.phase) for _, t in cells)
+        self.pick = _picker([i for i, _ in cells])
         self.sums = [
             (series, tuple(at[p] for p in parts))
             for series, parts in columns.sums.items()
@@ -298,6 +314,13 @@ class _Plan:
         self.names: frozenset[tuple[str, Labels]] = frozenset(t.series for _, t in cells)
         self.simple = not (self.texts or self.nulls or self.sums) and all(t.scale == 1.0 for _, t in cells)
         self.last: int | None = None
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the values at some places out of a row."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: tuple(values[i] for i in places)
 
 
 class RowReader:
@@ -330,7 +353,7 @@ class RowReader:
         last = -(1 << 62)
         open_step: int | None = None
         open_time = 0.0
-        open_samples: list[Sample] = []
+        open_samples: Sequence[Sample] = []
         open_plan: _Plan | None = None
         open_names: set[tuple[str, Labels]] | frozenset[tuple[str, Labels]] = frozenset()
         for position, row in items:
@@ -364,7 +387,7 @@ class RowReader:
                     time = self._clock(seconds)
             # -- what --------------------------------------------------------------
             if plan.simple:
-                samples = [Sample(m, step, values[i], labels, p, time) for i, m, labels, p in plan.series]
+                samples: Sequence[Sample] = SampleRow(plan.series, step, plan.pick(values), time)
                 names: set[tuple[str, Labels]] | frozenset[tuple[str, Labels]] = plan.names
             else:
                 samples, names = self._samples(plan, row, values, step, time, phase)
@@ -373,7 +396,7 @@ class RowReader:
             # -- in which order ----------------------------------------------------
             if step == open_step:
                 if names.isdisjoint(open_names):
-                    open_samples += samples
+                    open_samples = [*open_samples, *samples]
                     open_names = open_names | names
                     open_time = time
                     plan.last = step
@@ -487,7 +510,7 @@ class RowReader:
             self.notes.append(f"{self.repeated} rows repeat the row before them exactly; dropped")
 
 
-def _same(samples: list[Sample], others: list[Sample]) -> bool:
+def _same(samples: Sequence[Sample], others: Sequence[Sample]) -> bool:
     known = {(s.metric, s.labels): s.value for s in others}
     return all(
         known.get((s.metric, s.labels), _same) == s.value or (s.value != s.value and _is_nan(known, s)) for s in samples

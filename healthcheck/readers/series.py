@@ -314,7 +314,7 @@ def facts_beside(path: Path) -> dict[str, Any]:
 # checked as a whole excepted: long tables, result tables of model cards).
 
 
-Batch = tuple[int, float, list[Sample]]
+Batch = tuple[int, float, Sequence[Sample]]
 
 _MOST_CARD_ROWS = 20_000
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import step_by_step
-from healthcheck.engine.engine import NOTHING, Engine, Evaluation
+from healthcheck.engine.columns import Moment, step_by_step
+from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.readers.series import RecordedRun
@@ -122,10 +122,12 @@ def _run(path: str) -> Any:
 # executed (actions are held), and the clock is the record's.
 
 
-Batch = tuple[int, float, list[Sample]]
+Batch = tuple[int, float, Sequence[Sample]]
 
 LOOKS_PER_GAP = 1000
 """``stale`` rules are judged once a second of a gap in the record, and at most this often."""
+BLOCK = 512
+"""Evaluations that are judged at a time."""
 _LOOK_CLOSELY = 1000
 _LOOK_EVERY = 61
 
@@ -259,53 +261,56 @@ def _feed(
     batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen, look: Callable[[], None] | None
 ) -> None:
     """The loop over the whole record."""
-    ticking = [p for p in plays if p.engine.needs_watchdog]
-    evaluators = [(p, p.engine.evaluate) for p in plays]
+    ticking = any(p.engine.needs_watchdog for p in plays)
     resumes = run.resumes
     resumed = count = 0
     last = most = seen.first_step
     before = ticked = now = 0.0
+    block: list[Moment] = []
+    length = BLOCK if look is None else 1
     for step, now, samples in batches:
         count += 1
         if step < last and resumed < len(resumes):
             resumed = len(resumes)
+            _judge(plays, block, look)
             for p in plays:
                 p.engine.rewind(step)
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
         if ticking and now - ticked >= 1.0:
-            _silence(ticking, before, now)
+            block += _looks(last, before, now)
             ticked = now
-        for p, evaluate in evaluators:
-            try:
-                result = evaluate(step, samples, now)
-            except Exception as error:
-                p.failed(error)
-                continue
-            if result is not NOTHING:
-                p.note(result)
-        if look is not None:
-            look()
+        block.append(Moment(step, samples, now))
+        if len(block) >= length:
+            _judge(plays, block, look)
         last, before = step, now
         if step > most:
             most = step
+    _judge(plays, block, look)
     seen.batches, seen.last_step, seen.seconds = count, most, now
 
 
-def _silence(plays: Sequence[Play], start: float, end: float) -> None:
-    """Between two rows nothing came: judge ``stale`` rules as the watchdog of a live run would, once a second."""
+def _judge(plays: Sequence[Play], block: list[Moment], look: Callable[[], None] | None) -> None:
+    """Judge what has been read, and empty the block."""
+    if not block:
+        return
+    for p in plays:
+        for result in p.engine.judge(block):
+            p.note(result)
+        for error in p.engine.failures:
+            p.failed(error)
+        p.engine.failures.clear()
+    block.clear()
+    if look is not None:
+        look()
+
+
+def _looks(step: int, start: float, end: float) -> list[Moment]:
+    """Between two rows nothing came: ``stale`` rules are judged as the watchdog of a live run would, once a second."""
     looks = min(LOOKS_PER_GAP, max(1, math.ceil(end - start)))
-    for look in range(1, looks + 1):
-        silent = (end - start) * look / looks
-        for p in plays:
-            try:
-                result = p.engine.tick(silent, start + silent)
-            except Exception as error:
-                p.failed(error)
-                continue
-            if result:
-                p.note(result)
+    gaps = [(end - start) * look / looks for look in range(1, looks + 1)]
+    return [Moment(step, (), start + silent, silent) for silent in gaps]
 
 
 def _readable(run: RecordedRun, seen: Seen) -> Iterator[Batch]:
@@ -322,7 +327,7 @@ def _as_judged(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Evaluations of our own record, cut up as the live run cut them."""
     for at, now, samples in batches:
         for part in step_by_step(samples):
-            yield at, now, list(part)
+            yield at, now, part
 
 
 def _play_start(head: Sequence[Batch]) -> int:

@@ -12,7 +12,8 @@ from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import CONTEXT_LABELS, decode_number, series_name
 from healthcheck.core.text import number, plural
-from healthcheck.engine.trace import Batch, TraceRow, judgements
+from healthcheck.engine.columns import Moment
+from healthcheck.engine.trace import TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
 from healthcheck.reports.wording import asks, headings
@@ -236,14 +237,14 @@ def own_numbers(alert: dict[str, Any]) -> tuple[float, float | None, float | Non
     return decode_number(alert["value"]), decoded("normal"), decoded("score")
 
 
-def _looked_at(batches: Iterable[RecordedBatch], rule: Rule) -> Iterator[Batch]:
+def _looked_at(batches: Iterable[RecordedBatch], rule: Rule) -> Iterator[Moment]:
     """The evaluations of a record, with the watchdog's looks where a rule needs them."""
     previous: float | None = None
     for batch in batches:
         if rule.condition.absence == "seconds" and previous is not None:
-            yield Batch(batch.at, (), batch.now, batch.now - previous)
+            yield Moment(batch.at, (), batch.now, batch.now - previous)
         previous = batch.now
-        yield Batch(batch.at, batch.samples, batch.now)
+        yield Moment(batch.at, batch.samples, batch.now)
 
 
 def episode_rows(rows: Sequence[TraceRow], series: str, fired_step: int) -> tuple[list[TraceRow], list[TraceRow]]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from healthcheck.core.alerts import OBSERVE_MODE, Alert
 from healthcheck.core.clock import VirtualClock
 from healthcheck.core.samples import Labels, Sample, series_name
+from healthcheck.engine import columns
 from healthcheck.engine.engine import Engine, Evaluation
-from healthcheck.engine.trace import Batch
 from healthcheck.readers.record import RecordReader
 from healthcheck.record.lines import parse_series
 from healthcheck.rulelang.rule import RuleSet
@@ -168,7 +168,7 @@ class Played:
     start_step: int = 0
     """The step before the first one."""
     episodes: list[Episode] = field(default_factory=list)
-    batches: dict[int, list[Batch]] = field(default_factory=dict)
+    batches: dict[int, list[columns.Moment]] = field(default_factory=dict)
     """Rank -> all that its engine was given: the trace runs over it again."""
     engines: dict[int, Engine] = field(default_factory=dict)
     fresh: list[str] = field(default_factory=list)
@@ -229,7 +229,7 @@ class Player:
             now = self.clock.monotonic()
             for sample in samples:
                 sample.time = now
-            self.played.batches[rank].append(Batch(moment.step, samples, now))
+            self.played.batches[rank].append(columns.Moment(moment.step, samples, now))
             self._note(rank, moment.step, engine.evaluate(moment.step, samples, now))
 
     def _pass_time(self, seconds: float) -> None:
@@ -243,7 +243,7 @@ class Player:
                 now = self.clock.monotonic()
                 silent = now - self.last_sample
                 step = self.played.last_step
-                self.played.batches[rank].append(Batch(step, (), now, silent))
+                self.played.batches[rank].append(columns.Moment(step, (), now, silent))
                 self._note(rank, step, self.played.engines[rank].tick(silent, now))
             if self._stopped():
                 return

@@ -13,11 +13,12 @@ import math
 import random
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import Any
 
 from healthcheck.core.alerts import Severity
+from healthcheck.core.protocols import Action
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.rulelang.rule import Rule
 from healthcheck.run.board import ProbeBoard
@@ -293,6 +294,13 @@ def what_the_budget_leaves_out(share: float) -> list[str]:
         "  CUDA device are measured in every step, if that is within the budget; on the CPU a spike of them is not seen",
         "  between two looks. (overhead_budget: off watches every step)",
     ]
+
+
+def acts_on(metric: str, rules: Iterable[Rule], actions: Mapping[str, Action]) -> bool:
+    """Whether a rule looks at this metric whose action changes the run."""
+    looking = [rule for rule in rules if rule.selector.metric == metric]
+    done = [actions.get(spec.name) for rule in looking for spec in rule.actions]
+    return any(action is not None and action.stage != "observe" for action in done)
 
 
 def acting_metrics(rules: Iterable[Rule]) -> frozenset[str]:

@@ -1,7 +1,9 @@
-"""The judging points of a run: samples to the mailbox and back, then through the rules.
+"""The judging points of a run: samples to the mailbox and back, then through the rules, in blocks of steps.
 
-The way of one step stands here from top to bottom: what the probes yielded is posted, what has arrived is handed
-out and judged, and what the rules say goes back to whoever owns the judge.
+The way of one block stands here from top to bottom: what probes and scripts have given is posted step by step, what
+has arrived is put together again by step, handed out and judged, and what the rules say goes back to whoever owns the
+judge. A judgement costs more to begin with than to go on with, so several short steps share one. How the stream is cut
+into blocks changes nothing of what is found (see :meth:`healthcheck.engine.engine.Engine.judge`), only how soon.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action, Mailbox
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import step_by_step
+from healthcheck.engine.columns import Moment, step_by_step
 from healthcheck.engine.engine import NOTHING, Engine, Evaluation
 from healthcheck.rulelang.rule import Derived, Rule
 
@@ -30,11 +33,22 @@ JUDGED_AT = frozenset(
         EventKind.TRAIN_END,
     }
 )
-"""Events at which samples are judged. Before the update, so that it can still be held back."""
+"""Events at which a block may end. Before the update only where it may have to be held back."""
+BLOCK_STEPS = 32
+"""Steps in a block, at most."""
+BLOCK_SECONDS = 0.25
+"""Seconds of active training that a block spans, at most; a step that takes longer is a block of its own."""
+WARM_UP = 8
+"""At the start a block has at most this part of the steps so far: bounds that hold back updates are those of the last
+judgement, and while windows fill they change from step to step."""
 
 _METRIC = operator.attrgetter("metric")
 _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
+_END = ""
+"""The metric of the mark behind all samples of a step: no sample has it."""
+_HANGS = 1.0
+"""Seconds without an event from which on the watchdog judges what the training thread has left."""
 
 
 class Gate(Protocol):
@@ -52,9 +66,11 @@ class Gate(Protocol):
 class Judge:
     """Judges the samples of one run. Called at :data:`JUDGED_AT` by the training thread.
 
-    :param acting: metrics by which a rule could still change the update at hand (see :func:`acted_upon`).
-    :param arrived: called with step, active seconds and samples, as numbers, before they are judged.
-    :param found: called with what the rules found and the event at which they did; None: silence, in another thread.
+    :param acting: given the ids of the rules that a gate holds to their bounds: metrics by which another rule could still
+        change the update at hand, so that it must be judged before each (see :func:`acted_upon`).
+    :param arrived: called with step, active seconds and samples, as numbers, before they are judged; step by step.
+    :param found: called with what the rules found in one step and the event at which they did; None: silence, in
+        another thread, or the end of a step of which there is no event.
     """
 
     def __init__(
@@ -62,91 +78,93 @@ class Judge:
         engine: Engine,
         mailbox: Mailbox,
         *,
-        acting: frozenset[str],
-        arrived: Callable[[int, float, list[Sample]], None],
+        acting: Callable[[Collection[str]], frozenset[str]],
+        arrived: Callable[[int, float, Sequence[Sample]], None],
         found: Callable[[Evaluation, Event | None], None],
     ) -> None:
         self.waiting: list[Sample] = []
-        """Samples that have not been posted yet: probes and scripts add to it, every judging point posts it."""
-        self.gate: Gate | None = None
-        """Set by an adapter once a rule may hold back updates."""
+        """Samples that have not been posted yet: probes and scripts add to it."""
         self.exchange: Callable[[int], None] | None = None
-        """With several ranks that decide together: called at the end of every step, after it has been judged."""
+        """With several ranks that decide together: called at the end of a step, after it has been judged."""
+        self.exchange_every = 1
+        """Steps between two points at which ranks may agree: a block ends there."""
         self.rows: Callable[[int | None], list[Sample]] = lambda before: []
-        """Samples of the steps that were noted in rows since it was called last (:meth:`ProbeBoard.take_rows`)."""
+        """Samples of the steps that were noted in rows since it was called last, without those of step ``before`` and
+        later ones, of which numbers are still on a device; in the order of their steps."""
         self.due_step = 0
-        """The step at whose end :meth:`block_over` is to be called, if no event comes before it."""
-        self.due_time = math.inf
+        """The step at whose end :meth:`block_over` is to be called, if no event ends the block before; 0: the next one."""
+        self.due_time = -math.inf
         """The same in seconds of active training."""
         self._engine = engine
         self._mailbox = mailbox
-        self._acting = acting
+        self._gate: Gate | None = None
+        self._acting_beside = acting
+        self._acting = acting(())
         self._arrived = arrived
         self._found = found
+        self._pending: list[Sample] = []
+        """What has arrived of steps that are not complete, or not to be judged yet."""
+        self._first = engine.step
+        self._judged = engine.step
+        """The last step that was judged, or a part of it."""
+        self._look_for_silence = False
+        """The watchdog asks for a look of rules on silence, once what waits has been judged."""
+        self._judging = False
         self._lock = threading.RLock()  # the watchdog judges silence from a thread of its own
 
-    def __call__(self, event: Event, now: float) -> None:
-        """Post the samples of this event, take what has arrived, judge it.
+    @property
+    def gate(self) -> Gate | None:
+        """Set by an adapter once a rule may hold back updates."""
+        return self._gate
 
-        One function, although it does three things: it runs twice in every step, and calls are what costs there.
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self._gate = gate
+        rules = getattr(gate, "rules", None)
+        self._acting = self._acting_beside([rule.id for rule in rules.rules] if rules else ())
+
+    @property
+    def acts_before_updates(self) -> bool:
+        """Whether some rule must be judged before each update: then every step is a block of its own."""
+        return bool(self._acting)
+
+    def __call__(self, event: Event, now: float) -> None:
+        """Take the samples of this event; where a block ends, judge it.
 
         :param now: seconds of active training.
         """
-        self._judge(event.kind, event.step, event, now)
-
-    def block_over(self, step: int, now: float) -> None:
-        """What the end of a step calls for which no event was built."""
-        self._judge(EventKind.STEP_END, step, None, now)
-
-    def _judge(self, kind: EventKind, step: int, event: Event | None, now: float) -> None:
-        before_update, step_ends = kind is EventKind.BEFORE_UPDATE, kind is EventKind.STEP_END
-        if self.exchange is None:
-            self.due_step = step + 2 - (step % 2)
-        if not before_update or getattr(self.gate, "alarmed", False):
-            self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
-        gate, mailbox = self.gate, self._mailbox
+        kind, step = event.kind, event.step
         with self._lock:
-            urgent = False
-            waits = before_update and gate is not None and gate.waits
-            if self.waiting:
-                # Before the update only what a rule could act upon is worth a judgement of its own: without
-                # anything of that kind all wait for the end of the step. Values of a device wait for it in any case,
-                # so that they travel in one copy.
-                here, late = self.waiting, list[Sample]()
-                if before_update:
-                    if gate is not None:
-                        gate.see(here)
-                    if not waits:
-                        here = []
-                        for sample in self.waiting:
-                            value = sample.value
-                            (late if type(value) is not float and _comes_late(value) else here).append(sample)
-                    urgent = waits or not self._acting.isdisjoint(map(_METRIC, here))
-                if urgent or not before_update:
-                    self.waiting = late
-                    mailbox.post(step, here)
-            if (before_update or step_ends) and not urgent and self.exchange is None:
-                # A judgement costs more to begin with than to go on with, and values of a device come late anyhow:
-                # they are judged at the end of every second step, so at most two steps after their own. Where they
-                # take longer than that, at every chance. Ranks that decide together judge every step, all alike.
-                oldest = None if waits else getattr(mailbox, "oldest", None)
-                if oldest is not None and oldest >= step - 1 and (before_update or step % 2 == 1):
-                    return
-            ready = mailbox.drain() if waits or kind in _DRAINED_AT else mailbox.ready()
-            if ready:
-                self._arrived(step, now, ready)
-            if ready or step_ends:  # rules that count steps without a sample are judged at the end of each
-                for samples in step_by_step(ready):
-                    result = self._engine.evaluate(step, samples, now)
-                    if result is not NOTHING:
-                        self._found(result, event)
-            if step_ends and self.exchange is not None:
+            if kind is EventKind.BEFORE_UPDATE:
+                self._before_update(event, now)
+            elif kind is not EventKind.STEP_END:
+                self._end(step, now, event, wait=kind in _DRAINED_AT)
+            elif step >= self.due_step or now >= self.due_time or self._acting or not self._go_on(step, now):
+                self.block_over(step, now, event)
+
+    def block_over(self, step: int, now: float, event: Event | None = None) -> None:
+        """The end of a step that ends its block; without an event where none was built."""
+        with self._lock:
+            self._end(step, now, event, whole=True)
+            made = step - self._first
+            self.due_step = step + max(1, min(BLOCK_STEPS, made // WARM_UP))
+            self.due_time = now + BLOCK_SECONDS
+            if self.exchange is not None:
+                self.due_step = min(self.due_step, step - step % self.exchange_every + self.exchange_every)
                 self.exchange(step)
+
+    def flush(self, step: int, now: float) -> None:
+        """Judge all that there is, even if that takes a wait: whoever saves the state of rules must not lose any."""
+        with self._lock:
+            if not self._judging:
+                self._end(step, now, None, wait=True)
 
     def silence(self, seconds: float, now: float) -> None:
         """Judge ``stale`` rules from the watchdog's thread.
 
-        Gives up after a second: a main thread that holds the lock for longer is judging, so it does not hang.
+        What waits for the end of its block is no silence: while training goes on the training thread looks itself,
+        behind that; once it hangs, it is judged from here. Gives up after a second: a main thread that holds the lock
+        for longer is judging, so it does not hang.
 
         :param seconds: for how long nothing has happened.
         :param now: seconds of active training.
@@ -154,21 +172,161 @@ class Judge:
         if not self._lock.acquire(timeout=1.0):
             return
         try:
+            if seconds < _HANGS and now < self.due_time + _HANGS:
+                self._look_for_silence = True
+                self.due_step = 0
+                return
+            if seconds >= _HANGS:
+                self._judge(self._take(wait=False), None)
             result = self._engine.tick(seconds, now)
-            if result:
+            if result is not NOTHING:
                 self._found(result, None)
         finally:
             self._lock.release()
 
+    # -- where a block ends -----------------------------------------------------------------
 
-def acted_upon(rules: Iterable[Rule], derived: Iterable[Derived], actions: Mapping[str, Action]) -> frozenset[str]:
-    """Metrics that a rule looks at whose action changes the run or asks to come before the update, with what
-    they are made of.
+    def _before_update(self, event: Event, now: float) -> None:
+        """The last moment to hold back an update: a gate compares with bounds, what has none must be judged here."""
+        gate = self._gate
+        waits = gate is not None and gate.waits
+        if waits or getattr(gate, "alarmed", False):
+            self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
+        if gate is not None and self.waiting:
+            gate.see(self.waiting)
+        if waits or getattr(gate, "alarmed", False):
+            self._end(event.step, now, event, wait=waits)
+            return
+        # Values of a device wait for the end of the step in any case, so that they travel in one copy.
+        here, late, urgent = list[Sample](), list[Sample](), False
+        for sample in self.waiting:
+            value = sample.value
+            if type(value) is float or not _comes_late(value):
+                here.append(sample)
+                urgent = urgent or not _finite(value) or sample.metric in self._acting
+            else:
+                late.append(sample)
+        if urgent:
+            self.waiting = here
+            self._end(event.step, now, event)
+            self.waiting = late + self.waiting
+
+    def _go_on(self, step: int, now: float) -> bool:
+        """The end of a step within a block: False if it ends the block all the same."""
+        waiting, self.waiting = self.waiting, []
+        waiting.append(Sample(_END, step, 0.0, time=now))
+        self._mailbox.post(step, waiting)
+        # What is not finite must not wait. A device says so as soon as its values have come.
+        for sample in waiting if getattr(self._mailbox, "oldest", None) is None else self._arrivals():
+            value = sample.value
+            if type(value) is float and value - value != 0.0:
+                return False
+        return True
+
+    def _arrivals(self) -> list[Sample]:
+        arrived = self._mailbox.ready()
+        self._pending += arrived
+        return arrived
+
+    def _end(self, step: int, now: float, event: Event | None, *, wait: bool = False, whole: bool = False) -> None:
+        """Judge what there is.
+
+        :param wait: for the values of the device as well.
+        :param whole: the step is over, and judged even if no sample came of it.
+        """
+        mailbox = self._mailbox
+        self._pending += mailbox.drain() if wait else mailbox.ready()
+        self.waiting += self.rows(None if wait else getattr(mailbox, "oldest", None))
+        if self.waiting or whole:
+            waiting, self.waiting = self.waiting, []
+            waiting.append(Sample(_END, step, 0.0, time=now))
+            mailbox.post(step, waiting)
+        self._judge(self._take(wait=wait), event)
+        if self._look_for_silence:
+            self._look_for_silence = False
+            result = self._engine.tick(0.0, now)
+            if result is not NOTHING:
+                self._found(result, event)
+
+    def _take(self, *, wait: bool) -> list[Moment]:
+        """What has arrived, put together by step. Steps of which a value is still under way are left for the next time."""
+        mailbox = self._mailbox
+        self._pending += mailbox.drain() if wait else mailbox.ready()
+        under_way = getattr(mailbox, "oldest", None)
+        pending, self._pending = self._pending, []
+        steps: dict[int, list[Sample]] = {}
+        ends: dict[int, float] = {}
+        others: dict[int, list[Sample]] = {}
+        known = self._judged
+        last = max([sample.step for sample in pending if sample.metric == _END], default=known)
+        begin = 0
+        for end, mark in enumerate(pending):
+            if mark.metric != _END:
+                continue
+            at = mark.step
+            if under_way is not None and at >= under_way:
+                break
+            ends[at] = max(mark.time, ends.get(at, -math.inf))
+            for sample in pending[begin:end]:
+                # Somebody may log values of a step long gone, or counted in another way: they come with the step at hand.
+                own = known <= sample.step <= last
+                (steps if own else others).setdefault(sample.step if own else at, []).append(sample)
+            begin = end + 1
+        if wait:  # what a device gives only on request comes behind the mark of its step
+            for sample in pending[begin:]:
+                own = known <= sample.step <= last
+                (steps if own else others).setdefault(sample.step if own else last, []).append(sample)
+        else:
+            self._pending = pending[begin:]
+        made: list[Moment] = []
+        now = self._engine.now
+        for step in sorted({*steps, *ends, *others}):
+            samples = steps.get(step, ())
+            now = max(now, ends[step] if step in ends else max([sample.time for sample in samples], default=now))
+            if under_way is not None and step >= under_way:
+                self._pending[:0] = [*samples, *others.get(step, ()), Sample(_END, step, 0.0, time=now)]
+                continue
+            if samples or step not in others:
+                made.append(Moment(step, samples, now))
+            made += [Moment(step, part, now) for part in step_by_step(others.get(step, ())) if part]
+        if made:
+            self._judged = made[-1].step
+        return made
+
+    def _judge(self, moments: Sequence[Moment], event: Event | None) -> None:
+        """Hand out and judge a block, oldest first. What an action stops does not keep the others from being heard."""
+        if not moments:
+            return
+        stop: StopTraining | None = None
+        self._judging = True
+        try:
+            for step, samples, now, _ in moments:
+                if samples:
+                    self._arrived(step, now, samples)
+            for result in self._engine.judge(moments):
+                try:
+                    self._found(result, event)
+                except StopTraining as error:
+                    stop = stop or error
+        finally:
+            self._judging = False
+        if stop is not None:
+            raise stop
+        if self._engine.failures:
+            raise self._engine.failures.pop()
+
+
+def acted_upon(
+    rules: Iterable[Rule], derived: Iterable[Derived], actions: Mapping[str, Action], gated: Collection[str] = ()
+) -> frozenset[str]:
+    """Metrics that a rule looks at which keeps single updates from being made, with what they are made of.
+
+    :param gated: rules that a gate holds to their published bound: they need not be judged for that.
     """
     wanted: list[str] = []
     for rule in rules:
         known = (actions.get(spec.name) for spec in rule.actions)
-        if any(a is not None and (a.stage != "observe" or getattr(a, "before_update", False)) for a in known):
+        if rule.id not in gated and any(getattr(action, "per_update", False) for action in known):
             wanted.append(rule.selector.metric)
             wanted += [selector.metric for selector, _ in rule.condition.parts if selector is not None]
             wanted += [guard.metric for guard in rule.only_if]
@@ -180,6 +338,13 @@ def acted_upon(rules: Iterable[Rule], derived: Iterable[Derived], actions: Mappi
             found.add(name)
             wanted += formulas.get(name, ())
     return frozenset(found)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except Exception:  # no number at all: the mailbox leaves it out
+        return True
 
 
 def _comes_late(value: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -32,7 +32,7 @@ from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, History, ProbeBoard
-from healthcheck.run.budget import OverheadBudget, acting_metrics
+from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
@@ -110,6 +110,8 @@ class Session:
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
         self._no_numbers: set[str] = set()
+        self._stopped_at: int | None = None
+        """The step whose samples made a rule stop the run: others of its block come after the stop."""
         self._ended = False
         self._watchdog: Watchdog | None = None
 
@@ -132,14 +134,15 @@ class Session:
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
         self.begin_step = self.board.begin_step
         """``begin_step(step)``: an adapter calls it once per step, and then needs only look into :attr:`wanted`."""
-        acting = acted_upon(rules.rules, rules.derived, host.registry.actions)
-        self.acts_on_loss = "loss" in acting
+        self.acts_on_loss = acts_on("loss", rules.rules, host.registry.actions)
         """Whether a rule acts on the run for its loss."""
         self._mailbox = mailbox
         self.judge = Judge(
             self.engine,
             mailbox,
-            acting=acting,
+            acting=lambda gated: (
+                frozenset() if self.observing else acted_upon(rules.rules, rules.derived, host.registry.actions, gated)
+            ),
             arrived=self._hand_out,
             found=self._handle,
         )
@@ -251,6 +254,8 @@ class Session:
                 continue
             kind = phase or ("eval" if name.startswith(("eval.", "val.", "test.")) else "train")
             self.judge.waiting.append(Sample(name, step, value, apart, kind, at))
+            if isinstance(value, float) and value - value != 0.0:
+                self.judge.due_step = 0  # it must not wait for the end of its block
 
     def _no_number(self, name: str, value: Any) -> None:
         if name not in self._no_numbers:
@@ -308,7 +313,8 @@ class Session:
             self.controls.agreement = agreement
             self.controls.order = {r.id: (int(r.severity), i) for i, r in enumerate(self.rules.rules)}
             self.controls.unanimous = {r.id for r in self.rules.rules if r.ranks == "all"}
-            self.judge.exchange = self._exchange
+            self.judge.exchange, self.judge.due_step = self._exchange, 0
+            self.judge.exchange_every = getattr(agreement, "sync_every", 1)
 
     def wants(self, kind: EventKind, step: int | None = None) -> bool:
         """Whether anybody listens; an adapter builds no event otherwise.
@@ -386,6 +392,11 @@ class Session:
         """Start the copies of what is still on a device of a row, while its step is under way."""
         self._mailbox.send(row.step, row.late)
 
+    def judge_now(self) -> None:
+        """Nobody looks at the next steps: judge what can be judged without a wait."""
+        if getattr(self._mailbox, "oldest", None) is None:
+            self._guard(lambda: self.judge.flush(self.step, self.active()))
+
     def step_noted(self, step: int) -> None:
         """A step is over that was noted in rows, and of whose end no event was built."""
         if self._ended or os.getpid() != self.pid:
@@ -406,7 +417,8 @@ class Session:
         self.errors.ours(error, method, self.step, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that must survive a resume, as plain JSON values: detectors and probes."""
+        """All that must survive a resume, as plain JSON values: detectors and probes. What waits is judged before."""
+        self.judge.flush(self.step, self.active())
         return {"engine": self.engine.state_dict(), "probes": self.board.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
@@ -426,7 +438,7 @@ class Session:
         """Call a method of every report; one that fails is an error of that report, said once."""
         self.dispatch.report(method, self.step, *given)
 
-    def _hand_out(self, step: int, at: float, samples: list[Sample]) -> None:
+    def _hand_out(self, step: int, at: float, samples: Sequence[Sample]) -> None:
         """Samples have arrived as numbers: keep them, and show them to whoever wants that."""
         self.judged_at = at
         self.history.remember(samples)
@@ -446,12 +458,17 @@ class Session:
             dispatch.call("transition", self.step, self, transition)
             self.tell("transition", transition)
         for alert in found.alerts:
+            alert.detected_step = max(self.step, alert.fired_step)
+            if self._stopped_at is not None and found.step > self._stopped_at:
+                alert.facts.setdefault("after_stop", self._stopped_at)
             alert.accepted = self.accepted.reason(alert.rule, [f.name for f in alert.series], self.info.target)
             if not alert.repeat:
                 self.alerts.append(alert)
             self.tell("alert", alert)
         if self.controls is not None:
             self.actor.run(found.plan, self.controls, self.step, event)
+            if self._stopped_at is None and self.stop.request is not None and self.stop.request.rule:
+                self._stopped_at = found.step
         for alert in found.alerts:
             self.tell("acted", alert)
             dispatch.call("alert", self.step, self, alert)

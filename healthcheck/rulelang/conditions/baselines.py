@@ -57,7 +57,7 @@ class SortedWindow:
         sample to the next, so that the search starts where the last one ended.
     """
 
-    __slots__ = ("nearest", "_with_mad", "mad", "median", "ordered", "size", "values")
+    __slots__ = ("_with_mad", "mad", "median", "nearest", "ordered", "size", "values")
 
     def __init__(self, size: int, *, with_mad: bool = False) -> None:
         self.size = size

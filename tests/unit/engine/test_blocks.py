@@ -19,17 +19,38 @@ from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.rulelang.compile import load_rules
 from tests.unit.engine.random_rules import STEPS, random_series, registry, rule_file, samples
 
-import os; MAXEX=int(os.environ.get("MAXEX","100"))
 MORE = {
     # Parts and guards on others, families, formulas upon formulas, phases: whatever crosses from series to series.
-    "both": {"metric": "loss", "when": {"all": [{"above": 0.5}, {"metric": "gnorm", "ratio": {"above": 1.2, "window": 6}}]}},
-    "layers": {"metric": "gap", "when": {"any": [{"above": 4}, {"metric": "layer[*]", "mean": {"above": 1, "window": 4}}]}},
+    "both": {
+        "metric": "loss",
+        "when": {"all": [{"above": 0.5}, {"metric": "gnorm", "ratio": {"above": 1.2, "window": 6}}]},
+    },
+    "layers": {
+        "metric": "gap",
+        "when": {"any": [{"above": 4}, {"metric": "layer[*]", "mean": {"above": 1, "window": 4}}]},
+    },
     "steep": {"metric": "slope", "when": {"outside": [-2, 2]}, "only_if": {"twice": {"above": 0}}, "for": "2 of 4"},
     "twice-high": {"metric": "twice", "when": {"above": 2}, "explains": ["both"], "every": 2},
     "of-eval": {"metric": "loss", "phase": "eval", "when": {"above": 0}, "cooldown": 3, "then": ["warn"]},
     "whichever": {"metric": "gnorm", "phase": "any", "when": {"above": 1}, "for": "3s", "explains": ["layers"]},
     "grew": {"metric": "layer[*]", "when": {"delta": {"above": 1}}, "only_if": {"gnorm": {"below": 3}}, "for": 2},
     "gone": {"metric": "gnorm", "when": {"missing": 2}},
+    "quiet": {"metric": "layer[*]", "phase": "any", "when": {"stale": {"after": "4s", "first": "3s", "times": 2}}},
+    # Costly parts that only learn where a cheap one has failed, and share what they have learnt.
+    "flat": {
+        "metric": "loss",
+        "when": {
+            "all": [
+                {"slope": {"above": -0.2, "over": 12, "confidence": 0.7}},
+                {"slope": {"below": 0.2, "over": 12, "confidence": 0.7}},
+                {"ratio": {"below": 3, "to": "first"}},
+            ]
+        },
+    },
+    "rising": {
+        "metric": "gnorm",
+        "when": {"all": [{"slope": {"above": 0, "over": 40, "confidence": 0.6}}, {"above": 0}]},
+    },
 }
 METRICS = {
     "gap": "loss - ewma(gnorm, 5) / mean(loss, 4)",
@@ -42,8 +63,11 @@ METRICS = {
 def stream(seed: int, length: int) -> list[Moment]:
     """Evaluations: of a step, of an evaluation with the same names, of two values of one series at once, of none."""
     random = Random(seed)
-    moments, now = [], 0.0
+    moments: list[Moment] = []
+    now = 0.0
     for number, at in enumerate(random_series(seed, length), 1):
+        if random.random() < 0.3:
+            moments.append(Moment(number - 1, (), now + at.pause / 2, at.pause / 2))
         now += at.pause
         taken = samples(number, at)
         if random.random() < 0.15:
@@ -75,7 +99,9 @@ def standing(engine: Engine) -> str:
     return saved + repr([(s.rule.id, s.closest, s.held, s.shut, s.samples, sorted(s.firing)) for s in engine.states])
 
 
-def judged(text: dict[str, Any], moments: Sequence[Moment], cuts: Sequence[int], recorded: bool = False) -> tuple[list[str], str]:
+def judged(
+    text: dict[str, Any], moments: Sequence[Moment], cuts: Sequence[int], recorded: bool = False
+) -> tuple[list[str], str]:
     engine = Engine(load_rules([text], registry=registry()), watch_transitions=True, recorded=recorded)
     results: list[Evaluation] = []
     for begin, end in pairwise([0, *cuts, len(moments)]):
@@ -86,7 +112,6 @@ def judged(text: dict[str, Any], moments: Sequence[Moment], cuts: Sequence[int],
 
 @settings(
     deadline=None,
-    max_examples=MAXEX,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
@@ -114,12 +139,17 @@ def test_blocks_of_any_length_tell_the_same(
 
 
 def test_samples_and_rows_are_judged_alike() -> None:
-    text = {"version": 1, "external": ["loss", "gnorm"], "metrics": METRICS, "rules": {k: MORE[k] for k in ("both", "twice-high")}}
+    text = {
+        "version": 1,
+        "external": ["loss", "gnorm"],
+        "metrics": METRICS,
+        "rules": {k: MORE[k] for k in ("both", "twice-high")},
+    }
     random = Random(3)
     series = (("loss", NO_LABELS, "train"), ("gnorm", NO_LABELS, "train"))
     values = [(random.gauss(1, 1), random.gauss(1, 1)) for _ in range(100)]
     rows = [Moment(step, Row(series, step, given, float(step)), float(step)) for step, given in enumerate(values, 1)]
-    lists = [Moment(step, list(row), now) for step, row, now in rows]
+    lists = [Moment(step, list(row), now) for step, row, now, _ in rows]
     cut = [7, 40, 41]
     assert judged(text, rows, cut) == judged(text, lists, range(1, 100))
     assert judged(text, rows, cut)[0]

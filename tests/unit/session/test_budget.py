@@ -108,6 +108,7 @@ def test_a_rule_that_may_stop_the_run_keeps_its_every(plugin: Path, at_once: Non
     session, _ = run(plugin, 200, share="1%", two={**TWO, "severity": "error", "then": ["stop"]})
     assert session.demand.stretch.get("slow.one", 1) > 1
     assert "slow.two" not in session.demand.stretch
+    session.judge.flush(200, session.active())
     assert len(session.history("slow.two", 500)) == 200
 
 

@@ -71,7 +71,9 @@ class Bench:
         self.box = box
         self.arrived: list[tuple[int, float, list[str]]] = []
         self.found: list[tuple[list[str], EventKind | None]] = []
-        self.judge = Judge(Engine(rules), box, acting=frozenset(acting), arrived=self._hand_out, found=self._note)
+        self.judge = Judge(
+            Engine(rules), box, acting=lambda gated: frozenset(acting), arrived=self._hand_out, found=self._note
+        )
 
     def _hand_out(self, step: int, at: float, samples: list[Sample]) -> None:
         self.arrived.append((step, at, [sample.metric for sample in samples]))

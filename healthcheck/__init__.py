@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Scored,
         Scorer,
     )
+    from healthcheck.core.rows import StepRow, Update
     from healthcheck.core.runinfo import RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
@@ -101,10 +102,12 @@ _HOME = {
     "Severity": "core.alerts",
     "State": "core.alerts",
     "StateLoads": "core.runinfo",
+    "StepRow": "core.rows",
     "StopTraining": "core.errors",
     "Transition": "core.alerts",
     "UnknownHookError": "core.errors",
     "UsageError": "core.errors",
+    "Update": "core.rows",
     "current": "run.current",
     "find_runs": "readers.find",
     "Threshold": "rulelang.comparators",
@@ -160,10 +163,12 @@ __all__ = [
     "Severity",
     "State",
     "StateLoads",
+    "StepRow",
     "StopTraining",
     "Threshold",
     "Transition",
     "UnknownHookError",
+    "Update",
     "UsageError",
     "__version__",
     "current",

@@ -63,7 +63,8 @@ class Column:
     """One series: who wants its samples, and those of the block at hand."""
 
     __slots__ = (
-        "absent", "always", "at", "due", "order", "origins", "paused", "phases", "series", "steps", "values", "watch",
+        "absent", "always", "at", "due", "order", "origins", "paused", "phases", "place", "series", "steps", "values",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -84,32 +85,36 @@ class Column:
         """The columns of this metric and labels in all phases: rules on any phase judge them as one series."""
         self.origins: Sequence[tuple[Column, int]] = ()
         """Of a column that was put together from several, where each value comes from."""
+        self.place = 0
+        """Where among the samples of a moment one of them was when they were last sorted; mostly it is there again."""
         self.order = -1
         """Of a derived metric, its place among the formulas."""
         self.values: Sequence[float] = ()
         self.steps: Sequence[int] = ()
-        self.at: Sequence[int] | None = None
-        """The moments of the values, by their place in the block; None: it has none in this block."""
+        self.at: Sequence[int] = ()
+        """The moments of the values, by their place in the block; empty: it has none in this block."""
 
     def add(self, values: Sequence[float], steps: Sequence[int], at: Sequence[int]) -> None:
         """More samples of the same block, behind those that are there."""
         if type(self.at) is not list:  # else these lists are its own already
-            self.values, self.steps, self.at = list(self.values), list(self.steps), list(self.at or ())
+            self.values, self.steps, self.at = list(self.values), list(self.steps), list(self.at)
         self.values += values  # type: ignore[operator]
         self.steps += steps  # type: ignore[operator]
-        self.at += at
+        self.at += at  # type: ignore[operator]
 
     def sample(self, moments: Sequence[Moment], place: int) -> tuple[int, Sample]:
         """A sample of this block, by its place in the column; with its place among those of its moment."""
         if self.origins:
             column, place = self.origins[place]
             return column.sample(moments, place)
-        assert self.at is not None
         at = self.at[place]
         step, samples, now, _ = moments[at]
         metric, labels, phase = self.series
         if self.order >= 0:
             return DERIVED + self.order, Sample(metric, self.steps[place], self.values[place], labels, phase, now)
+        alone = (not place or self.at[place - 1] != at) and (place + 1 == len(self.at) or self.at[place + 1] != at)
+        if alone and self.place < len(samples) and SERIES(samples[self.place]) == self.series:
+            return self.place, samples[self.place]
         nth = place - bisect_left(self.at, at)  # one moment may have several of a series
         for index, sample in enumerate(samples):
             if SERIES(sample) == self.series:
@@ -127,6 +132,8 @@ class Shape:
     def __init__(self, series: tuple[Series, ...], columns: list[Column]) -> None:
         self.series = series
         self.columns = columns
+        for place, column in enumerate(columns):
+            column.place = place
         self.twice = len(set(series)) < len(series)
         """Whether one series comes more than once."""
 
@@ -181,6 +188,7 @@ class Shapes:
         found: list[Column] = []
         begin, count = 0, len(moments)
         latest = self._latest
+        at: Sequence[int]
         while begin < count:
             samples = moments[begin][1]
             if not samples:
@@ -201,14 +209,15 @@ class Shapes:
                             break
                         end += 1
                     rows = [moment[1] for moment in moments[begin:end]]
-                    at: Sequence[int] = range(begin, end)
+                    at = range(begin, end)
                     steps: Sequence[int] = [row.step for row in rows]  # type: ignore[attr-defined]
-                    for column, values in zip(shape.columns, zip(*[row.values for row in rows]), strict=True):  # type: ignore[attr-defined]
-                        if column.at is None:
-                            column.values, column.steps, column.at = values, steps, at
+                    taken = zip(*[row.values for row in rows], strict=True)  # type: ignore[attr-defined]
+                    for column, run in zip(shape.columns, taken, strict=True):
+                        if not column.at:
+                            column.values, column.steps, column.at = run, steps, at
                             found.append(column)
                         else:
-                            column.add(values, steps, at)
+                            column.add(run, steps, at)
                     begin = end
                     continue
             if shape is not None:
@@ -233,7 +242,7 @@ class Shapes:
             if end == begin + 1:
                 at = (begin,)
                 for column, sample in zip(shape.columns, samples, strict=True):
-                    if column.at is None:
+                    if not column.at:
                         column.values, column.steps, column.at = (sample.value,), (sample.step,), at
                         found.append(column)
                     else:
@@ -244,7 +253,7 @@ class Shapes:
                 for index, column in enumerate(shape.columns):
                     values = [listed[index].value for listed in lists]
                     steps = [listed[index].step for listed in lists]
-                    if column.at is None:
+                    if not column.at:
                         column.values, column.steps, column.at = values, steps, at
                         found.append(column)
                     else:
@@ -267,11 +276,11 @@ def across_phases(columns: Sequence[Column], moments: Sequence[Moment]) -> list[
     found: list[Column] = []
     done: set[int] = set()
     for column in columns:
-        came = [one for one in column.phases if one.at is not None]
+        came = [one for one in column.phases if one.at]
         if len(came) < 2:
             found.append(column)
             continue
-        metric, labels, phase = column.series
+        metric, labels, _ = column.series
         apart = Column(
             column.series,
             None,
@@ -292,9 +301,7 @@ def across_phases(columns: Sequence[Column], moments: Sequence[Moment]) -> list[
             [judge for judge in column.paused if judge[0].phase == "any"],
             [state for state in column.absent if state.phase == "any"],
         )
-        entries = [
-            (at, one.sample(moments, place)[0], one, place) for one in came for place, at in enumerate(one.at or ())
-        ]
+        entries = [(at, one.sample(moments, place)[0], one, place) for one in came for place, at in enumerate(one.at)]
         entries.sort(key=lambda entry: entry[:2])
         whole.at = [at for at, _, _, _ in entries]
         whole.origins = [(one, place) for _, _, one, place in entries]
@@ -312,11 +319,9 @@ def merged(columns: Sequence[Column], moments: Sequence[Moment]) -> Run:
     """The samples of several series as one run, in the order in which they came."""
     if len(columns) == 1:
         only = columns[0]
-        assert only.at is not None
         return only.values, only.steps, only.at
     entries = []
     for column in columns:
-        assert column.at is not None
         for place, at in enumerate(column.at):
             entries.append((at, column.sample(moments, place)[0], column.values[place], column.steps[place]))
     entries.sort(key=lambda entry: entry[:2])

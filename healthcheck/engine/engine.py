@@ -265,7 +265,7 @@ class Engine:
                                 if clocks is None:
                                     clocks = [moment[2] for moment in moments]
                                 whole = type(at) is range and count == len(clocks)
-                                times = clocks if whole else [clocks[moment] for moment in at or ()]
+                                times = clocks if whole else [clocks[moment] for moment in at]
                             changes = series.take(found, values, steps, times, 0, count)
                         except Exception as error:
                             self.failures.append(error)
@@ -281,7 +281,7 @@ class Engine:
         if self._grouped:
             self._judge_groups(columns, marks, moments)
         for column in columns:
-            column.at = None
+            column.at = ()
         for state in changed:
             for _, whose, said in state.changes:
                 _say(whose, said)
@@ -373,7 +373,6 @@ class Engine:
     def _in_pieces(self, state: RuleState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:
         """Judge a series by a rule of which a guard or a part changes in this block: cut where it does."""
         at = column.at
-        assert at is not None
         for whose, said in state.starts:
             _say(whose, said)
         begin = 0
@@ -409,7 +408,6 @@ class Engine:
                 return
             places, series.bucket = turns, bucket
         at = column.at
-        assert at is not None
         changes = series.run(
             [column.values[place] for place in places],
             [column.steps[place] for place in places],
@@ -429,8 +427,9 @@ class Engine:
     ) -> None:
         """Keep what a run did, with the evaluation and the place in it to which each change belongs."""
         at, order = column.at, self._place[state.rule.id]
-        assert at is not None
         for mark in changes:
+            if mark.result == CHANGED and not self.watch_transitions:
+                continue
             place = mark.place if places is None else places[mark.place]
             where, sample = column.sample(moments, place)
             marks.append((at[place], order, where, mark, sample))
@@ -442,7 +441,7 @@ class Engine:
             groups: dict[int, list[tuple[int, Sample]]] = {}
             for column in columns:
                 if column.series[0] == metric:
-                    for place, at in enumerate(column.at or ()):
+                    for place, at in enumerate(column.at):
                         groups.setdefault(at, []).append(column.sample(moments, place))
             order = self._place[state.rule.id]
             for at in sorted(groups):
@@ -459,7 +458,7 @@ class Engine:
             entries = came.setdefault(state.rule.id, [])
             # The place among the samples of a moment only matters where a rule watches several series.
             several = len(entries) > 0
-            entries += [(at, place, column, place) for place, at in enumerate(column.at or ())]
+            entries += [(at, place, column, place) for place, at in enumerate(column.at)]
             if several:
                 entries[:] = [(at, c.sample(moments, p)[0], c, p) for at, _, c, p in entries]
         looks = []

@@ -252,7 +252,7 @@ class Lookups:
         by_phase: Mapping[str, Run]
         if len(first) == 1 and self._aligned(inputs, first[0]):
             only = first[0]
-            values, steps, at = only.values, only.steps, only.at or ()
+            values, steps, at = only.values, only.steps, only.at
             given = {one.metric: one.columns[0].values for one in inputs.looked if one.columns}
             computed = inputs.formula.run(given, len(at), inputs.late)
             if None in computed:
@@ -271,22 +271,22 @@ class Lookups:
                 series = inputs.series[phase] = (inputs.formula.name, NO_LABELS, phase)
             column = column_of(series)
             column.order = inputs.order
-            if column.at is None:
+            if not column.at:
                 column.values, column.steps, column.at = values, steps, at
                 found.append(column)
                 continue
             # Somebody logs a metric of this name as well.
             both = [*zip(column.at, column.steps, column.values, strict=True), *zip(at, steps, values, strict=True)]
             both.sort(key=_moment)
-            column.at, column.steps, column.values = ([entry[i] for entry in both] for i in range(3))
+            column.at = [entry[0] for entry in both]
+            column.steps = [entry[1] for entry in both]
+            column.values = [entry[2] for entry in both]
         return found
 
     def _aligned(self, inputs: _Inputs, first: Column) -> bool:
         """The usual case: all that the formula looks at came together, in one phase, once each."""
         if len(inputs.looked) == 1:
-            return first.at is not None and (
-                len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at)
-            )
+            return len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at)
         steps, at, phase = first.steps, first.at, first.series[2]
         for one in inputs.looked:
             if not one.columns and one not in inputs.triggers:
@@ -294,11 +294,11 @@ class Lookups:
             if len(one.columns) != 1:
                 return False
             other = one.columns[0]
-            if other.at is not at and list(other.at or ()) != list(at or ()):
+            if other.at is not at and list(other.at) != list(at):
                 return False
             if one in inputs.triggers and (other.series[2] != phase or list(other.steps) != list(steps)):
                 return False
-        return type(at) is range or len(set(at or ())) == len(at or ())
+        return type(at) is range or len(set(at)) == len(at)
 
     def _by_moment(
         self, inputs: _Inputs, runs: Mapping[str, Run], moments: Sequence[Moment]
@@ -329,10 +329,10 @@ class Lookups:
                 advance(one, moment + 1 if one.level < inputs.level else moment)
             newest = max(
                 (
-                    (one.level, *column.sample(moments, _last_place(column.at or (), moment)), column)
+                    (one.level, *column.sample(moments, _last_place(column.at, moment)), column)
                     for one in inputs.triggers
                     for column in one.columns
-                    if moment in (column.at or ())
+                    if moment in (column.at)
                 ),
                 key=lambda entry: entry[:2],
             )

@@ -483,8 +483,9 @@ class StepMachine:
     def _met(self, optimizer: Any) -> None:
         """An optimizer steps for the first time."""
         self._unattempted = None
-        self.notes.on = True
         guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
+        # A rule that is to be judged before each update needs the samples of each.
+        self.notes.on = not self.session.judge.acts_before_updates
 
     def _before_update(self, optimizer: Any, plan: UpdatePlan, running: Running) -> None:
         """Gradients are final."""

@@ -272,7 +272,7 @@ def _feed(
         count += 1
         if step < last and resumed < len(resumes):
             resumed = len(resumes)
-            _judge(plays, block, look)
+            _judge_block(plays, block, look)
             for p in plays:
                 p.engine.rewind(step)
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
@@ -283,15 +283,15 @@ def _feed(
             ticked = now
         block.append(Moment(step, samples, now))
         if len(block) >= length:
-            _judge(plays, block, look)
+            _judge_block(plays, block, look)
         last, before = step, now
         if step > most:
             most = step
-    _judge(plays, block, look)
+    _judge_block(plays, block, look)
     seen.batches, seen.last_step, seen.seconds = count, most, now
 
 
-def _judge(plays: Sequence[Play], block: list[Moment], look: Callable[[], None] | None) -> None:
+def _judge_block(plays: Sequence[Play], block: list[Moment], look: Callable[[], None] | None) -> None:
     """Judge what has been read, and empty the block."""
     if not block:
         return

@@ -190,11 +190,11 @@ class Judge:
         """The last moment to hold back an update: a gate compares with bounds, what has none must be judged here."""
         gate = self._gate
         waits = gate is not None and gate.waits
-        if waits or getattr(gate, "alarmed", False):
+        if waits or (gate is not None and gate.alarmed):
             self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
         if gate is not None and self.waiting:
             gate.see(self.waiting)
-        if waits or getattr(gate, "alarmed", False):
+        if waits or (gate is not None and gate.alarmed):
             self._end(event.step, now, event, wait=waits)
             return
         # Values of a device wait for the end of the step in any case, so that they travel in one copy.

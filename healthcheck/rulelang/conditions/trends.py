@@ -305,7 +305,8 @@ class BlockSlopes:
             at += len(part)
             if len(self._open) < self._block:
                 return early + (len(part) if self.count < least else 0)
-            before, _ = self.count, self._complete()
+            before = self.count
+            self._complete()
             # The value that completes a block is judged with it.
             early += len(part) if self.count < least else (len(part) - 1 if before < least else 0)
         return early

@@ -142,7 +142,7 @@ def test_nothing_is_left_unjudged_behind_a_checkpoint(bench: Callable[..., Bench
 
 def test_a_gate_sees_the_samples_before_they_leave_and_may_have_the_host_wait(bench: Callable[..., Bench]) -> None:
     class Gate:
-        waits = False
+        alarmed = waits = False
         seen: list[list[str]]
 
         def see(self, samples: Sequence[Sample]) -> None:

@@ -85,7 +85,7 @@ class UnwatchedSteps:
             self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
             session.judge_now()
             session.wanted.clear()
-            if stop.request is not None:  # somebody has seen something
+            if machine.stop.pending:  # somebody has seen something
                 self.watch_again()
 
     def _possible(self) -> bool:

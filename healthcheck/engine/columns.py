@@ -127,7 +127,7 @@ class Column:
 class Shape:
     """The columns of samples that come together, in their order."""
 
-    __slots__ = ("columns", "series", "twice")
+    __slots__ = ("columns", "plain", "rest", "series", "twice")
 
     def __init__(self, series: tuple[Series, ...], columns: list[Column]) -> None:
         self.series = series
@@ -136,6 +136,10 @@ class Shape:
             column.place = place
         self.twice = len(set(series)) < len(series)
         """Whether one series comes more than once."""
+        placed = list(enumerate(columns))
+        self.plain = [(i, column) for i, column in placed if not (column.watch or column.paused or column.absent)]
+        """Columns, with their places, of which a single sample may be judged without being sorted into its column."""
+        self.rest = [(i, column) for i, column in placed if column.watch or column.paused or column.absent]
 
 
 class Shapes:
@@ -153,6 +157,8 @@ class Shapes:
         self._shapes: dict[tuple[Series, ...], Shape] = {}
         self._latest: dict[int, Shape] = {}
         self._known = 0
+        self.plain: Sequence[tuple[int, Column]] = ()
+        """Of a block of one evaluation: the columns that were left empty, with the places of their samples."""
         self._alike: dict[tuple[str, Labels], list[Column]] = {}
         self.several_phases = False
         """Whether some metric has come in several phases."""
@@ -180,8 +186,10 @@ class Shapes:
         self._latest[len(series)] = shape
         return shape
 
-    def gather(self, moments: Sequence[Moment]) -> list[Column]:
+    def gather(self, moments: Sequence[Moment], *, whole: bool = False) -> list[Column]:
         """The columns of one block, in the order in which they first come; to be emptied afterwards.
+
+        :param whole: sort all samples into columns, also those of a single evaluation.
 
         One function, although it does several things: it is on the step path, and calls are what costs there.
         """
@@ -189,6 +197,7 @@ class Shapes:
         begin, count = 0, len(moments)
         latest = self._latest
         at: Sequence[int]
+        self.plain = ()
         while begin < count:
             samples = moments[begin][1]
             if not samples:
@@ -227,6 +236,13 @@ class Shapes:
                         break
             if shape is None:
                 shape = self._shape(tuple(map(SERIES, samples)))
+            if count == 1 and not (whole or shape.twice or self.several_phases):
+                self.plain = shape.plain
+                for index, column in shape.rest:
+                    sample = samples[index]
+                    column.values, column.steps, column.at = (sample.value,), (sample.step,), (0,)
+                    found.append(column)
+                return found
             if not shape.twice:
                 series, same = shape.series, True
                 while same and end < count:

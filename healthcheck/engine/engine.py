@@ -223,16 +223,21 @@ class Engine:
             if type(given) is not Row and given and given[0].phase == BETWEEN:
                 return self._judge_between(moments, place)
         self.step, _, self.now, _ = moments[-1]
-        columns = self._shapes.gather(moments)
+        shapes = self._shapes
+        columns = shapes.gather(moments, whole=bool(self._grouped))
         marks: _Marks = []
+        changed: list[RuleState] = []
         try:
-            changed = self.lookups.take(columns, moments, self._shapes.column)
+            if columns:
+                changed = self.lookups.take(columns, moments, shapes.column)
         except Exception as error:  # a condition of somebody's: the rules that do not need it are judged all the same
             self.failures.append(error)
             changed = self.lookups.recover()
+        if shapes.plain:
+            self._judge_singly(shapes.plain, marks, moments)
         clocks: list[float] | None = None
         absent: list[tuple[RuleState, Column]] = []
-        for column in columns if not self._shapes.several_phases else across_phases(columns, moments):
+        for column in columns if not shapes.several_phases else across_phases(columns, moments):
             values, steps, at = column.values, column.steps, column.at
             count = len(values)
             if count == 1:
@@ -276,7 +281,7 @@ class Engine:
                 self._judge_column(state, column, marks, moments)
             if column.absent:
                 absent += [(state, column) for state in column.absent]
-        if absent or self._absent_steps or self._absent_seconds:
+        if absent or self._absent_steps or (self._absent_seconds and (len(moments) > 1 or moments[0][3] is not None)):
             self._judge_absence(absent, marks, moments)
         if self._grouped:
             self._judge_groups(columns, marks, moments)
@@ -311,6 +316,49 @@ class Engine:
             if bound is not None and not bound.low <= sample.value <= bound.high:
                 return True
         return False
+
+    def _judge_singly(self, plain: Sequence[tuple[int, Column]], marks: _Marks, moments: Sequence[Moment]) -> None:
+        """What the loop of :meth:`judge` does, for samples that need not be sorted into columns first.
+
+        Where steps are long each is a block of its own, and to sort would be most of the work.
+        """
+        _, samples, now, _ = moments[0]
+        for index, column in plain:
+            sample = samples[index]
+            value, step = sample.value, sample.step
+            values: tuple[float, ...] | None = None
+            for state, series in column.always:
+                if series is None or state.changes or state.shut:
+                    column.values, column.steps, column.at = (value,), (step,), (0,)
+                    self._judge_column(state, column, marks, moments)
+                    column.at = ()
+                    continue
+                if series.idle_from <= value <= series.idle_to:
+                    series.n += 1
+                    series.last_step = step
+                    series.value = value
+                    continue
+                # The run of one sample is made once for all that judge it, and not at all if nobody needs it.
+                if values is None:
+                    values, steps, finite = (value,), (step,), value - value == 0.0
+                try:
+                    if finite or series.nonfinite_ok:
+                        found = series.update(values, steps, series.quiet)
+                        if not found:
+                            series.n += 1
+                            series.last_step = step
+                            series.value = value
+                            continue
+                        changes = series.take(found, values, steps, (now,), 0, 1)
+                    else:
+                        changes = series.run(values, steps, (now,))
+                except Exception as error:
+                    self.failures.append(error)
+                    continue
+                order = self._place[state.rule.id]
+                marks += [
+                    (0, order, index, m, sample) for m in changes if m.result != CHANGED or self.watch_transitions
+                ]
 
     # -- which rules judge what -------------------------------------------------------
 

@@ -249,6 +249,20 @@ class Lookups:
     ) -> Sequence[Column]:
         """The samples of one formula in this block, sorted into columns by phase."""
         first = inputs.triggers[0].columns
+        if len(inputs.looked) == 1 and len(first) == 1 and len(first[0].at) == 1:  # one value of one metric
+            only = first[0]
+            computed = inputs.formula.run({inputs.triggers[0].metric: only.values}, 1, ())
+            if computed[0] is None:
+                return ()
+            phase = only.series[2]
+            series = inputs.series.get(phase)
+            if series is None:
+                series = inputs.series[phase] = (inputs.formula.name, NO_LABELS, phase)
+            column = column_of(series)
+            if not column.at:
+                column.order = inputs.order
+                column.values, column.steps, column.at = computed, only.steps, only.at  # type: ignore[assignment]
+                return (column,)
         by_phase: Mapping[str, Run]
         if len(first) == 1 and self._aligned(inputs, first[0]):
             only = first[0]

@@ -62,7 +62,7 @@ class Training:
     block: int
     """Steps of a block."""
     run: Callable[[str, OnStep], None]
-    """Trains on a device until it is told that it was the last step."""
+    """Trains on a device until the function says that it was the last step."""
 
 
 # -- the trainings ------------------------------------------------------------------------

@@ -110,8 +110,6 @@ class StepMachine:
         """Until an optimizer has stepped."""
         self.updates_unseen = False
         """Whether a compiled region has made an update."""
-        self._steps_inside = False
-        """Whether the last update was made inside of a backward pass."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
         self._clipped_idly = False
@@ -144,16 +142,6 @@ class StepMachine:
     def step(self) -> int:
         """The step that is under way, or the last one between two steps; 1 before the first."""
         return max(self.number, 1)
-
-    @property
-    def made(self) -> int:
-        """Steps of this run so far."""
-        return self.number - self._first
-
-    @property
-    def steps_are_passes(self) -> bool:
-        """Whether a backward pass is a step: optimizers step inside of it, or none does."""
-        return self.session.unit == "backward" or self._steps_inside
 
     @property
     def updates_withheld(self) -> bool:
@@ -477,7 +465,6 @@ class StepMachine:
         if self._fresh:
             self._fresh = False
         self.last_attempt = self.number
-        self._steps_inside = False
         return plan
 
     def _met(self, optimizer: Any) -> None:
@@ -530,7 +517,6 @@ class StepMachine:
             self._unattempted, self.notes.on = None, False
             self.last_attempt = self.number
             self.session.unit = "step"
-            self._steps_inside = True
             self.controls.updates_inside_backward()
             guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
         self._running.pop(id(optimizer), None)  # of a step that raised
@@ -667,12 +653,6 @@ class StepMachine:
             self.check_end()
         if self.session.own_ns >= self.session.budget.binds_at:
             self.unwatched.due, self.unwatched.last_scale = True, scale
-
-    def step_goes_on(self, stepped: Iterable[int]) -> None:
-        """In the middle of a step that nobody watched so far: these optimizers have made their update in it."""
-        self._begin_step()
-        self.optimizers.stepped.update(stepped)
-        self.last_attempt = self.number
 
     def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""

@@ -9,27 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
 
 if TYPE_CHECKING:
-    from healthcheck.instrument.machine import StepMachine
+    from healthcheck.instrument.controls import StopSwitch
+    from healthcheck.instrument.evaluations import Evaluations
+    from healthcheck.instrument.modelview import FoundModel
+    from healthcheck.instrument.step_events import StepEvents
+    from healthcheck.instrument.updates import Optimizers
+    from healthcheck.run.session import Session
 
 HOOKS_NS = 3000
 """Nanoseconds that our hooks take in a step that is left out: too short to be timed one by one.
 ``benchmarks/cpu_time.py`` shows the whole."""
 
 
+class Counted(Protocol):
+    """The step machine, as far as it is needed here."""
+
+    session: Session
+    view: FoundModel
+    stop: StopSwitch
+    events: StepEvents
+    evaluations: Evaluations
+    optimizers: Optimizers
+    announced: bool
+    number: int
+    last_attempt: int
+    updates: int
+    updates_unseen: bool
+    paused: bool
+
+    @property
+    def under_way(self) -> bool: ...
+    def step_begins(self, number: int) -> None: ...
+    def check_end(self) -> None: ...
+
+
 class UnwatchedSteps:
-    """Counts the steps of one :class:`StepMachine` while they are left out, in its place.
+    """Counts the steps of one :class:`~healthcheck.instrument.machine.StepMachine` while they are left out, in its place.
 
     Steps are counted by what ended the last watched one: the updates of the optimizers that stepped in it, its backward
     pass (where no optimizer steps outside of one), or somebody who says so.
     """
 
-    def __init__(self, machine: StepMachine) -> None:
+    def __init__(self, machine: Counted) -> None:
         self.left = 0
         """Steps that are still to be left out. Hooks look here before anything else."""
         self.due = False
@@ -71,22 +98,22 @@ class UnwatchedSteps:
         budget, stop = session.budget, machine.stop.state
         budget.whole = not self._possible()
         steps = budget.step_over(machine.number, session.own_ns, session.active())
-        if stop.most_steps is not None:
-            steps = min(steps, stop.most_steps - machine.made)
         if steps <= 0 or stop.request is not None:
             return
-        self.by_pass = machine.steps_are_passes and not announced
-        optimizers = [] if self.by_pass or announced else machine.optimizers.of_last_step()
-        if optimizers or self.by_pass or announced:
-            self._turns = {id(optimizer): index for optimizer, index in optimizers}
-            self._known = {id(optimizer): weak(optimizer) for optimizer, _ in optimizers}
-            self._stepped.clear()
-            self._choose_keeper(optimizers)
-            self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
-            session.judge_now()
-            session.wanted.clear()
-            if machine.stop.pending:  # somebody has seen something
-                self.watch_again()
+        # Where no optimizer was seen to step, they step inside of the backward pass, or there is none.
+        self.by_pass = not announced and (session.unit == "backward" or not machine.optimizers.stepped)
+        optimizers = [] if announced or self.by_pass else machine.optimizers.of_last_step()
+        if not (announced or self.by_pass or optimizers):
+            return
+        self._turns = {id(optimizer): index for optimizer, index in optimizers}
+        self._known = {id(optimizer): weak(optimizer) for optimizer, _ in optimizers}
+        self._stepped.clear()
+        self._choose_keeper(optimizers)
+        self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
+        session.judge_now()
+        session.wanted.clear()
+        if machine.stop.pending:  # somebody has seen something
+            self.watch_again()
 
     def _possible(self) -> bool:
         """Not where ranks agree on their steps, nor where an update shows only after it was made (a compiled region)."""
@@ -231,4 +258,7 @@ class UnwatchedSteps:
         session.budget.gap_over(steps, session.own_ns, session.active(), step=machine.number)
         session.board.steps_left_out(machine.number, session.last_event_at)
         if self._stepped:
-            machine.step_goes_on([self._turns[key] for key in self._stepped])
+            # In the middle of a step in which some optimizers have made their update.
+            machine.step_begins(machine.number + 1)
+            machine.optimizers.stepped.update(self._turns[key] for key in self._stepped)
+            machine.last_attempt = machine.number

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
 from healthcheck.core.samples import BETWEEN, NO_LABELS, Cost, Labels, Metric, Sample
 from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceVector, calculate, number, quotient, value_of, values_of
 from healthcheck.device.tensors import nonfinite_counts, plain_values
-from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
+from healthcheck.probes.gradient_statistics import (
+    GradientPass,
+    GradientStats,
+    InnerPass,
+    TrainedParameters,
+    gradient_stats,
+)
 from healthcheck.probes.labels import first_few, optimizer_labels, with_label
 
 _KEPT = 32
@@ -207,89 +212,6 @@ def _with_weight(names: Sequence[str]) -> list[int]:
 
 # --------------------------------------------------------------------------------------------------
 # Gradient norms before clipping, gradients that are not finite or exactly zero, and who carries them.
-
-
-LOOK_EVERY = 50
-"""Steps between two full looks at a model whose one optimizer holds all that is trained."""
-
-
-_PARAMS = operator.itemgetter("params")
-
-
-class TrainedParameters:
-    """Named parameters of an event's model, in the model's order, without naming them anew at every step.
-
-    Where a model has one optimizer and that holds everything that is trained, its own lists say which
-    parameters there are; names and order are those of the last full look, unless a list has changed.
-    Keeps no parameter alive.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        """Of the parameters that :meth:`of` returned last; another list object whenever they are others."""
-        self._ids: list[int] = []
-        self._optimizer: Any = lambda: None
-        self._index = 0
-        """Index of that optimizer."""
-        self._lists: tuple[list[int], list[int]] = ([], [])
-        """Identities and lengths of the optimizer's lists at the last full look."""
-        self._ends: tuple[Any, Any] = (None, None)
-        self._order: list[int] | None = None
-        self._age = LOOK_EVERY
-
-    def of(self, event: Event | Update) -> list[Any]:
-        """The parameters, alive while the caller holds them."""
-        if event.model is None:
-            return []
-        optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
-        own = event.optimizer is optimizer or (event.optimizer is None and event.optimizer_index == self._index)
-        if optimizer is not None and self._age < LOOK_EVERY and own:
-            self._age += 1
-            lists = list(map(_PARAMS, optimizer.param_groups))
-            flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
-            # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
-            # every LOOK_EVERY steps the rest.
-            first, last = self._ends
-            if (
-                flat
-                and first() is flat[0]
-                and last() is flat[-1]
-                and self._lists == (list(map(id, lists)), list(map(len, lists)))
-            ):
-                return flat if self._order is None else [flat[i] for i in self._order]
-        return self._look(event, event.model.optimizers())
-
-    def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:
-        assert event.model is not None
-        named = event.model.named_parameters()
-        if len(optimizers) > 1:
-            # With several optimizers the others' gradients are leftovers or by-products.
-            optimizer = event.optimizer
-            if optimizer is None and event.optimizer_index < len(optimizers):
-                optimizer = optimizers[event.optimizer_index]
-            if optimizer is not None:
-                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-                named = [pair for pair in named if id(pair[1]) in own]
-        names, params = [name for name, _ in named], [p for _, p in named]
-        self._optimizer, self._age = lambda: None, LOOK_EVERY
-        if len(optimizers) == 1:
-            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
-            places = {id(p): place for place, p in enumerate(flat)}
-            trained = [(name, p) for name, p in named if id(p) in places]
-            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
-                names, params = [name for name, _ in trained], [p for _, p in trained]
-                order = [places[id(p)] for p in params]
-                self._order = None if order == list(range(len(flat))) else order
-                self._optimizer, self._index = weak(optimizers[0]), event.optimizer_index
-                lists = list(map(_PARAMS, optimizers[0].param_groups))
-                self._lists = (list(map(id, lists)), list(map(len, lists)))
-                self._ends = (weak(flat[0]), weak(flat[-1]))
-                self._age = 0
-        # The same list object while nothing changes: callers compare it instead of a thousand names.
-        ids = list(map(id, params))
-        if ids != self._ids or names != self.names:
-            self._ids, self.names = ids, names
-        return params
 
 
 _BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")

@@ -91,7 +91,7 @@ class OverheadBudget:
         self.every = 1
         """One step in so many is watched now."""
         self.displaced = 1.0
-        """Seconds of training that a second of our own time costs, as far as can be told."""
+        """Seconds of training that a second of our own time costs, as far as can be known."""
         self._demand = demand
         self._board = board
         self._keep = keep

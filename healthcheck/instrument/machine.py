@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.events import EventKind
 from healthcheck.core.runinfo import StateLoads
 from healthcheck.device.tensors import no_grad
+from healthcheck.instrument import unseen
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
@@ -81,9 +82,8 @@ class StepMachine:
         self.region = RegionNotes()
         self.notes = StepNotes(session)
         self.events = StepEvents(session, view, self.notes)
-        self.evaluations = Evaluations(
-            session, view, started=lambda: self.started, step=lambda: max(1, self.last_attempt)
-        )
+        step = lambda: max(1, self.last_attempt)  # noqa: E731
+        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # Where we are. A pass and an update are laid over the place where the step stands.
         self._standing = Stage.IDLE
@@ -105,8 +105,8 @@ class StepMachine:
         self.updates = 0
         """Updates made or skipped so far, by any optimizer."""
         self._hold = UpdateHold(session, controls, self.events, self.notes)
-        self._inner = InnerUpdates(session)
-        self._unattempted = None if self.announced else UnattemptedUpdates()
+        self.inner = InnerUpdates(session)
+        self.unattempted = None if self.announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
         self.updates_unseen = False
         """Whether a compiled region has made an update."""
@@ -193,7 +193,7 @@ class StepMachine:
         """The run is over: hand out what still waits. Never raises a stop."""
         self.unwatched.watch_again()
         with contextlib.suppress(BaseException):
-            self._catch_up()
+            unseen.catch_up(self)
         self.optimizers.retire()
         session = self.session
         judged = session.engine.step
@@ -219,7 +219,7 @@ class StepMachine:
             if not self.evaluations.draws_for_training(dataset, gradients=gradients):
                 self.evaluations.batch()
             return
-        self._catch_up()
+        unseen.catch_up(self)
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
             self.evaluations.batch()
             return
@@ -246,7 +246,7 @@ class StepMachine:
     def pass_enters(self) -> None:
         """A backward pass begins, of which nothing else is to be noted: -> BACKWARD."""
         self.in_pass = True
-        self._catch_up()
+        unseen.catch_up(self)
 
     def pass_begins(self, tensors: Any) -> None:
         """An outermost backward pass from ``tensors`` is about to run: -> BACKWARD, also where we fail."""
@@ -260,11 +260,11 @@ class StepMachine:
             if self.stop.state.request is not None:
                 self.stop.check()
             if self.region.stepped is not None:
-                self._catch_up()
+                unseen.catch_up(self)
             if self._standing is not Stage.FORWARD:
                 self._begin_step(wait=True)
-            if self._unattempted is not None:
-                self._unattempted.pass_begins()
+            if self.unattempted is not None:
+                self.unattempted.pass_begins()
             if self.facts.closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
                 return
             self._fresh = True
@@ -295,26 +295,8 @@ class StepMachine:
     def pass_ends(self) -> None:
         """That pass is over; its gradients are there."""
         self.in_pass = False
-        if self._inner.first is not None:  # optimizers have stepped inside of it: it was the step
-            optimizer, self.facts.inner_gradients = self._inner.end(self.view, self.number)
-            self.updates += 1
-            self.facts.made(optimizer, 0, None) if self.announced else self._end_step(optimizer, 0)
-        elif self._unattempted is not None:
-            self._end_pass_without_updates(self._unattempted)
-
-    def _end_pass_without_updates(self, unattempted: UnattemptedUpdates) -> None:
-        """No optimizer has ever stepped: if none is going to, a pass has to serve as a step."""
-        unattempted.pass_ends(self.view, self.optimizers.living)
-        if not unattempted.counts_passes or self._standing is not Stage.FORWARD:
-            return
-        if self.session.unit != "backward":
-            self.session.unit = "backward"
-            self.number = max(self.number, self._first + unattempted.passes)
-            self.session.begin_step(self.number)
-        self.last_attempt = self.number
-        with no_grad():
-            self.events.emit(EventKind.BACKWARD_END, self.number)
-        self._end_step(None, 0)
+        if self.inner.first is not None or self.unattempted is not None:
+            unseen.pass_ends(self)
 
     # -- clipping, scaling ------------------------------------------------------------
 
@@ -381,9 +363,9 @@ class StepMachine:
             if self.stop.state.request is not None:
                 self.stop.check()
             if self.region.stepped is not None:
-                self._catch_up()
+                unseen.catch_up(self)
             if self.in_pass:
-                self._update_inside_pass(optimizer)
+                unseen.update_inside_pass(self, optimizer)
                 return None
             plan = self._attempt(optimizer)
             running = self._running[id(optimizer)] = Running(plan.index, announced)
@@ -469,7 +451,7 @@ class StepMachine:
 
     def _met(self, optimizer: Any) -> None:
         """An optimizer steps for the first time."""
-        self._unattempted = None
+        self.unattempted = None
         guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
         # A rule that is to be judged before each update needs the samples of each.
         self.notes.on = not self.session.judge.acts_before_updates
@@ -505,34 +487,6 @@ class StepMachine:
             self.facts = UpdateFacts()
             if self.stop.state.request is not None:
                 self.stop.check()
-
-    # -- updates that nobody sees as they are made ------------------------------------
-
-    def _update_inside_pass(self, optimizer: Any) -> None:
-        """One optimizer per parameter, stepping while gradients are still being made: one pass is one step."""
-        if self._inner.first is None:
-            self.start()
-            if self._standing is not Stage.FORWARD:
-                self._begin_step()
-            self._unattempted, self.notes.on = None, False
-            self.last_attempt = self.number
-            self.session.unit = "step"
-            self.controls.updates_inside_backward()
-            guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer, inside=True))
-        self._running.pop(id(optimizer), None)  # of a step that raised
-        self._inner.made(optimizer, self.number)
-
-    def _catch_up(self) -> None:
-        """Count an update that a compiled region made, step and all; nobody saw its gradients as they were used."""
-        region, only = self.region, self.optimizers.only
-        optimizer, region.stepped = region.stepped, None
-        if optimizer is None or (only is not None and optimizer not in only):
-            return
-        plan = self._attempt(optimizer)
-        self.updates_unseen = True
-        region.take_clipping(self.facts)
-        self.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
-        self._update_over(optimizer, plan.index, None)
 
     # -- steps ------------------------------------------------------------------------
 
@@ -575,7 +529,7 @@ class StepMachine:
             return
         self.start()
         self.evaluations.end()
-        self._catch_up()
+        unseen.catch_up(self)
         if number is not None:
             self.step_begins(number)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see

@@ -15,7 +15,7 @@ from healthcheck.core.protocols import Action, ActionContext, Agreement, Control
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.engine.engine import PlannedAction
 from healthcheck.extend.dispatch import from_signal_handler
-from healthcheck.run.board import History
+from healthcheck.run.history import History
 
 if TYPE_CHECKING:
     from healthcheck.core.alerts import Alert

@@ -12,8 +12,7 @@ what every probe can take. Or by a *row*, in which whoever trains has noted what
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
-from healthcheck.core.samples import Sample, series_name
+from healthcheck.core.samples import Sample
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 
@@ -113,6 +112,16 @@ class StepPlan:
     before it. None: somebody always is."""
     rows: bool
     """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
+
+
+def _settled(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """With numbers where they had deferred ones that have arrived since; without those that turn out to have none."""
+    for sample in samples:
+        late = getattr(sample.value, "value", None)
+        if late is not None:
+            sample.value = late()
+        if sample.value is not None:
+            yield sample
 
 
 def _noted(probe: Probe) -> tuple[EventKind, ...]:
@@ -461,7 +470,7 @@ class ProbeBoard:
         nobody needs its samples before its end they are not asked for then.
 
         :param before: rows of this step and later ones are left for the next time, because numbers of theirs are still
-            on a device. Others may hold deferred numbers, too.
+            on a device; those of all others have arrived.
         """
         rows, later = self.rows, list[StepRow]()
         if before is not None:
@@ -474,6 +483,10 @@ class ProbeBoard:
             self._ask([self.open_row], [call for call in self._row_calls if call.early])
         made, self._made = self._made, []
         made.sort(key=_STEP)
+        if before is not None:
+            ready = [sample for sample in made if sample.step < before]
+            self._made = made[len(ready) :]
+            made = list(_settled(ready))
         return made
 
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
@@ -549,57 +562,3 @@ class ProbeBoard:
             close = getattr(probe, "close", None)
             if close is not None:
                 guard(close)
-
-
-HISTORY = 200
-"""Values per series that :class:`History` keeps."""
-HISTORY_SERIES = 512
-
-
-class History:
-    """The last values of every series, for evidence and for people who ask.
-
-    Steps and values stand in turn in one deque: a pair for each would be one more thing for the garbage collector
-    to count, and a loop that makes nothing of its own that stays would collect because of us.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, deque[float]] = {}
-
-    def remember(self, samples: Iterable[Sample]) -> None:
-        for sample in samples:
-            name = sample.metric if not sample.labels else series_name(sample.metric, sample.labels)
-            kept = self._kept.get(name)
-            if kept is None:
-                if len(self._kept) >= HISTORY_SERIES:
-                    continue
-                kept = self._kept[name] = deque(maxlen=2 * HISTORY)
-            kept.extend((sample.step, sample.value))
-
-    def __call__(self, series: str, n: int = HISTORY) -> list[tuple[int, float]]:
-        """The last ``n`` values of a series as ``(step, value)``, oldest first."""
-        kept = list(self._kept.get(series, ()))
-        return list(zip(map(int, kept[::2]), kept[1::2], strict=True))[-n:]
-
-    def series(self) -> list[str]:
-        """Names of all series, in the order in which they were first seen."""
-        return list(self._kept)
-
-    def newest(self, series: str) -> float | None:
-        """The last value of a series; None without any."""
-        kept = self._kept.get(series)
-        return kept[-1] if kept else None
-
-    def charted(self, leave_out: Iterable[str] = ()) -> dict[str, float]:
-        """The newest value of each series without labels that makes a chart.
-
-        What was seen once does not, nor do signs that have been 0 or 1 all along: forty flat lines hide the others.
-        """
-        out = set(leave_out)
-        names = [name for name in self._kept if "[" not in name and name not in out]
-        return {name: values[-1] for name in names if _varies(values := list(self._kept[name])[1::2])}
-
-
-def _varies(values: Sequence[float]) -> bool:
-    newest = values[-1] if values else 0.0
-    return len(values) > 1 and (newest not in (0.0, 1.0) or any(value != newest for value in values))

@@ -236,23 +236,34 @@ class Judge:
         """
         mailbox = self._mailbox
         self._pending += mailbox.drain() if wait else mailbox.ready()
-        self.waiting += self.rows(None if wait else getattr(mailbox, "oldest", None))
+        before = None if wait else getattr(mailbox, "oldest", None)
+        rows = self.rows(before)
+        if before is not None and rows and all(type(sample.value) is float for sample in rows):
+            # Complete, and older than all that is under way: they need not queue behind it.
+            self._pending[:0] = [*rows, Sample(_END, rows[-1].step, 0.0, time=max(sample.time for sample in rows))]
+        else:
+            self.waiting += rows
         if self.waiting or whole:
             waiting, self.waiting = self.waiting, []
             waiting.append(Sample(_END, step, 0.0, time=now))
             mailbox.post(step, waiting)
-        self._judge(self._take(wait=wait), event)
+        self._judge(self._take(wait=wait, before=before), event)
         if self._look_for_silence:
             self._look_for_silence = False
             result = self._engine.tick(0.0, now)
             if result is not NOTHING:
                 self._found(result, event)
 
-    def _take(self, *, wait: bool) -> list[Moment]:
-        """What has arrived, put together by step. Steps of which a value is still under way are left for the next time."""
+    def _take(self, *, wait: bool, before: int | None = None) -> list[Moment]:
+        """What has arrived, put together by step. Steps of which a value is still under way are left for the next time.
+
+        :param before: the first step whose rows were left where they are.
+        """
         mailbox = self._mailbox
         self._pending += mailbox.drain() if wait else mailbox.ready()
         under_way = getattr(mailbox, "oldest", None)
+        if before is not None:  # it may have arrived since
+            under_way = before if under_way is None else min(before, under_way)
         pending, self._pending = self._pending, []
         steps: dict[int, list[Sample]] = {}
         ends: dict[int, float] = {}

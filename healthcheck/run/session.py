@@ -31,10 +31,11 @@ from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Mute, Rule, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
-from healthcheck.run.board import DeviceTimer, History, ProbeBoard
+from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, UnjudgedReasons, exit_code, live_report
 from healthcheck.run.errorlog import ErrorLog
+from healthcheck.run.history import History
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.watchdog import Watchdog
 

@@ -15,10 +15,14 @@ import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.core.clock import VirtualClock
 from healthcheck.core.samples import Sample
+from healthcheck.device import mailbox
 from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.probes.timing import PaceProbe, StepTimeProbe
 from healthcheck.probes.updates import HeartbeatProbe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "probes"))
+from standin import LateMemory, elsewhere
 
 BEGIN = """
     import torch
@@ -39,7 +43,7 @@ BEGIN = """
 
 PLAIN = """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(60):
+    for step in range(40):
         optimizer.zero_grad()
         forward().backward()
         tick()
@@ -104,7 +108,7 @@ SCHEDULER = """
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.02}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 15)
-    for step in range(60):
+    for step in range(40):
         optimizer.zero_grad()
         forward().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -113,7 +117,7 @@ SCHEDULER = """
 """
 RATE_BY_HAND = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(60):
+    for step in range(40):
         for group in optimizer.param_groups:
             group["lr"] = 0.3 if step == 47 else 0.01 * (1 + step % 25)
         optimizer.zero_grad()
@@ -122,7 +126,7 @@ RATE_BY_HAND = """
 """
 NEVER_CLEARED = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    for step in range(60):
+    for step in range(40):
         if step % 4 != 1:
             forward().backward()
         optimizer.step()
@@ -212,6 +216,16 @@ def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]
             value = 0.0 if sample.metric == "time.data" else sample.value
             series.setdefault(f"{sample.metric}{sample.labels}", []).append((sample.step, value, sample.time))
     return series
+
+
+@pytest.mark.parametrize("loop", ["plain", "scheduler", "two_optimizers"])
+def test_so_they_do_where_numbers_come_late_from_a_device(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(mailbox, "PinnedMemory", LateMemory)
+
+    noted, shown = trained(LOOPS[loop], rows=True), trained(LOOPS[loop], rows=False)
+
+    assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

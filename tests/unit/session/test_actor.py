@@ -18,7 +18,7 @@ from healthcheck.core.samples import Sample
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.host import PluginHost
 from healthcheck.run.actor import Actor, SessionControls, StopState
-from healthcheck.run.board import History
+from healthcheck.run.history import History
 
 PLUGIN = '''
 import healthcheck

@@ -144,6 +144,8 @@ class Lookups:
         """
         came: list[Looked] = []
         sides: dict[Side, tuple[RuleState, list[Column]]] = {}
+        changed: dict[int, RuleState] = {}
+        single = len(moments) == 1
         for column in columns:
             watch = column.watch
             if watch is None:
@@ -152,6 +154,9 @@ class Lookups:
                 if not watch.looked.columns:
                     came.append(watch.looked)
                 watch.looked.columns.append(column)
+            if single and watch.sides:
+                self._look_once(watch.sides, column, changed)
+                continue
             for state, side in watch.sides:
                 if side in sides:
                     sides[side][1].append(column)
@@ -160,7 +165,7 @@ class Lookups:
         if self._since:
             self._since = {}
         if not came and not sides:
-            return []
+            return list(changed.values())
         for inputs in self._formulas:
             for looked in inputs.triggers:
                 if looked.columns:
@@ -181,9 +186,11 @@ class Lookups:
                     if not watch.looked.columns:
                         came.append(watch.looked)
                     watch.looked.columns.append(column)
+                if single and watch.sides:
+                    self._look_once(watch.sides, column, changed)
+                    continue
                 for state, side in watch.sides:
                     sides.setdefault(side, (state, []))[1].append(column)
-        changed: dict[int, RuleState] = {}
         last = self.last
         answers: list[tuple[int, Question, bool]] = []
         for looked in came:
@@ -221,6 +228,22 @@ class Lookups:
         for state in changed.values():
             state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
         return list(changed.values())
+
+    def _look_once(
+        self, sides: Sequence[tuple[RuleState, Side]], column: Column, changed: dict[int, RuleState]
+    ) -> None:
+        """What parts on another metric say of the samples of a single evaluation."""
+        values, steps = column.values, column.steps
+        for state, side in sides:
+            before = side.breach
+            if side.settled and len(values) == 1:
+                after: bool | None = not side.low <= values[0] <= side.high
+                side.breach = after
+            else:
+                after = side.run(values, steps)[-1]
+            if after is not before:
+                state.change(0, side, before, after)
+                changed[id(state)] = state
 
     def recover(self) -> list[RuleState]:
         """After :meth:`take` has raised: the block is judged without what it would have said."""

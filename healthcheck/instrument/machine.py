@@ -91,11 +91,11 @@ class StepMachine:
         self.in_pass = False
         self._running: dict[int, Running] = {}
         """Optimizers inside their step, by id."""
-        self.started = False
+        self.started: bool = False
         """Whether training has begun. The data of its first step may come before that."""
-        self.number = session.step
+        self.number: int = session.step
         """Number of the step that is under way or has just ended."""
-        self.last_attempt = session.step
+        self.last_attempt: int = session.step
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""

@@ -162,7 +162,6 @@ class RecordReport:
         self._until = 0
         self._said = False
         self._pid = os.getpid()
-        self._open_step: int | None = None
         self._requests: LiveRequests | None = None
         self._look_at = 0.0
 
@@ -184,8 +183,6 @@ class RecordReport:
             self._requests = LiveRequests(session, folder)
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
-        if any(rule.condition.absence == "steps" for rule in session.rules.rules):
-            session.on("step_end", self._step_ends)
 
     def alert(self, alert: Alert) -> None:
         self._write_alert(alert)
@@ -199,7 +196,6 @@ class RecordReport:
     def finish(self, report: dict[str, Any]) -> None:
         if self._writer is None or self._folder is None or os.getpid() != self._pid:
             return
-        self._close_open_step()
         self._writer.close()
         self._say_trouble()
         if self._ring is not None and not self._folder.is_dir():
@@ -215,10 +211,6 @@ class RecordReport:
         session, writer = self._session, self._writer
         if session is None or writer is None or os.getpid() != self._pid:
             return
-        if self._open_step is not None:
-            if self._open_step != step:
-                self._close_open_step()
-            self._open_step = None
         if self._requests is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._requests.look()
@@ -231,21 +223,6 @@ class RecordReport:
             self._ring.append((step, now, rows))
         if writer.trouble and not self._said:
             self._say_trouble()
-
-    def _step_ends(self, event: Any) -> None:
-        """Rules that count steps without a sample are also judged at steps that have none."""
-        self._close_open_step()
-        self._open_step = event.step
-
-    def _close_open_step(self) -> None:
-        if (
-            self._open_step is not None
-            and self._writer is not None
-            and self._session is not None
-            and self._ring is None
-        ):
-            self._writer.samples(self._open_step, self._session.active(), [])
-        self._open_step = None
 
     # -- alerts and the start -------------------------------------------------------------
 

@@ -113,13 +113,14 @@ class Past:
             return values
         seen: list[float | None] = []
         if self.kind == "mean":
-            window, value = self.window, self.value
+            window = self.window
             for given in values:
                 if given - given == 0.0:
                     self.count += 1
                     window.append(given)
-                    value = math.fsum(window) / len(window)
-                seen.append(value)
+                    seen.append(math.fsum(window) / len(window))
+                else:
+                    seen.append(seen[-1] if seen else self.value)
             return seen
         for given in values:
             self.take((given,))
@@ -179,13 +180,14 @@ class Formula(Derived):
                 column: Any = given[one]
             else:
                 assert isinstance(one, Past)
-                before, came = one.value, given.get(one.metric)
+                came = given.get(one.metric)
                 if came is None:
-                    column = (before,) * count
+                    column = (one.value,) * count
+                elif one.metric in late:
+                    before = one.value
+                    column = [before, *one.run(came)[:-1]]
                 else:
                     column = one.run(came)
-                    if one.metric in late:
-                        column = [before, *column[:-1]]
                 if None in column:
                     unknown = True
                     columns.append(column)

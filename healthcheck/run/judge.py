@@ -68,7 +68,8 @@ class Judge:
 
     :param acting: given the ids of the rules that a gate holds to their bounds: metrics by which another rule could still
         change the update at hand, so that it must be judged before each (see :func:`acted_upon`).
-    :param arrived: called with step, active seconds and samples, as numbers, before they are judged; step by step.
+    :param arrived: called with step, active seconds and samples, as numbers, before they are judged; step by step, also
+        for steps without any where rules count those.
     :param found: called with what the rules found in one step and the event at which they did; None: silence, in
         another thread, or the end of a step of which there is no event.
     """
@@ -312,7 +313,7 @@ class Judge:
         self._judging = True
         try:
             for step, samples, now, _ in moments:
-                if samples:
+                if samples or self._engine.counts_steps:
                     self._arrived(step, now, samples)
             for result in self._engine.judge(moments):
                 try:

@@ -444,7 +444,7 @@ class Session:
         self.judged_at = at
         self.history.remember(samples)
         dispatch = self.dispatch
-        if dispatch.table.get("samples"):
+        if samples and dispatch.table.get("samples"):
             dispatch.call("samples", step, self, step, samples)
         for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
             try:

@@ -65,14 +65,16 @@ class CombinedScorer(UnboundedScorer):
         self._others = others
         self._total = len(others) + len(parts)
         served: dict[int, OwnParts] = {}
+        self._shares = False
+        """Whether a part reads what another one remembers: then they are asked about one sample after the other."""
         for part in parts:
-            scorer = _joined(part.start(), [own.scorer for own in served.values()])
+            scorer, shares = _joined(part.start(), [own.scorer for own in served.values()])
+            self._shares = self._shares or shares
             if id(scorer) not in served:
                 served[id(scorer)] = OwnParts(scorer)
             served[id(scorer)].add(part.breaches)
         # Those that can learn without judging come last: an `all` has often failed by then.
         self._own = sorted(served.values(), key=lambda own: own.learn is not None)
-        self._shares = any(getattr(own.scorer, "shares", False) for own in self._own)
         self._settle()
 
     def _settle(self) -> None:
@@ -228,15 +230,15 @@ class CombinedScorer(UnboundedScorer):
         self._settle()
 
 
-def _joined(scorer: Scorer, earlier: Sequence[Scorer]) -> Scorer:
-    """The scorer, which may read now what an earlier one remembers; or an earlier one that scores the same."""
+def _joined(scorer: Scorer, earlier: Sequence[Scorer]) -> tuple[Scorer, bool]:
+    """The scorer, and whether it reads now what an earlier one remembers; or an earlier one that scores the same."""
     join: Callable[[Scorer], Scorer | None] | None = getattr(scorer, "join", None)
     if join is not None:
         for other in earlier:
             joined = join(other)
             if joined is not None:
-                return joined
-    return scorer
+                return joined, joined is not other
+    return scorer, False
 
 
 def _type(name: str, help: str) -> ConditionType:

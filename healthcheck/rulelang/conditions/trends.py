@@ -173,16 +173,8 @@ class SureSlope(UnboundedScorer):
         self._judged = 0
         self._score: float | None = None
 
-    @property
-    def shares(self) -> bool:
-        """Whether it reads what another one learns."""
-        return not self._learns
-
     def join(self, other: Any) -> SureSlope | None:
-        """Several slopes over one window, such as ``above`` and ``below``, share their blocks.
-
-        Then they must be asked about one sample after the other.
-        """
+        """Several slopes over one window, such as ``above`` and ``below``, share their blocks."""
         if not isinstance(other, SureSlope) or other._shape != self._shape:
             return None
         self._memory, self._learns = other._memory, False

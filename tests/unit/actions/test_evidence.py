@@ -105,6 +105,21 @@ def test_equal_batches_have_equal_hashes_and_others_do_not(alert: Alert, context
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.parametrize("batch", ["statistics", "full"])
+def test_of_a_step_that_is_over_what_is_gone_is_said_and_not_replaced(
+    alert: Alert, context: Context, batch: str
+) -> None:
+    alert.fired_step = 128
+    given = context({"batch": batch}, batch={"x": torch.zeros(2)}, before_update=False)
+    bundle = Path(Evidence().run(alert, given).data["path"])
+    names = {path.name for path in bundle.rglob("*")}
+    assert not {"batch.json", "rng.json", "index.json"} & names
+    text = (bundle / "README").read_text()
+    assert "batch.json: that of step 128 is gone: it was judged during step 131" in text
+    assert "rng.json: that of step 128 is gone" in text
+    assert "Weights and gradients were read at step 131: those of step 128 are gone." in text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_full_contents_load_back_without_unpickling(alert: Alert, context: Context, dtype: torch.dtype) -> None:
     batch = {"x": torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype)[:, 1:]}  # not contiguous

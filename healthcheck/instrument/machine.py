@@ -30,7 +30,7 @@ from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, UpdateFacts
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, UpdateFacts, detached
 from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
@@ -75,8 +75,7 @@ class StepMachine:
         self.stop = controls.stop
         self.gate = controls.gate
         self.ended_by = ended_by
-        self.announced = ended_by is not EndedBy.UPDATES
-        """Whether somebody says when a step is over."""
+        self.announced = ended_by is not EndedBy.UPDATES  # somebody says when a step is over
         self.optimizers = Optimizers(view, only, met=self._met, way=controls.gate.way, demand=session.demand)
         self.losses = LossMath()
         self.region = RegionNotes()
@@ -108,8 +107,6 @@ class StepMachine:
         self.inner = InnerUpdates(session)
         self.unattempted = None if self.announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
-        self.updates_unseen = False
-        """Whether a compiled region has made an update."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
         self._clipped_idly = False
@@ -117,13 +114,11 @@ class StepMachine:
         self._loss_shown_in = -1
         """Step in which a loss was shown last."""
 
-        # The run.
         self.paused = False
         """While True, the hooks in torch show us nothing of passes and updates."""
         self.before_first: Callable[[], None] | None = None
         """Called once, before anything of the first step is shown."""
         self.unwatched = UnwatchedSteps(self)
-        session.budget.asked = True
         self._asked_end = AskedEnd(session)
 
     @property
@@ -177,7 +172,6 @@ class StepMachine:
 
     def pause(self) -> Callable[[], None]:
         """Somebody else sees this process's training for a while; returns what ends the pause."""
-        self.unwatched.watch_again()
         before = (self.paused, self.events.saves_announced, self.optimizers.watch_only(()))
         resume_evaluations = self.evaluations.pause()
         self.paused = self.events.saves_announced = True
@@ -215,10 +209,6 @@ class StepMachine:
         :param gradients: whether gradients are enabled where it was drawn.
         :param more: what else its loader knows of it, by the names in an event.
         """
-        if self.unwatched.left:
-            if not self.evaluations.draws_for_training(dataset, gradients=gradients):
-                self.evaluations.batch()
-            return
         unseen.catch_up(self)
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
             self.evaluations.batch()
@@ -321,7 +311,7 @@ class StepMachine:
             self._begin_step(wait=True)
         facts = self.facts
         if norm is not None:
-            facts.grad_norm = _detached(norm)
+            facts.grad_norm = detached(norm)
         facts.max_norm, facts.clipped_scaled = max_norm, scaled
         if parameters is not None:
             facts.clipped = [*(facts.clipped or ()), *parameters]
@@ -492,8 +482,6 @@ class StepMachine:
 
     def step_begins(self, number: int) -> None:
         """A framework begins step ``number`` (from 1), unless it has begun with its data already."""
-        if self.unwatched.left:
-            return
         self.start()
         if self._standing is not Stage.FORWARD:
             self.number = number - 1
@@ -525,8 +513,6 @@ class StepMachine:
         :param skipped: True if the update was not applied.
         :param more: further facts, by the names in an event.
         """
-        if self.unwatched.left and self.unwatched.reports(loss, number):
-            return
         self.start()
         self.evaluations.end()
         unseen.catch_up(self)
@@ -535,14 +521,14 @@ class StepMachine:
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self._begin_step()
         self.last_attempt = self.number
-        loss, facts = _detached(loss), self.facts
+        loss, facts = detached(loss), self.facts
         told = loss is not None and self._loss_shown_in != self.number
         if told and self.notes.noting and not self.notes.told(self.number, facts.index, loss, loss_weight):
             self.session.board.look_closely()
         if told and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
         if facts.grad_norm is None:
-            facts.grad_norm = _detached(grad_norm)
+            facts.grad_norm = detached(grad_norm)
         if facts.max_norm is None:
             facts.max_norm = max_norm
         skipped = facts.skipped if skipped is None else skipped
@@ -599,21 +585,16 @@ class StepMachine:
                 more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
                 self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
         finally:
-            scale = self.facts.loss_scale
             self.events.batch = None
             self.facts = UpdateFacts()
         stop = self.stop.state
         if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
             self.check_end()
         if self.session.own_ns >= self.session.budget.binds_at:
-            self.unwatched.due, self.unwatched.last_scale = True, scale
+            self.unwatched.due = True
 
     def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""
         self._asked_end.check(self.number, made=self.number - self._first)
         if self.stop.state.request is not None:
             self.stop.check()
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if hasattr(value, "detach") else value

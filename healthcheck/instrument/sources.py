@@ -76,6 +76,8 @@ class LoopSource:
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """The loop says that one update is over."""
+        if self.machine.unwatched.left and self.machine.unwatched.reports(loss, None):
+            return
         pass_loss, self._pass_loss = self._pass_loss, None
         self._reports_loss = loss is not None
         loss = pass_loss if loss is None else loss
@@ -106,7 +108,8 @@ class AnnouncedSource:
 
     def begins(self, step: int) -> None:
         """Update number ``step`` (from 1) begins, unless it has begun with its data already."""
-        self.machine.step_begins(step)
+        if not self.machine.unwatched.left:
+            self.machine.step_begins(step)
 
     def ends(
         self,
@@ -128,6 +131,8 @@ class AnnouncedSource:
         :param grad_norm: L2 norm before clipping.
         :param skipped: True if the framework did not apply the update.
         """
+        if self.machine.unwatched.left and self.machine.unwatched.reports(loss, step):
+            return
         if not self.machine.optimizers.only:  # no optimizer is looked at: that it was made is the framework's word
             skipped = bool(skipped)
         self.machine.step_ends(

@@ -24,7 +24,7 @@ def catch_up(machine: StepMachine) -> None:
     if optimizer is None or (only is not None and optimizer not in only):
         return
     plan = machine._attempt(optimizer)
-    machine.updates_unseen = True
+    region.made_updates = True
     region.take_clipping(machine.facts)
     machine.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
     machine._update_over(optimizer, plan.index, None)

@@ -15,10 +15,11 @@ from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
 
 if TYPE_CHECKING:
+    from healthcheck.instrument.compiled import RegionNotes
     from healthcheck.instrument.controls import StopSwitch
     from healthcheck.instrument.evaluations import Evaluations
     from healthcheck.instrument.modelview import FoundModel
-    from healthcheck.instrument.step_events import StepEvents
+    from healthcheck.instrument.step_events import LossMath, StepEvents
     from healthcheck.instrument.updates import Optimizers
     from healthcheck.run.session import Session
 
@@ -40,7 +41,8 @@ class Counted(Protocol):
     number: int
     last_attempt: int
     updates: int
-    updates_unseen: bool
+    losses: LossMath
+    region: RegionNotes
     paused: bool
 
     @property
@@ -61,11 +63,10 @@ class UnwatchedSteps:
         """Steps that are still to be left out. Hooks look here before anything else."""
         self.due = False
         """Whether a watched step is over, so that :meth:`decide` is to be called: as soon as our own time in it is counted."""
-        self.last_scale: Any = None
-        """The loss scale of the last watched step."""
         self.by_pass = False
         """Whether a backward pass is a step."""
         self._machine = machine
+        machine.session.budget.asked = True
         self._turns: dict[int, int] = {}
         """Ids of the optimizers whose updates make a step, with their indices; empty: updates do not count."""
         self._known: dict[int, Callable[[], Any]] = {}
@@ -118,7 +119,7 @@ class UnwatchedSteps:
     def _possible(self) -> bool:
         """Not where ranks agree on their steps, nor where an update shows only after it was made (a compiled region)."""
         machine = self._machine
-        return machine.session.info.world_size == 1 and not machine.paused and not machine.updates_unseen
+        return machine.session.info.world_size == 1 and not machine.paused and not machine.region.made_updates
 
     def _choose_keeper(self, optimizers: Sequence[tuple[Any, int]]) -> None:
         """Have gradients measured in steps that are left out, where a device can keep what comes of it within the budget.
@@ -127,7 +128,7 @@ class UnwatchedSteps:
         """
         machine, session = self._machine, self._machine.session
         self._keeper = None
-        if len(optimizers) != 1 or self.last_scale is not None or not session.budget.affords(self._launch_ns):
+        if len(optimizers) != 1 or machine.losses.scale is not None or not session.budget.affords(self._launch_ns):
             return
         optimizer, index = optimizers[0]
         self._keeper = next((p for p in session.board.probes.values() if hasattr(p, "keep_unread")), None)
@@ -160,6 +161,12 @@ class UnwatchedSteps:
         machine.session.own_ns += spent
 
     # -- called by hooks, at every step that is left out -------------------------------
+
+    def draws(self, dataset: Any, *, gradients: bool) -> None:
+        """A batch was drawn: for nobody, unless it is the first of an evaluation."""
+        evaluations = self._machine.evaluations
+        if not evaluations.draws_for_training(dataset, gradients=gradients):
+            evaluations.batch()
 
     def update_begins(self, optimizer: Any) -> bool:
         """An optimizer is about to step. False if this is to be watched after all."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
+from healthcheck.probes.memory_readings import waited_for_cpu
 
 if TYPE_CHECKING:
     from healthcheck.instrument.compiled import RegionNotes
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 HOOKS_NS = 3000
 """Nanoseconds that our hooks take in a step that is left out: too short to be timed one by one.
 ``benchmarks/cpu_time.py`` shows the whole."""
+
+
+MOST_WAITED = 0.9
+"""Part of the time that a thread can have waited for a processor: more would be another thread's."""
 
 
 class Counted(Protocol):
@@ -66,6 +71,7 @@ class UnwatchedSteps:
         self.by_pass = False
         """Whether a backward pass is a step."""
         self._machine = machine
+        self._waited = waited_for_cpu()
         machine.session.budget.asked = True
         self._turns: dict[int, int] = {}
         """Ids of the optimizers whose updates make a step, with their indices; empty: updates do not count."""
@@ -95,6 +101,11 @@ class UnwatchedSteps:
         if machine.under_way:  # the next step has begun already
             return
         self.due = False
+        if not session.budget.binds:
+            elapsed = session.clock.monotonic() - session.active.started
+            waited = (waited_for_cpu() - self._waited) / elapsed if elapsed > 0 else 0.0
+            if session.budget.put_off(session.own_ns, min(MOST_WAITED, max(0.0, waited))):
+                return
         announced = machine.announced
         budget, stop = session.budget, machine.stop.state
         budget.whole = not self._possible()

@@ -96,7 +96,10 @@ class OverheadBudget:
         self._board = board
         self._keep = keep
         self._random = random.Random(1)  # of our own: that of the training is the training's
-        self._marked = self._binds = False
+        self.binds = self._marked = False
+        """Whether the allowance is used up."""
+        self._waited = 0.0
+        """The part of the time in which this thread waited for a processor."""
         self._watched = 0
         """Watched steps since the budget binds."""
         self._charged = 0.0
@@ -126,14 +129,14 @@ class OverheadBudget:
         own = own_ns / 1e9
         spent, passed, steps = own - self._own, active - self._active, step - self._step
         self._own, self._active, self._step = own, active, step
-        if not self._binds:
+        if not self.binds:
             # What steps cost is known from the second half of the allowance: the first has the start in it.
             if not self._marked:
                 self._marked, self.binds_at = True, int(ALLOWANCE * 1e9)
                 self._probes = self._costs()
                 return 0
-            self._binds, self.binds_at = True, 0
-            self._charged = own
+            self.binds, self.binds_at = True, 0
+            self._charged = own * (1.0 - self._waited)
             self._cost, self._length = spent / max(1, steps), passed / max(1, steps)
             self._look(max(1, steps))
         elif steps > 0:
@@ -141,6 +144,19 @@ class OverheadBudget:
         if self.whole or steps <= 0:
             return 0
         return self._pause(step, active)
+
+    def put_off(self, own_ns: int, waited: float) -> bool:
+        """Whether the allowance is not used up yet, because a part of what passed was spent waiting for a processor: on a
+        busy machine our time is not what the clock says.
+
+        :param waited: that part.
+        """
+        self._waited = waited
+        reached, due = own_ns * (1.0 - waited), ALLOWANCE * 1e9 * (1.0 if self._marked else 0.5)
+        if reached >= due:
+            return False
+        self.binds_at = own_ns + int(due - reached) + 1
+        return True
 
     def _count(self, spent: float, passed: float, steps: int) -> None:
         """One more watched step."""

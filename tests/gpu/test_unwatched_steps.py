@@ -39,7 +39,7 @@ def watched(
     def step_over(step: int, own_ns: int, active: float) -> int:
         return 0 if session.budget.whole or step < first else EVERY - 1 - step % EVERY
 
-    session.budget.binds_at = 0
+    session.budget.binds_at, session.budget.binds = 0, True
     session.budget.step_over = step_over  # type: ignore[method-assign]
     session.budget.affords = lambda launch_ns: True  # type: ignore[method-assign]
     with InProcess(session):
@@ -105,7 +105,7 @@ def test_healthy_steps_between_two_looks_raise_nothing_and_wait_for_nothing() ->
 
 def watched_without_waits() -> Session:
     session = open_session(target="t", rules=RULES, console=False, record=False)
-    session.budget.binds_at = 0
+    session.budget.binds_at, session.budget.binds = 0, True
     session.budget.step_over = lambda step, own_ns, active: EVERY - 1 - step % EVERY  # type: ignore[method-assign]
     session.budget.affords = lambda launch_ns: True  # type: ignore[method-assign]
     with InProcess(session):

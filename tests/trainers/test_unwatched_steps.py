@@ -39,7 +39,7 @@ def one_in(every: int, rules: str = RULES, **more: Any) -> Iterator[tuple[Sessio
     def step_over(step: int, own_ns: int, active: float) -> int:
         return 0 if session.budget.whole else every - 1 - step % every
 
-    session.budget.binds_at = 0
+    session.budget.binds_at, session.budget.binds = 0, True
     session.budget.step_over = step_over  # type: ignore[method-assign]
     session.budget.affords = lambda launch_ns: True  # type: ignore[method-assign]
     watching = InProcess(session)
@@ -172,7 +172,7 @@ def test_a_loop_of_ones_own_counts_its_steps() -> None:
     with healthcheck.watch(model, optimizer, rules=RULES, console=False, record=False) as health:
         session = health.session
         assert session is not None
-        session.budget.binds_at = 0
+        session.budget.binds_at, session.budget.binds = 0, True
         session.budget.step_over = lambda step, own_ns, active: EVERY - 1 - step % EVERY  # type: ignore[method-assign]
         for _ in range(45):
             loss = model(torch.randn(8, 4)).square().mean()

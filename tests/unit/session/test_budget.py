@@ -293,6 +293,22 @@ def test_a_disturbed_trial_is_no_displacement() -> None:
     assert displacement([(1.0, 0.001)] * TRIAL) == MOST_DISPLACED
 
 
+def test_on_a_busy_machine_the_allowance_is_what_we_really_ran() -> None:
+    """Half of the time was spent waiting for a processor: four seconds by the clock are two of ours."""
+    training = Training(0.01, step=0.01, costs=0.001)
+    budget = training.budget
+    assert budget.put_off(1_100_000_000, 0.5)
+    assert budget.step_over(1100, budget.binds_at - 1, 20.0) == 0
+    assert budget.binds_at == pytest.approx(1.55e9, rel=0.01)  # half of the allowance: 550 ms were ours, 450 are left
+    assert not budget.put_off(2_000_000_000, 0.5)
+    assert budget.step_over(2000, 2_000_000_000, 40.0) == 0  # from here on is known what steps cost
+    assert budget.put_off(3_000_000_000, 0.5)
+    assert not budget.put_off(4_000_000_000, 0.5)
+    budget.step_over(4000, 4_000_000_000, 80.0)
+    assert budget.binds
+    assert budget.credit(80.0) == pytest.approx(0.8)
+
+
 def test_metrics_of_rules_that_act_or_fail_the_run_are_kept(watched: Any) -> None:
     run = watched("""
         external: [a, b, c, d]

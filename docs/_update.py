@@ -39,7 +39,9 @@ def stderr_of_the_demo() -> str:
 
 
 def picture(stderr: str) -> str:
-    lines = [line.rstrip() for line in stderr.splitlines() if not line.startswith("healthcheck: to keep within the budget ")]
+    lines = [
+        line.rstrip() for line in stderr.splitlines() if not line.startswith("healthcheck: to keep within the budget ")
+    ]
     return "\n".join(["```text", f"$ {TYPED}", *lines, "```"]) + "\n"
 
 

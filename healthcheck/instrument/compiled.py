@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from healthcheck.instrument.patching import AfterImport, Patches
-from healthcheck.instrument.step_events import UpdateFacts
+from healthcheck.instrument.step_rows import UpdateFacts
 
 Function = Callable[..., Any]
 

@@ -30,8 +30,8 @@ from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, UpdateFacts, detached
-from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
     PARAMS,
@@ -81,8 +81,6 @@ class StepMachine:
         self.region = RegionNotes()
         self.notes = StepNotes(session)
         self.events = StepEvents(session, view, self.notes)
-        step = lambda: max(1, self.last_attempt)  # noqa: E731
-        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # Where we are. A pass and an update are laid over the place where the step stands.
         self._standing = Stage.IDLE
@@ -98,6 +96,8 @@ class StepMachine:
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""
+        step = lambda: max(1, self.last_attempt)  # noqa: E731
+        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
 
         # The update at hand.
         self.facts = UpdateFacts()

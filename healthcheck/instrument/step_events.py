@@ -7,14 +7,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.probes.graph import saved
 
 if TYPE_CHECKING:
@@ -54,39 +53,6 @@ class EndedBy(enum.Enum):
     """A loop says so, and we count."""
     FRAMEWORK = "framework"
     """A framework says so, and counts."""
-
-
-@dataclass(slots=True)
-class UpdateFacts:
-    """What is known of the update at hand. A new one takes its place when the update is over."""
-
-    grad_norm: Any = None
-    """L2 norm of the gradients before clipping, where the loop has worked it out; a number or a 0-dim tensor."""
-    max_norm: float | None = None
-    clipped_scaled: bool | None = None
-    """Whether gradients still carried the loss scale when they were clipped; None without clipping."""
-    clipped: list[Any] | None = None
-    """Parameters whose gradients were clipped; None where no clipping was seen."""
-    loss_scale: Any = None
-    backward_ended: bool = False
-    """Whether ``backward_end`` was shown: gradients are complete."""
-    closure_ran: bool = False
-    """LBFGS evaluates its loss many times an update; the first evaluation is the update's."""
-
-    kept_gradients: Any = None
-    """While an update is shown: gradients that whoever looked first keeps for the others, and for the optimizer."""
-    inner_gradients: Any = None
-    """What was measured of gradients that optimizers used inside the backward pass."""
-
-    optimizer: Any = None
-    """The first optimizer that stepped, where a loop or a framework says later that its step is over."""
-    index: int = 0
-    skipped: bool | None = None
-
-    def made(self, optimizer: Any, index: int, skipped: bool | None) -> None:
-        """An optimizer has stepped. What a loop says of its step belongs to the first of several optimizers."""
-        if self.optimizer is None:
-            self.optimizer, self.index, self.skipped = optimizer, index, skipped
 
 
 class StepEvents:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.references import weak
@@ -16,10 +17,42 @@ from healthcheck.core.rows import StepRow, Update
 from healthcheck.device.deferred import Deferred, number
 
 if TYPE_CHECKING:
-    from healthcheck.instrument.step_events import UpdateFacts
     from healthcheck.run.session import Session
 
 _RATE = operator.methodcaller("get", "lr")
+
+
+@dataclass(slots=True)
+class UpdateFacts:
+    """What is known of the update at hand. A new one takes its place when the update is over."""
+
+    grad_norm: Any = None
+    """L2 norm of the gradients before clipping, where the loop has worked it out; a number or a 0-dim tensor."""
+    max_norm: float | None = None
+    clipped_scaled: bool | None = None
+    """Whether gradients still carried the loss scale when they were clipped; None without clipping."""
+    clipped: list[Any] | None = None
+    """Parameters whose gradients were clipped; None where no clipping was seen."""
+    loss_scale: Any = None
+    backward_ended: bool = False
+    """Whether ``backward_end`` was shown: gradients are complete."""
+    closure_ran: bool = False
+    """LBFGS evaluates its loss many times an update; the first evaluation is the update's."""
+
+    kept_gradients: Any = None
+    """While an update is shown: gradients that whoever looked first keeps for the others, and for the optimizer."""
+    inner_gradients: Any = None
+    """What was measured of gradients that optimizers used inside the backward pass."""
+
+    optimizer: Any = None
+    """The first optimizer that stepped, where a loop or a framework says later that its step is over."""
+    index: int = 0
+    skipped: bool | None = None
+
+    def made(self, optimizer: Any, index: int, skipped: bool | None) -> None:
+        """An optimizer has stepped. What a loop says of its step belongs to the first of several optimizers."""
+        if self.optimizer is None:
+            self.optimizer, self.index, self.skipped = optimizer, index, skipped
 
 
 class StepNotes:

@@ -6,15 +6,15 @@ They happen in few trainings, and are told from their traces, so they stand besi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from healthcheck.core.events import EventKind
 from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.step_events import Stage
 
-if TYPE_CHECKING:
-    from healthcheck.instrument.machine import StepMachine
+StepMachine = Any
+"""The machine itself, which imports this file."""
 
 
 def catch_up(machine: StepMachine) -> None:

@@ -16,8 +16,8 @@ from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.gate import has_state
 from healthcheck.instrument.guarding import contain, guarded
 from healthcheck.instrument.modelview import FoundModel, living, parameters_of
-from healthcheck.instrument.step_events import StepEvents, UpdateFacts
-from healthcheck.instrument.step_rows import StepNotes
+from healthcheck.instrument.step_events import StepEvents
+from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.probes.gradient_statistics import HeldGradients, InnerGradients, InnerPass
 
 if TYPE_CHECKING:

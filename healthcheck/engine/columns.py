@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from healthcheck.core.samples import Labels, Row, Sample, Series
 
 if TYPE_CHECKING:
-    from healthcheck.engine.lookups import Watch
-    from healthcheck.engine.rulestate import RuleState
+    from healthcheck.core.protocols import Comparator
+    from healthcheck.engine.rulestate import RuleState, Side
     from healthcheck.engine.series import SeriesState
 
 SERIES: Callable[[Sample], Series] = attrgetter("metric", "labels", "phase")
@@ -53,6 +53,43 @@ def step_by_step(samples: Sequence[Sample]) -> Sequence[Sequence[Sample]]:
             begin, step = index, sample.step
     parts.append(samples[begin:] if begin else samples)
     return parts
+
+
+class Question:
+    """What several rules ask of one metric with the same words in ``only_if``."""
+
+    __slots__ = ("answer", "states", "test", "words")
+
+    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
+        self.words = test.text
+        self.test = test
+        self.states = states
+        self.answer: bool | None = None
+        """The last one; None before the first sample, which counts as satisfied."""
+
+
+class Looked:
+    """A plain metric that guards ask for or formulas look at."""
+
+    __slots__ = ("columns", "is_input", "level", "metric", "questions")
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.questions: list[Question] = []
+        self.is_input = False
+        """Whether some formula looks at it."""
+        self.level = 0
+        """How many formulas stand one upon the other below it; 0 for what is measured."""
+        self.columns: list[Column] = []
+        """Its samples in the block at hand; several where it comes in several phases."""
+
+
+class Watch(NamedTuple):
+    """What hangs on one series."""
+
+    looked: Looked | None
+    sides: tuple[tuple[RuleState, Side], ...]
+    """Parts of rules on other metrics."""
 
 
 Judge = tuple["RuleState", "SeriesState | None"]

@@ -1,4 +1,4 @@
-"""The engine: one evaluation at a time, in a fixed order, and what it brings: transitions, alerts, and actions to run."""
+"""The engine: evaluations in, several at a time, and what they bring: transitions, alerts, and actions to run."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _why_held(state: RuleState, alert: Alert, step: int) -> str:
 
 
 _WHERE = itemgetter(0, 1, 2)
-"""In which order the changes of a block are told: by evaluation, and there by rule and sample."""
+"""In which order the changes of a block are given: by evaluation, and there by rule and sample."""
 _EVALUATION = itemgetter(0)
 STATE_VERSION = 3
 """Of :meth:`Engine.state_dict`."""

@@ -7,50 +7,13 @@ means: what they say at each of its moments is worked out first, and where that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import NO_LABELS, Labels, Series, decode_number, encode_number
-from healthcheck.engine.columns import Column, Moment, Run, merged
+from healthcheck.engine.columns import Column, Looked, Moment, Question, Run, Watch, merged
 from healthcheck.engine.rulestate import RuleState, Side
 from healthcheck.rulelang.rule import Derived, Guard
-
-
-class Question:
-    """What several rules ask of one metric with the same words in ``only_if``."""
-
-    __slots__ = ("answer", "states", "test", "words")
-
-    def __init__(self, test: Comparator, states: list[RuleState]) -> None:
-        self.words = test.text
-        self.test = test
-        self.states = states
-        self.answer: bool | None = None
-        """The last one; None before the first sample, which counts as satisfied."""
-
-
-class Looked:
-    """A plain metric that guards ask for or formulas look at."""
-
-    __slots__ = ("columns", "is_input", "level", "metric", "questions")
-
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self.questions: list[Question] = []
-        self.is_input = False
-        """Whether some formula looks at it."""
-        self.level = 0
-        """How many formulas stand one upon the other below it; 0 for what is measured."""
-        self.columns: list[Column] = []
-        """Its samples in the block at hand; several where it comes in several phases."""
-
-
-class Watch(NamedTuple):
-    """What hangs on one series."""
-
-    looked: Looked | None
-    sides: tuple[tuple[RuleState, Side], ...]
-    """Parts of rules on other metrics."""
 
 
 class _Inputs:

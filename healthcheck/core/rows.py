@@ -49,7 +49,7 @@ class StepRow:
     """Clock reading from which active seconds count: ``time + origin`` is a reading of ``time.monotonic``."""
 
     passes: list[float] = field(default_factory=list)
-    """When each backward pass of the row began, or when a loop told its loss."""
+    """When each backward pass of the row began, or when a loop reported its loss."""
     loss: Any = None
     """Of all passes together: a float, a deferred number (:mod:`healthcheck.device.deferred`), None if none was seen."""
     parts: int = 0

@@ -522,10 +522,10 @@ class StepMachine:
             self._begin_step()
         self.last_attempt = self.number
         loss, facts = detached(loss), self.facts
-        told = loss is not None and self._loss_shown_in != self.number
-        if told and self.notes.noting and not self.notes.told(self.number, facts.index, loss, loss_weight):
+        reported = loss is not None and self._loss_shown_in != self.number
+        if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):
             self.session.board.look_closely()
-        if told and EventKind.LOSS in self.session.wanted:
+        if reported and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
         if facts.grad_norm is None:
             facts.grad_norm = detached(grad_norm)

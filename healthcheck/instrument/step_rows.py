@@ -109,7 +109,7 @@ class StepNotes:
         row.averaged = weight is None
         return type(value) is not float or value - value == 0.0
 
-    def told(self, step: int, index: int, loss: Any, weight: float | None) -> bool:
+    def reported(self, step: int, index: int, loss: Any, weight: float | None) -> bool:
         """A loop tells the loss of the step that it ends, of which ``index`` was the first optimizer."""
         row = self.row
         if row is None or row.optimizer_index != index:
@@ -215,13 +215,13 @@ class StepNotes:
         facts: UpdateFacts | None = None,
         held_back: Mapping[int, Any] | None = None,
         max_steps: int | None = None,
-        told: Mapping[str, Any] | None = None,
+        reported: Mapping[str, Any] | None = None,
     ) -> None:
         """The update of the open row is over; with ``facts`` its step is, too.
 
         :param index: of the optimizer.
         :param held_back: as :attr:`healthcheck.core.events.Event.held_back`.
-        :param told: what else a loop or a framework says of the step, by the names in an event.
+        :param reported: what else a loop or a framework says of the step, by the names in an event.
         """
         row, session = self.row, self._session
         if row is None or (row.attempted and row.optimizer_index != index):
@@ -232,12 +232,12 @@ class StepNotes:
             row.step, row.max_steps, row.ends = step, max_steps, True
             if self._batches is not None:
                 (row.data_wait, row.n_samples, row.n_tokens), self._batches = self._batches, None
-            if told:
-                row.lr, row.skipped = told.get("lr"), told.get("skipped", row.skipped)
-                if told.get("n_samples") is not None:
-                    row.n_samples = told["n_samples"]
-                if told.get("n_tokens") is not None:
-                    row.n_tokens = told["n_tokens"]
+            if reported:
+                row.lr, row.skipped = reported.get("lr"), reported.get("skipped", row.skipped)
+                if reported.get("n_samples") is not None:
+                    row.n_samples = reported["n_samples"]
+                if reported.get("n_tokens") is not None:
+                    row.n_tokens = reported["n_tokens"]
             if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
                 self._know(row, facts)
             if held_back:

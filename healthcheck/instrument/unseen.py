@@ -1,7 +1,7 @@
 """Steps that nobody sees as they are made: optimizers inside of a backward pass or of a compiled region, and scripts
 without any.
 
-They happen in few trainings, and are told from their traces, so they stand beside the step machine, whose steps they are.
+They happen in few trainings, and are known by their traces, so they stand beside the step machine, whose steps they are.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ class GradientProbe:
         for row in rows:
             step, found = row.step, row.found.get("gradients")
             if found is None:
-                made += self._told(row)
+                made += self._reported(row)
                 continue
             stats, names, factor, index, dims = found
             words = row.found.pop("between", None)
@@ -419,7 +419,7 @@ class GradientProbe:
             sample.time = row.update_time
         return samples
 
-    def _told(self, row: StepRow) -> Iterable[Sample]:
+    def _reported(self, row: StepRow) -> Iterable[Sample]:
         """As :meth:`_afterwards`."""
         index = row.optimizer_index
         if not row.over or row.skipped or row.grad_norm is None or self._given.get(index) == row.step:

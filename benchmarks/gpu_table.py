@@ -1,5 +1,7 @@
 """The figures of one card that have a target, in one command of at most eight minutes on an H100.
 
+Trainers come last, for as long as there is time: give them more with ``benchmarks/trainers.py`` by itself.
+
     python benchmarks/gpu_table.py --json gpu.json
     python benchmarks/gpu_table.py --device cpu --blocks 2 --quick      the same code without a card
 
@@ -145,6 +147,30 @@ def memory(report: Report, case: str) -> None:
     report.target(f"{case}: extra device memory", f"<= {found['allowed_mib']:.0f} MiB", text, found["passed"])
 
 
+def real_trainers(report: Report, device: str, seconds: float, only: list[str] | None) -> None:
+    """HF Trainer, Lightning, Accelerate and a plain loop (``benchmarks/trainers.py``), every step watched."""
+    import trainers
+
+    rows = trainers.run(device, seconds, only=only, settings={"overhead_budget": "off"})
+    report.checks["trainers"] = rows
+    for name, row in rows.items():
+        if "error" in row:
+            report.target(f"trainer {name}", "median <= 1.02, upper end <= 1.04", row["error"], None)
+            continue
+        ratio, _, high = row["watched"]
+        met = (ratio <= 1.02 and high <= 1.04) if row["resolved"] else None
+        said = f"{trainers.shown(row['watched'])}, nothing again {trainers.shown(row['nothing again'])}"
+        report.target(f"trainer {name}", "median <= 1.02, upper end <= 1.04", said, met)
+        cost, says = ratio - 1.0, row["own"]
+        near = abs(cost - says) <= 0.005 or max(cost, says) <= 1.5 * min(cost, says)
+        report.target(
+            f"trainer {name}: what it says of itself",
+            "within 0.5 points or a factor of 1.5",
+            f"{says:.1%}, measured {cost:.1%}",
+            near if row["resolved"] else None,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -173,6 +199,8 @@ def main() -> None:
     )
     if card:
         report.part("memory", 30, lambda: memory(report, large))
+    only = ["loop-tiny"] if args.quick and not card else ["loop-10m"] if args.quick else None
+    report.part("trainers", 30, lambda: real_trainers(report, args.device, report.left() - 15, only))
     print("\n| what | target | measured | |\n|---|---|---|---|")
     for line in report.lines:
         print("| " + " | ".join(line) + " |")

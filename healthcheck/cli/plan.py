@@ -22,6 +22,7 @@ from healthcheck.reports.planned import Plan, by_reason, make_plan
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import width_of, wrapped
 from healthcheck.rulelang.rule import RuleSet
+from healthcheck.run.budget import what_the_budget_leaves_out
 
 NAME = "plan"
 HELP = "what would be watched, what may stop the run, which rules cannot be judged here and why; runs nothing"
@@ -118,7 +119,11 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
         more.append(f"only if the script logs it: {', '.join(plan.logged)}")
     if plan.off:
         more.append(f"off: {', '.join(plan.off)}")
-    return [*lines, "", *(line for text in more for line in wrapped(text, width, "  ", ""))]
+    lines += ["", *(line for text in more for line in wrapped(text, width, "  ", ""))]
+    share = rules.settings.get("overhead_budget")
+    if share is not None:
+        lines += ["", *wrapped(what_the_budget_leaves_out(float(share)), width, "  ", "")]
+    return lines
 
 
 def _listed(reasons: dict[str, list[str]], width: int) -> list[str]:

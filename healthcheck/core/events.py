@@ -60,6 +60,10 @@ class EventKind(str, Enum):
         return self.value
 
 
+PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
+"""Events at which the time of training stops (True) or goes on."""
+
+
 @runtime_checkable
 class ModelView(Protocol):
     """Named parameters and modules of what is being trained.

@@ -20,6 +20,11 @@ CONTEXT_LABELS = frozenset({"optimizer", "dataset", "rank"})
 make a family that a rule must ask for: ``grad_norm[*]``."""
 
 
+BETWEEN = "between"
+"""Phase of a value from a step that nobody watched: the largest of several, kept by the device. It is judged by the bound that
+a rule draws from the samples before it, and enters no window unless it breaks one."""
+
+
 class Cost(str, Enum):
     """What one sample of a metric costs."""
 
@@ -132,3 +137,28 @@ def encode_number(value: float | None) -> float | str | None:
 def decode_number(value: Any) -> float:
     """The inverse of :func:`encode_number`."""
     return float(value)
+
+
+def samples_of(
+    metrics: Mapping[str, Any],
+    step: int,
+    at: float,
+    *,
+    phase: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> tuple[list[Sample], set[str]]:
+    """Metrics that somebody logs, as samples; with the names of those that are no numbers.
+
+    :param phase: ``train`` or ``eval``; by the beginning of the name if None.
+    """
+    apart = tuple(sorted(labels.items())) if labels else NO_LABELS
+    odd = {name for name, value in metrics.items() if not hasattr(value, "__float__")}
+    return [
+        Sample(name, step, value, apart, phase or ("eval" if name.startswith(EVALUATED) else "train"), at)
+        for name, value in metrics.items()
+        if name not in odd
+    ], odd
+
+
+EVALUATED = ("eval.", "val.", "test.")
+"""How the names of results of an evaluation begin."""

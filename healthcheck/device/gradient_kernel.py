@@ -7,6 +7,9 @@ the device reads every gradient once, at the speed of its memory.
 Each program takes one chunk of one gradient. The last program of a gradient to finish adds up its
 chunks, the last gradient to finish adds up all gradients: no atomic additions of floats, so that equal
 gradients give equal bits. Imported only where Triton and a CUDA or ROCm device are there.
+
+Steps whose numbers nobody reads leave four running words on the device (:data:`~healthcheck.device.between.WORDS`): what
+looks at one step in n loses neither a NaN nor a spike of a single step.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import SLOTS, DeviceVector, Slots
 from healthcheck.device.mailbox import Page
 from healthcheck.device.shortcuts import direct_launch
@@ -40,7 +44,7 @@ for _name, _kind in (("float8_e4m3fn", tl.float8e4nv), ("float8_e5m2", tl.float8
         ELEMENTS[getattr(torch, _name)] = _kind
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["step", "unread"])  # type: ignore[untyped-decorator]
 def statistics(  # type: ignore[no-untyped-def]
     addresses,
     lengths,
@@ -48,8 +52,11 @@ def statistics(  # type: ignore[no-untyped-def]
     owner_of,
     partial,
     arrived,
+    words,
     result,
     page,
+    step,
+    unread,
     offset,
     tensors,
     chunks,
@@ -63,8 +70,10 @@ def statistics(  # type: ignore[no-untyped-def]
 
     ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
     ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
-    ``result``: float64 ``[5 + 5 * tensors]``: five totals, then five rows. ``page``: the same in pinned memory of the
-    host, which the device can write: what nobody has to copy costs the host nothing.
+    ``result``: float64 ``[5 + 5 * tensors + 4]``: five totals, then five rows, then the running words as they were
+    before this step. ``page``: the same in pinned memory of the host, which the device can write: what nobody has to
+    copy costs the host nothing. ``words``: float64 ``[4]``. ``unread``: 1 if nobody reads the result of this ``step``: it
+    goes into the words. Otherwise they are handed out and begin anew.
     """
     chunk = tl.program_id(0) + offset
     owner = tl.load(owner_of + chunk)
@@ -192,6 +201,33 @@ def statistics(  # type: ignore[no-untyped-def]
             tl.store(page + 2, all_bad)
             tl.store(page + 3, all_none)
             tl.store(page + 4, all_empty)
+            count = tl.load(words, cache_modifier=".cg")
+            count_step = tl.load(words + 1, cache_modifier=".cg")
+            peak_norm = tl.load(words + 2, cache_modifier=".cg")
+            peak_step = tl.load(words + 3, cache_modifier=".cg")
+            if unread != 0:
+                at_step = step.to(tl.float64)
+                broken = (all_bad > 0.0) | (all_norm != all_norm)
+                higher = (all_norm > peak_norm) & (all_bad == 0.0)
+                tl.store(words, tl.where(broken, count + tl.maximum(all_bad, 1.0), count))
+                tl.store(words + 1, tl.where(broken & (count == 0.0), at_step, count_step))
+                tl.store(words + 2, tl.where(higher, all_norm, peak_norm))
+                tl.store(words + 3, tl.where(higher, at_step, peak_step))
+            else:
+                before = result + 5 + 5 * tensors
+                there = page + 5 + 5 * tensors
+                tl.store(before, count)
+                tl.store(before + 1, count_step)
+                tl.store(before + 2, peak_norm)
+                tl.store(before + 3, peak_step)
+                tl.store(there, count)
+                tl.store(there + 1, count_step)
+                tl.store(there + 2, peak_norm)
+                tl.store(there + 3, peak_step)
+                tl.store(words, 0.0)
+                tl.store(words + 1, 0.0)
+                tl.store(words + 2, 0.0)
+                tl.store(words + 3, 0.0)
             tl.store(arrived + tensors, 0)
 
 
@@ -208,13 +244,14 @@ class GradientTable:
     """What the kernel needs to know of a list of tensors on one device; everything but addresses is constant.
 
     :param tensors: local dense tensors for which :func:`usable` is true. They are not kept.
+    :param words: running words of an earlier table for the same parameters, on the same device; None: new ones.
 
     Uses 24 bytes of device memory per 32,768 elements and 24 per tensor.
     """
 
     fields = FIELDS
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Any], words: Any = None) -> None:
         self.device = tensors[0].device
         self.count = len(tensors)
         self._aligned = [t.data_ptr() % 16 == 0 for t in tensors]
@@ -254,10 +291,16 @@ class GradientTable:
         self._partial = torch.empty(5, self._chunks, dtype=torch.float32, device=self.device)
         self._arrived = torch.zeros(self.count + 1, dtype=torch.int32, device=self.device)
         self._addresses = torch.empty(self.count, dtype=torch.int64, device=self.device)
+        if words is None or words.device != self.device:
+            words = torch.zeros(len(WORDS), dtype=torch.float64, device=self.device)
+        self.words = words
         self._known: list[int] = []
         self._last: DeviceVector | None = None
         self._memory: Any = None
         self._result = 0
+        self._size = len(FIELDS) * (self.count + 1) + len(WORDS)
+        self._unread: Any = None
+        """Where the numbers go that nobody reads."""
         self._pages: list[tuple[Any, Any, int]] = []
         self._all_aligned = all(self._aligned)
         self._stream = _raw_stream(self.device)
@@ -265,12 +308,21 @@ class GradientTable:
         """The stream of the last launch. An ``ExternalStream`` of address 0 would be another than the default one."""
         self._fixed = [
             t.data_ptr()
-            for t in (self._addresses, self._lengths, self._starts, self._owners, self._partial, self._arrived)
+            for t in (
+                self._addresses,
+                self._lengths,
+                self._starts,
+                self._owners,
+                self._partial,
+                self._arrived,
+                self.words,
+            )
         ]
         self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
 
     def measure(self, addresses: list[int], *, final: bool = True) -> DeviceVector:
-        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor.
+        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor, then the
+        running words of the steps since the last call.
 
         :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
             and alignment must be those that the table was made for: see :meth:`fits`.
@@ -281,7 +333,30 @@ class GradientTable:
                 return self._measure(addresses, final)
         return self._measure(addresses, final)
 
-    def _measure(self, addresses: list[int], final: bool) -> DeviceVector:
+    def keep(self, addresses: list[int], step: int) -> None:
+        """Measure a step whose numbers nobody reads: what came of it goes into the running words.
+
+        :param addresses: as for :meth:`measure`.
+        """
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                self._keep(addresses, step)
+        else:
+            self._keep(addresses, step)
+
+    def _keep(self, addresses: list[int], step: int) -> None:
+        self._get_ready(addresses)
+        if self._unread is None:  # the last result may not have left yet
+            self._unread = torch.empty(self._size, dtype=torch.float64, device=self.device)
+        if self._direct:
+            target = self._unread.data_ptr()
+            for launch, constants in self._direct:
+                launch(self._stream, *self._fixed, target, target, step, 1, *constants)
+        else:
+            self._launch(self._unread, self._unread, step, 1)
+
+    def _get_ready(self, addresses: list[int]) -> None:
+        """On the stream that is current, with these addresses on the device."""
         stream = _raw_stream(self.device)
         if stream != self._stream:
             # The scratch memory of the step before may still be in use on the stream that was left.
@@ -290,6 +365,9 @@ class GradientTable:
             self._stream, self._left = stream, current
         if addresses is not self._known and addresses != self._known:
             self._upload(addresses)
+
+    def _measure(self, addresses: list[int], final: bool) -> DeviceVector:
+        self._get_ready(addresses)
         table = self._new_table()
         page: Page | None = None
         if final:
@@ -298,12 +376,12 @@ class GradientTable:
         if self._direct:
             target = self._result if page is None else page.address
             for launch, constants in self._direct:
-                launch(stream, *self._fixed, self._result, target, *constants)
+                launch(self._stream, *self._fixed, self._result, target, 0, 0, *constants)
         else:
-            self._launch(table.tensor, table.tensor if page is None else page.tensor)
+            self._launch(table.tensor, table.tensor if page is None else page.tensor, 0, 0)
         return table
 
-    def _launch(self, result: Any, page: Any) -> None:
+    def _launch(self, result: Any, page: Any, step: int, unread: int) -> None:
         """Triton's own way; what it has compiled is launched directly from then on, where that is known to work."""
         for element, aligned, offset, chunks in self._launches:
             constants = (offset, self.count, self._chunks, element, aligned, CHUNK, TILE_ROWS, TILE_COLUMNS)
@@ -314,8 +392,11 @@ class GradientTable:
                 self._owners,
                 self._partial,
                 self._arrived,
+                self.words,
                 result,
                 page,
+                step,
+                unread,
                 *constants,
                 num_warps=WARPS,
             )
@@ -327,8 +408,7 @@ class GradientTable:
         """Where the next result goes: memory of the last one, once its copy to the host was queued behind it."""
         last = self._last
         if last is None or last.tensor is not None:
-            fields = len(FIELDS)
-            whole = torch.empty(SLOTS + fields * (self.count + 1), dtype=torch.float64, device=self.device)
+            whole = torch.empty(SLOTS + self._size, dtype=torch.float64, device=self.device)
             self._memory = (whole[SLOTS:], Slots(whole, SLOTS))
             self._result = self._memory[0].data_ptr()
         self._last = DeviceVector(*self._memory)

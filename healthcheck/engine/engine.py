@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from healthcheck.core.alerts import Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import Labels, Sample
+from healthcheck.core.samples import BETWEEN, Labels, Row, Sample
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.episodes import NOTHING, Episodes, Evaluation, RuleState
 from healthcheck.engine.judging import BlockJudge, Marked
@@ -117,6 +119,10 @@ class Engine:
         if len(moments) > 1 and self.episodes.undecided and self._judge.brings_new(moments):
             # From the moment at which a series first comes a rule may apply, which changes how it judges what follows.
             return [result for moment in moments for result in self.judge((moment,))]
+        for place, moment in enumerate(moments):
+            given = moment[1]
+            if type(given) is not Row and given and given[0].phase == BETWEEN:
+                return self._judge_between(moments, place)
         self.step, _, self.now, _ = moments[-1]
         marks = self._judge.marks(moments)
         if not marks:
@@ -124,6 +130,28 @@ class Engine:
                 return (self._conclude((), moments[-1].step, self.now, [], len(moments) - 1),)
             return ()  # nearly always
         return self._conclude_all(marks, moments)
+
+    def _judge_between(self, moments: Sequence[Moment], place: int) -> Sequence[Evaluation]:
+        """A block of which one evaluation is of a step that nobody watched: its values are judged if they break a bound."""
+        found = [*self.judge(moments[:place])] if place else []
+        step, samples, now, _ = moments[place]
+        judged = [
+            Sample(one.metric, one.step, one.value, one.labels, "train", one.time, one.detail)
+            for one in samples
+            if self._breaks_a_bound(one)
+        ]
+        rest = [*([Moment(step, judged, now)] if judged else ()), *moments[place + 1 :]]
+        return [*found, *(self.judge(rest) if rest else ())]
+
+    def _breaks_a_bound(self, sample: Sample) -> bool:
+        for state in self.states:
+            series = state.series.get(sample.labels) if state.rule.selector.metric == sample.metric else None
+            if series is None or state.shut or state.phase not in ("any", "train"):
+                continue
+            bound = series.bound(sample.step)
+            if bound is not None and not bound.low <= sample.value <= bound.high:
+                return True
+        return False
 
     def tick(self, silent_seconds: float, now: float) -> Evaluation:
         """Judge ``stale`` rules: nothing has happened for ``silent_seconds``. For the watchdog."""
@@ -138,6 +166,15 @@ class Engine:
     def counts_steps(self) -> bool:
         """Whether an evaluation without any sample means something to a rule (``missing``)."""
         return self._judge.counts_steps
+
+    @contextlib.contextmanager
+    def muted(self, mute: Mute) -> Iterator[None]:
+        """Inside this block the mute counts; it ends with the step at hand."""
+        self.mutes.append(mute)
+        try:
+            yield
+        finally:
+            self.mutes[self.mutes.index(mute)] = replace(mute, last=self.step)
 
     def rewind(self, step: int) -> None:
         """The run goes on at an earlier step (a resume inside a record): counters of steps start there again.

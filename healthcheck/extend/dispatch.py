@@ -7,6 +7,7 @@ and one raising implementation silences the rest.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 
 from healthcheck.core.errors import StopTraining, UnknownHookError
 from healthcheck.core.events import EventKind
+from healthcheck.core.text import strict
 from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 
 QUARANTINE_AFTER = 3
@@ -175,6 +177,16 @@ class Dispatch:
                 listener.call(*arguments)
             except BaseException as error:
                 self.failed(listener.owner, method, step, error)
+
+    def add_sections(self, session: Any, report: dict[str, Any], step: int) -> None:
+        """What plugins add to the report, as plain JSON. They are given a copy: what stands there stays."""
+        for listener in self.table.get("report_section", ()):
+            offered = copy.deepcopy(report)
+            try:
+                listener.call(session, offered)
+                report.update({str(key): strict(offered[key]) for key in offered.keys() - report.keys()})
+            except BaseException as error:
+                self.failed(listener.owner, "report_section", step, error)
 
     def failed(self, owner: str, hook: str, step: int, error: BaseException, *, quarantine: bool = True) -> None:
         """Keep one error of an owner; say it once; quarantine the owner after three.

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from healthcheck.core.errors import PluginError
+from healthcheck.core.errors import PluginError, UsageError
 from healthcheck.extend import hookspecs
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
@@ -151,6 +151,35 @@ class PluginHost:
         if self.strict:
             raise PluginError(str(failure)) from error
         self.failures.append(failure)
+
+    # -- trainers ---------------------------------------------------------------------
+
+    def attach(
+        self, session: Any, target: Any, options: Mapping[str, Any], failed: Callable[[str, BaseException], None]
+    ) -> Any:
+        """The adapter of whoever knows this object; ``failed`` hears of plugins that raise.
+
+        Raises ``UsageError`` for an object that no loaded plugin knows.
+        """
+        trainers = self.registry.trainers
+        for name, attach in trainers.items():
+            owner = self.registry.owners[("trainers", name)]
+            try:
+                adapter = attach(session, target, **options)
+            except BaseException as error:
+                # Of our own it says what is wrong with the object, and so does a usage error of anybody.
+                if owner == BUILTIN or isinstance(error, UsageError):
+                    raise
+                failed(owner, error)
+                continue
+            if adapter is not None:
+                return adapter
+        known = "; ".join(str(getattr(attach, "takes", name)) for name, attach in trainers.items()) or "nothing"
+        given = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
+        raise UsageError(
+            f"attach() cannot watch {given}; it takes an object: {known}. "
+            "A model and its optimizers are given to healthcheck.watch()"
+        )
 
     # -- the hooks that see a session ---------------------------------------------------
 

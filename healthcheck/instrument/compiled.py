@@ -63,6 +63,8 @@ class RegionNotes:
 
     stepped: Any = None
     """An optimizer whose step is a part of a graph."""
+    made_updates: bool = False
+    """Whether there was such a step: it is seen only after it was made."""
     clipped: bool = False
     total_norm: Any = None
     """0-dim tensor: norm before clipping, of the kind that the loop asked for."""

@@ -86,6 +86,8 @@ class DrawnTo(Protocol):
 
     @property
     def session(self) -> Any: ...
+    @property
+    def unwatched(self) -> Any: ...
 
     def batch_drawn(self, batch: Any, waited: float, dataset: Any, *, gradients: bool, **more: Any) -> None: ...
 
@@ -102,6 +104,9 @@ def seen_draws(
         import torch
 
         dataset = getattr(iterator, "_dataset", None)
+        if to.unwatched.left:
+            to.unwatched.draws(dataset, gradients=torch.is_grad_enabled())
+            return
         facts = {"begins_pass": begins_pass(iterator), "worker_draws": workers.of(iterator)}
         to.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), **facts)
 

@@ -208,6 +208,8 @@ class TorchHooks:
         machine = self._machine
         if machine is None or machine.paused or not self.patches.active or os.getpid() != self._pid:
             return None
+        if machine.unwatched.left and machine.unwatched.update_begins(optimizer):
+            return None
         try:
             return machine.update_begins(optimizer, args, kwargs)
         except Exception as error:
@@ -219,7 +221,12 @@ class TorchHooks:
         if machine is None or machine.paused or not self.patches.active or os.getpid() != self._pid:
             return
         try:
+            if machine.unwatched.left:
+                machine.unwatched.update_ends(optimizer)
+                return
             machine.update_ends(optimizer)
+            if machine.unwatched.due:
+                machine.unwatched.decide()
         except Exception as error:
             contain(machine.session, error, "update_ends")
 
@@ -231,6 +238,17 @@ class TorchHooks:
                 return original(tensors, *args, **kwargs)
             if not self.patches.active or os.getpid() != self._pid:
                 return original(tensors, *args, **kwargs)
+            unwatched = machine.unwatched
+            if unwatched.left:
+                try:
+                    left_out = unwatched.leaves_out(tensors)
+                except Exception as error:
+                    contain(machine.session, error, "leaves_out")
+                    left_out = True
+                if left_out and unwatched.by_pass:
+                    return unwatched.runs(original, tensors, *args, **kwargs)
+                if left_out:
+                    return original(tensors, *args, **kwargs)
             if not hasattr(tensors, "detach"):
                 tensors = tuple(tensors)
             done = False
@@ -246,6 +264,8 @@ class TorchHooks:
                     passes.pass_fails()
             try:
                 passes.pass_ends()
+                if machine.unwatched.due:
+                    machine.unwatched.decide()
             except Exception as error:
                 contain(machine.session, error, "pass_ends")
             return result
@@ -260,9 +280,13 @@ class TorchHooks:
             if machine is None or machine.paused or not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
             self._stepped, self._scaler = False, None
-            machine.scaled_by(scaler._scale)
+            left_out = machine.unwatched.left
+            if not left_out:
+                machine.scaled_by(scaler._scale)
             result = original(scaler, optimizer, *args, **kwargs)
-            if not self._stepped and hasattr(optimizer, "param_groups"):
+            if left_out and not self._stepped:
+                guarded(machine.session, machine.unwatched.update_ends, optimizer)
+            elif not self._stepped and hasattr(optimizer, "param_groups"):
                 guarded(machine.session, machine.update_skipped, optimizer, scaler._scale)
             return result
 
@@ -271,7 +295,7 @@ class TorchHooks:
     def _scale(self, original: Function) -> Function:
         def scale(scaler: Any, outputs: Any) -> Any:
             machine = self.watching()
-            if machine is None or machine.paused or not scaler.is_enabled():
+            if machine is None or machine.paused or machine.unwatched.left or not scaler.is_enabled():
                 return original(scaler, outputs)
             result = original(scaler, outputs)
             self._scaler = weakref.ref(scaler)
@@ -312,6 +336,9 @@ class TorchHooks:
 
     def _clipping(self, parameters: list[Any], norm: Any, max_norm: Any) -> None:
         machine = self.machine
+        if machine.unwatched.left:
+            machine.unwatched.clipping()
+            return
         if machine.paused or not machine.optimizers.trains(parameters):
             return
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)

@@ -14,7 +14,6 @@ that announces its steps (:mod:`healthcheck.instrument.sources`). Nothing else c
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,9 @@ from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents
+from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
+from healthcheck.instrument.unwatched import UnwatchedSteps
 from healthcheck.instrument.updates import (
     PARAMS,
     InnerUpdates,
@@ -74,7 +74,7 @@ class StepMachine:
         self.stop = controls.stop
         self.gate = controls.gate
         self.ended_by = ended_by
-        self._announced = ended_by is not EndedBy.UPDATES
+        self.announced = ended_by is not EndedBy.UPDATES  # somebody says when a step is over
         self.optimizers = Optimizers(view, only, met=self._met, way=controls.gate.way, demand=session.demand)
         self.losses = LossMath()
         self.region = RegionNotes()
@@ -87,11 +87,11 @@ class StepMachine:
         self.in_pass = False
         self._running: dict[int, Running] = {}
         """Optimizers inside their step, by id."""
-        self.started = False
+        self.started: bool = False
         """Whether training has begun. The data of its first step may come before that."""
-        self.number = session.step
+        self.number: int = session.step
         """Number of the step that is under way or has just ended."""
-        self.last_attempt = session.step
+        self.last_attempt: int = session.step
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""
@@ -104,7 +104,7 @@ class StepMachine:
         """Updates made or skipped so far, by any optimizer."""
         self._hold = UpdateHold(session, controls, self.events, self.notes)
         self.inner = InnerUpdates(session)
-        self.unattempted = None if self._announced else UnattemptedUpdates()
+        self.unattempted = None if self.announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
         self._fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
@@ -113,11 +113,11 @@ class StepMachine:
         self._loss_shown_in = -1
         """Step in which a loss was shown last."""
 
-        # The run.
         self.paused = False
         """While True, the hooks in torch show us nothing of passes and updates."""
         self.before_first: Callable[[], None] | None = None
         """Called once, before anything of the first step is shown."""
+        self.unwatched = UnwatchedSteps(self)
         self._asked_end = AskedEnd(session)
 
     @property
@@ -163,6 +163,7 @@ class StepMachine:
 
     def begin_anew(self) -> None:
         """Another training begins in this run (a fold, a trial); its optimizers have nothing to do with those before."""
+        self.unwatched.watch_again()
         self._standing = Stage.ENDED
         self.optimizers.forget()
         self.facts = UpdateFacts()
@@ -184,6 +185,7 @@ class StepMachine:
 
     def finish(self) -> None:
         """The run is over: hand out what still waits. Never raises a stop."""
+        self.unwatched.watch_again()
         with contextlib.suppress(BaseException):
             unseen.catch_up(self)
         self.optimizers.retire()
@@ -219,10 +221,6 @@ class StepMachine:
                 self.notes.batch(waited, *batch_counts(batch))
             if EventKind.BATCH_READY in self.session.wanted:
                 self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
-
-    def load_unmatched(self, module: weakref.ref[Any], words: str) -> None:
-        """A state dict was loaded of which not one name fitted."""
-        self.session.facts.loads.unmatched.append((module, words))
 
     def checkpoint_saved(self, path: str) -> None:
         """A file was written, in the step that has ended last."""
@@ -296,7 +294,7 @@ class StepMachine:
         :param scaled: they still carry the loss scale.
         :param parameters: whose gradients they are; None if nothing can come of it.
         """
-        if self._announced:  # passes may not be seen, so that this is the first sign of a step
+        if self.announced:  # passes may not be seen, so that this is the first sign of a step
             self.start()
             if self._standing is not Stage.FORWARD:
                 self._begin_step()
@@ -309,7 +307,7 @@ class StepMachine:
             self._begin_step(wait=True)
         facts = self.facts
         if norm is not None:
-            facts.grad_norm = _detached(norm)
+            facts.grad_norm = detached(norm)
         facts.max_norm, facts.clipped_scaled = max_norm, scaled
         if parameters is not None:
             facts.clipped = [*(facts.clipped or ()), *parameters]
@@ -429,7 +427,7 @@ class StepMachine:
             self._end_step(optimizer, index)
             self.facts, self.events.batch, self.notes.row = coming
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
-        if self._standing is not Stage.FORWARD and (repeated or not stepped or self._announced):
+        if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
             self._begin_step()
         optimizers.stepped.add(index)
         if self._fresh:
@@ -461,7 +459,7 @@ class StepMachine:
         notes, optimizers = self.notes, self.optimizers
         if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
             notes.attempted(self.number, optimizer, index, bool(skipped))
-        if self._announced:
+        if self.announced:
             self.facts.made(optimizer, index, skipped)
         elif self._standing is Stage.FORWARD and (
             len(optimizers.stepped) >= optimizers.living
@@ -519,14 +517,14 @@ class StepMachine:
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self._begin_step()
         self.last_attempt = self.number
-        loss, facts = _detached(loss), self.facts
+        loss, facts = detached(loss), self.facts
         reported = loss is not None and self._loss_shown_in != self.number
         if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):
             self.session.board.look_closely()
         if reported and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
         if facts.grad_norm is None:
-            facts.grad_norm = _detached(grad_norm)
+            facts.grad_norm = detached(grad_norm)
         if facts.max_norm is None:
             facts.max_norm = max_norm
         skipped = facts.skipped if skipped is None else skipped
@@ -536,7 +534,7 @@ class StepMachine:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
         optimizers = self.optimizers
         stepped, known = optimizers.stepped, len(optimizers.plans)
-        if wait and known and not self._announced and len(stepped) < max(known, optimizers.living):
+        if wait and known and not self.announced and len(stepped) < max(known, optimizers.living):
             return
         if stepped:
             optimizers.expected, optimizers.stepped = stepped, set()
@@ -574,10 +572,9 @@ class StepMachine:
                 notes.close(self.number, index, self.facts, held_back, most, more)
                 if self.events.epoch is not None:
                     session.epoch = self.events.epoch
-                judge, budget = session.judge, session.budget
-                budget.steps_to_look -= not wanted
+                judge = session.judge
                 due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
-                if not wanted and (due or not budget.steps_to_look):
+                if due and not wanted:
                     session.step_noted(self.number)
             if wanted or not notes.noting:
                 inner = self.facts.inner_gradients
@@ -588,14 +585,12 @@ class StepMachine:
             self.facts = UpdateFacts()
         stop = self.stop.state
         if stop.most_steps is not None or stop.most_seconds is not None or stop.request is not None:
-            self._check_end()
+            self.check_end()
+        if self.session.own_ns >= self.session.budget.binds_at:
+            self.unwatched.due = True
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""
         self._asked_end.check(self.number, made=self.number - self._first)
         if self.stop.state.request is not None:
             self.stop.check()
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if hasattr(value, "detach") else value

@@ -98,14 +98,16 @@ class FoundModel:
         """Another training begins: those that stepped before count no longer."""
         self._optimizers = []
 
-    def scan(self, optimizers: Iterable[Any] = ()) -> None:
-        """Find the outermost modules among all living objects. Some 100 ms; call it rarely.
+    def scan(self, optimizers: Iterable[Any] = (), modules: list[Any] | None = None) -> None:
+        """Find the outermost modules among all living objects. Some 20 ms; call it rarely.
 
         :param optimizers: those that will train, where they have not stepped yet.
+        :param modules: all that live, for who has looked already.
         """
         if self._given:
             return
-        modules = list(live_objects("Module"))
+        if modules is None:
+            modules = live_objects("Module")
         inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
         roots = [module for module in modules if id(module) not in inner and _trains(module)]
         self._candidates = [weakref.ref(root) for root in roots]
@@ -159,7 +161,17 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def living_optimizers() -> list[Any]:
     """Optimizers that hold parameters of their own; wrappers of a framework round one are left out."""
-    return [o for o in live_objects("Optimizer") if vars(o).get("param_groups")]
+    return living()[0]
+
+
+def living() -> tuple[list[Any], list[Any]]:
+    """:func:`living_optimizers` and all modules, in one walk over what lives."""
+    import torch
+
+    found: tuple[list[Any], list[Any]] = [], []
+    for thing in live_objects("Optimizer", "Module"):
+        found[issubclass(type(thing), torch.nn.Module)].append(thing)
+    return [o for o in found[0] if vars(o).get("param_groups")], found[1]
 
 
 def _trains(module: Any) -> bool:

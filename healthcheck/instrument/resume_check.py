@@ -39,7 +39,7 @@ def _loaded(machine: StepMachine, module: Any, state: Any, result: Any) -> None:
     missing, unexpected = getattr(result, "missing_keys", ()), getattr(result, "unexpected_keys", ())
     if missing and unexpected and len(unexpected) == len(state):
         words = f"{len(state):,} names like {unexpected[0]}, where {missing[0]} was wanted"
-        machine.load_unmatched(weakref.ref(module), words)
+        machine.session.facts.loads.unmatched.append((weakref.ref(module), words))
 
 
 LOOKED_AT = 8

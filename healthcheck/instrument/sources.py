@@ -76,10 +76,14 @@ class LoopSource:
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """The loop says that one update is over."""
+        if self.machine.unwatched.left and self.machine.unwatched.reports(loss, None):
+            return
         pass_loss, self._pass_loss = self._pass_loss, None
         self._reports_loss = loss is not None
         loss = pass_loss if loss is None else loss
         self.machine.step_ends(loss=loss, losses=losses, metrics=metrics, n_tokens=tokens, n_samples=samples)
+        if self.machine.unwatched.due:
+            self.machine.unwatched.decide()
 
 
 class AnnouncedSource:
@@ -100,11 +104,12 @@ class AnnouncedSource:
     @property
     def under_way(self) -> bool:
         """True between the beginning of a step and its end."""
-        return self.machine.under_way
+        return self.machine.under_way or self.machine.unwatched.left > 0
 
     def begins(self, step: int) -> None:
         """Update number ``step`` (from 1) begins, unless it has begun with its data already."""
-        self.machine.step_begins(step)
+        if not self.machine.unwatched.left:
+            self.machine.step_begins(step)
 
     def ends(
         self,
@@ -126,6 +131,8 @@ class AnnouncedSource:
         :param grad_norm: L2 norm before clipping.
         :param skipped: True if the framework did not apply the update.
         """
+        if self.machine.unwatched.left and self.machine.unwatched.reports(loss, step):
+            return
         if not self.machine.optimizers.only:  # no optimizer is looked at: that it was made is the framework's word
             skipped = bool(skipped)
         self.machine.step_ends(
@@ -141,11 +148,15 @@ class AnnouncedSource:
             n_tokens=tokens,
             n_samples=samples,
         )
+        if self.machine.unwatched.due:
+            self.machine.unwatched.decide()
 
     # -- a framework that wraps the step of its optimizers ----------------------------
 
     def update_begins(self, optimizer: Any) -> bool:
         """Gradients of this optimizer are final. False if the update is to be left out: call :meth:`update_ends` then."""
+        if self.machine.unwatched.left:
+            return True
         self.machine.update_begins(optimizer, announced=True)
         return not self.machine.updates_withheld
 

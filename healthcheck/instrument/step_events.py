@@ -318,3 +318,8 @@ def _framework_calls() -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def detached(value: Any) -> Any:
+    """A tensor without its graph; anything else as it is."""
+    return value.detach() if hasattr(value, "detach") else value

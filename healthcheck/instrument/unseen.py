@@ -24,6 +24,7 @@ def catch_up(machine: StepMachine) -> None:
     if optimizer is None or (only is not None and optimizer not in only):
         return
     plan = machine._attempt(optimizer)
+    region.made_updates = True
     region.take_clipping(machine.facts)
     machine.controls.update_unseen(f"the step of {type(optimizer).__name__} is compiled into a larger graph")
     machine._update_over(optimizer, plan.index, None)
@@ -49,7 +50,7 @@ def pass_ends(machine: StepMachine) -> None:
     if machine.inner.first is not None:  # it was the step
         optimizer, machine.facts.inner_gradients = machine.inner.end(machine.view, machine.number)
         machine.updates += 1
-        if machine._announced:
+        if machine.announced:
             machine.facts.made(optimizer, 0, None)
         else:
             machine._end_step(optimizer, 0)

@@ -15,7 +15,7 @@ from healthcheck.core.rows import Update
 from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.gate import has_state
 from healthcheck.instrument.guarding import contain, guarded
-from healthcheck.instrument.modelview import FoundModel, living_optimizers, parameters_of
+from healthcheck.instrument.modelview import FoundModel, living, parameters_of
 from healthcheck.instrument.step_events import StepEvents
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
 from healthcheck.probes.gradient_statistics import HeldGradients, InnerGradients, InnerPass
@@ -104,10 +104,15 @@ class Optimizers:
 
     def look_around(self) -> None:
         """Get to know what there is to train, before the first event."""
-        optimizers = [o for o in living_optimizers() if o not in _PAST] if self.only is None else list(self.only)
+        modules: list[Any] | None = None
+        if self.only is None:
+            alive, modules = living()
+            optimizers = [o for o in alive if o not in _PAST]
+        else:
+            optimizers = list(self.only)
         self._seen.update(optimizers)
         self.living = len({id(parameters_of(o)[0]) for o in optimizers if parameters_of(o)})
-        self._view.scan(optimizers)
+        self._view.scan(optimizers, modules)
 
     def forget(self) -> None:
         """Another training begins, with optimizers of its own."""
@@ -119,7 +124,10 @@ class Optimizers:
         """The run is over. What is left of its optimizers is none of the next one's, until it steps again."""
         _PAST.update(self._seen)
 
-    # -- steps ------------------------------------------------------------------------
+    def of_last_step(self) -> list[tuple[Any, int]]:
+        """Those that stepped in the step that is under way or was the last, with their indices."""
+        known = [(plan.optimizer(), plan.index) for plan in self.plans.values() if plan.index in self.stepped]
+        return [(optimizer, index) for optimizer, index in known if optimizer is not None]
 
     # -- plans ------------------------------------------------------------------------
 

@@ -59,12 +59,7 @@ class ClippingProbe:
             if row.max_norm is None:
                 continue
             time = row.update_time if row.seen else row.time
-            if (
-                row.over
-                and row.clipped_scaled is not None
-                and row.loss_scale is not None
-                and row.optimizer() is not None
-            ):
+            if row.over and row.clipped_scaled is not None and row.loss_scale is not None and row.seen:
                 labels = optimizer_labels(row.optimizer_index)
                 made.append(Sample("clip.scaled", row.step, float(row.clipped_scaled), labels, time=time))
             for sample in self._how_hard(row):

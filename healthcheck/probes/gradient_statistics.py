@@ -13,8 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from healthcheck.core.events import Event
 from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.rows import Update
 from healthcheck.device import tensors
+from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceVector, numbers
 from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
 
@@ -33,9 +37,10 @@ class GradientStats:
         (``all_zero``), and what else the kernel counts.
     :param columns: where in a row each gradient stands, if not in the order of ``indices``.
     :param lengths: elements that this rank holds of each gradient; only where there are counts.
+    :param words: ends with what was kept of the steps before that nobody read (:data:`~healthcheck.device.between.WORDS`).
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers")
+    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers", "words")
 
     def __init__(
         self,
@@ -45,7 +50,9 @@ class GradientStats:
         fields: tuple[str, ...] = ("norm",),
         columns: list[int] | None = None,
         lengths: list[int] | None = None,
+        words: DeviceVector | None = None,
     ) -> None:
+        self.words = words
         self.indices = indices
         self.fields = fields
         self.lengths = lengths or []
@@ -55,6 +62,11 @@ class GradientStats:
         self.nonfinite: Any = None
         """Elements that are not finite, where they were counted beside the numbers: a tensor."""
         self._columns = columns
+
+    def word(self, name: str) -> Any:
+        """One of the running words, as a deferred number; only where there are :attr:`words`."""
+        assert self.words is not None
+        return self.words[len(self.words) - len(WORDS) + WORDS.index(name)]
 
     def has(self, field: str) -> bool:
         """Whether there is such a statistic."""
@@ -148,10 +160,31 @@ class GradientPass:
         if hold is not None:
             hold.small = self._small
         table = self._table.measure(addresses, final=not self._sharded)
+        between = None if self._sharded else table
         if self._sharded:
             _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns
-        return GradientStats(self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths)
+        return GradientStats(
+            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=between
+        )
+
+    def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:
+        """Measure a step whose numbers nobody reads; the next :meth:`measure` says what it was like, with others like it.
+
+        False where that cannot be: gradients are sharded (no rank knows their norm alone), the kernel cannot read them,
+        or nothing was ever measured.
+        """
+        if self._table is None or self._sharded:
+            return False
+        addresses = self._addresses(params, same, None)
+        if addresses is None and not (self._prepare(params) and not self._sharded):
+            return False
+        if addresses is None:
+            addresses = self._addresses(params, same, None)
+        if addresses is None:
+            return False
+        self._table.keep(addresses, step)
+        return True
 
     def _addresses(self, params: Sequence[Any], same: object, hold: HeldGradients | None) -> list[int] | None:
         """Where the gradients are now; None if the table does not fit them.
@@ -191,7 +224,8 @@ class GradientPass:
 
     def _prepare(self, params: Sequence[Any]) -> bool:
         """Make the table for the gradients that are there; False where the kernel cannot read them."""
-        # Anew from scratch: what was known is of other gradients.
+        # Anew from scratch: what was known is of other gradients. What was kept of steps that nobody read stays.
+        words = None if self._table is None else self._table.words
         self._table, self._sharded, self._known = None, [], []
         present = [i for i, p in enumerate(params) if p.grad is not None]
         kernel = _kernel(params[present[0]].grad) if present else None
@@ -209,7 +243,7 @@ class GradientPass:
             return False  # sharded and plain ones together: the fallback sorts them
         if not all(g.device == home and kernel.usable(g) for g in locals_):
             return False
-        self._table = kernel.GradientTable(locals_)
+        self._table = kernel.GradientTable(locals_, words)
         self._ids, self._present = list(map(id, params)), present
         there = set(present)
         self._absent = [i for i in range(len(params)) if i not in there]
@@ -294,7 +328,7 @@ def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> N
     import torch
     import torch.distributed as dist
 
-    result = vector[fields:].view(fields, -1)
+    result = vector[fields : -len(WORDS)].view(fields, -1)
     for (mesh, placements), columns in sharded:
         every = len(columns) == result.shape[1]
         index = slice(None) if every else _index(columns, result)
@@ -382,3 +416,90 @@ class InnerGradients:
         lengths = [params[k].numel() for k in order]
         stats = GradientStats(range(len(order)), given, fields=tuple(fields), lengths=lengths)
         return [found[k][1] for k in order], [params[k] for k in order], stats
+
+
+# --------------------------------------------------------------------------------------------------
+# Whose gradients they are.
+
+
+LOOK_EVERY = 50
+"""Steps between two full looks at a model whose one optimizer holds all that is trained."""
+
+
+_PARAMS = operator.itemgetter("params")
+
+
+class TrainedParameters:
+    """Named parameters of an event's model, in the model's order, without naming them anew at every step.
+
+    Where a model has one optimizer and that holds everything that is trained, its own lists say which
+    parameters there are; names and order are those of the last full look, unless a list has changed.
+    Keeps no parameter alive.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """Of the parameters that :meth:`of` returned last; another list object whenever they are others."""
+        self._ids: list[int] = []
+        self._optimizer: Any = lambda: None
+        self._index = 0
+        """Index of that optimizer."""
+        self._lists: tuple[list[int], list[int]] = ([], [])
+        """Identities and lengths of the optimizer's lists at the last full look."""
+        self._ends: tuple[Any, Any] = (None, None)
+        self._order: list[int] | None = None
+        self._age = LOOK_EVERY
+
+    def of(self, event: Event | Update) -> list[Any]:
+        """The parameters, alive while the caller holds them."""
+        if event.model is None:
+            return []
+        optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
+        own = event.optimizer is optimizer or (event.optimizer is None and event.optimizer_index == self._index)
+        if optimizer is not None and self._age < LOOK_EVERY and own:
+            self._age += 1
+            lists = list(map(_PARAMS, optimizer.param_groups))
+            flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
+            # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
+            # every LOOK_EVERY steps the rest.
+            first, last = self._ends
+            if (
+                flat
+                and first() is flat[0]
+                and last() is flat[-1]
+                and self._lists == (list(map(id, lists)), list(map(len, lists)))
+            ):
+                return flat if self._order is None else [flat[i] for i in self._order]
+        return self._look(event, event.model.optimizers())
+
+    def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:
+        assert event.model is not None
+        named = event.model.named_parameters()
+        if len(optimizers) > 1:
+            # With several optimizers the others' gradients are leftovers or by-products.
+            optimizer = event.optimizer
+            if optimizer is None and event.optimizer_index < len(optimizers):
+                optimizer = optimizers[event.optimizer_index]
+            if optimizer is not None:
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                named = [pair for pair in named if id(pair[1]) in own]
+        names, params = [name for name, _ in named], [p for _, p in named]
+        self._optimizer, self._age = lambda: None, LOOK_EVERY
+        if len(optimizers) == 1:
+            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
+            places = {id(p): place for place, p in enumerate(flat)}
+            trained = [(name, p) for name, p in named if id(p) in places]
+            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
+                names, params = [name for name, _ in trained], [p for _, p in trained]
+                order = [places[id(p)] for p in params]
+                self._order = None if order == list(range(len(flat))) else order
+                self._optimizer, self._index = weak(optimizers[0]), event.optimizer_index
+                lists = list(map(_PARAMS, optimizers[0].param_groups))
+                self._lists = (list(map(id, lists)), list(map(len, lists)))
+                self._ends = (weak(flat[0]), weak(flat[-1]))
+                self._age = 0
+        # The same list object while nothing changes: callers compare it instead of a thousand names.
+        ids = list(map(id, params))
+        if ids != self._ids or names != self.names:
+            self._ids, self.names = ids, names
+        return params

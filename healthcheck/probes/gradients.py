@@ -11,12 +11,18 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
-from healthcheck.core.samples import NO_LABELS, Cost, Labels, Metric, Sample
+from healthcheck.core.samples import BETWEEN, NO_LABELS, Cost, Labels, Metric, Sample
+from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceVector, calculate, number, quotient, value_of, values_of
 from healthcheck.device.tensors import nonfinite_counts, plain_values
-from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, InnerPass, gradient_stats
+from healthcheck.probes.gradient_statistics import (
+    GradientPass,
+    GradientStats,
+    InnerPass,
+    TrainedParameters,
+    gradient_stats,
+)
 from healthcheck.probes.labels import first_few, optimizer_labels, with_label
 
 _KEPT = 32
@@ -208,89 +214,6 @@ def _with_weight(names: Sequence[str]) -> list[int]:
 # Gradient norms before clipping, gradients that are not finite or exactly zero, and who carries them.
 
 
-LOOK_EVERY = 50
-"""Steps between two full looks at a model whose one optimizer holds all that is trained."""
-
-
-_PARAMS = operator.itemgetter("params")
-
-
-class TrainedParameters:
-    """Named parameters of an event's model, in the model's order, without naming them anew at every step.
-
-    Where a model has one optimizer and that holds everything that is trained, its own lists say which
-    parameters there are; names and order are those of the last full look, unless a list has changed.
-    Keeps no parameter alive.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        """Of the parameters that :meth:`of` returned last; another list object whenever they are others."""
-        self._ids: list[int] = []
-        self._optimizer: Any = lambda: None
-        self._index = 0
-        """Index of that optimizer."""
-        self._lists: tuple[list[int], list[int]] = ([], [])
-        """Identities and lengths of the optimizer's lists at the last full look."""
-        self._ends: tuple[Any, Any] = (None, None)
-        self._order: list[int] | None = None
-        self._age = LOOK_EVERY
-
-    def of(self, event: Event | Update) -> list[Any]:
-        """The parameters, alive while the caller holds them."""
-        if event.model is None:
-            return []
-        optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
-        own = event.optimizer is optimizer or (event.optimizer is None and event.optimizer_index == self._index)
-        if optimizer is not None and self._age < LOOK_EVERY and own:
-            self._age += 1
-            lists = list(map(_PARAMS, optimizer.param_groups))
-            flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
-            # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
-            # every LOOK_EVERY steps the rest.
-            first, last = self._ends
-            if (
-                flat
-                and first() is flat[0]
-                and last() is flat[-1]
-                and self._lists == (list(map(id, lists)), list(map(len, lists)))
-            ):
-                return flat if self._order is None else [flat[i] for i in self._order]
-        return self._look(event, event.model.optimizers())
-
-    def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:
-        assert event.model is not None
-        named = event.model.named_parameters()
-        if len(optimizers) > 1:
-            # With several optimizers the others' gradients are leftovers or by-products.
-            optimizer = event.optimizer
-            if optimizer is None and event.optimizer_index < len(optimizers):
-                optimizer = optimizers[event.optimizer_index]
-            if optimizer is not None:
-                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-                named = [pair for pair in named if id(pair[1]) in own]
-        names, params = [name for name, _ in named], [p for _, p in named]
-        self._optimizer, self._age = lambda: None, LOOK_EVERY
-        if len(optimizers) == 1:
-            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
-            places = {id(p): place for place, p in enumerate(flat)}
-            trained = [(name, p) for name, p in named if id(p) in places]
-            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
-                names, params = [name for name, _ in trained], [p for _, p in trained]
-                order = [places[id(p)] for p in params]
-                self._order = None if order == list(range(len(flat))) else order
-                self._optimizer, self._index = weak(optimizers[0]), event.optimizer_index
-                lists = list(map(_PARAMS, optimizers[0].param_groups))
-                self._lists = (list(map(id, lists)), list(map(len, lists)))
-                self._ends = (weak(flat[0]), weak(flat[-1]))
-                self._age = 0
-        # The same list object while nothing changes: callers compare it instead of a thousand names.
-        ids = list(map(id, params))
-        if ids != self._ids or names != self.names:
-            self._ids, self.names = ids, names
-        return params
-
-
 _BESIDES = ("grad_norm[]", "grad_nonfinite", "grads.zero", "grad.layer_ratio")
 """What rules may want besides the norm of all."""
 
@@ -335,6 +258,8 @@ class GradientProbe:
         self._recent = recent or RecentGradients()
         self._given: dict[int, int] = {}
         """Step of the last answer, by optimizer."""
+        self._kept: set[int] = set()
+        """Optimizers of which the device has kept something since the last look, by index."""
         self._looked: dict[int, int] = {}
         """Step of the last look for a row, by optimizer."""
         self._dims: tuple[list[str], list[int]] = ([], [])
@@ -401,6 +326,9 @@ class GradientProbe:
         if stats is None:
             return
         self._looked[index] = step
+        if index in self._kept:
+            self._kept.discard(index)
+            row.found["between"] = stats.words
         norm = row.norm = stats.norm
         factor = None
         if update.final and (row.max_norm is not None or row.loss_scale is not None):
@@ -414,6 +342,30 @@ class GradientProbe:
         elif norm - norm != 0.0:
             self._recent.remember(step, GradientFacts(stats, names, factor))
 
+    def keep_unread(self, update: Update, step: int) -> bool:
+        """The same for a step that nobody watches: the device keeps what came of it until the next look. False if it cannot.
+
+        What is kept are norms of gradients as they are: nothing may have scaled or clipped them.
+        """
+        params = self._trained.of(update)
+        known = self._passes.get(update.optimizer_index)
+        if not params or known is None or not known.keep(params, step, self._trained.names):
+            return False
+        self._kept.add(update.optimizer_index)
+        return True
+
+    def _between(self, words: DeviceVector, row: StepRow, labels: Labels) -> list[Sample]:
+        """What the device has kept of the steps before that nobody watched."""
+        nonfinite, bad, largest, at = words.numbers()[-len(WORDS) :]
+        made: list[Sample] = []
+        if largest:
+            made.append(Sample("grad_norm", int(at), largest, labels, BETWEEN, row.update_time))
+        if nonfinite:
+            if "grad_nonfinite" in self._besides:
+                made.append(Sample("grad_nonfinite", int(bad), nonfinite, labels, BETWEEN, row.update_time))
+            made.append(Sample("grad_norm", int(bad), math.nan, labels, BETWEEN, row.update_time))
+        return sorted(made, key=operator.attrgetter("step"))
+
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
         ordered = [(key, demand.every_of(key)) for key in self._besides]
@@ -423,6 +375,9 @@ class GradientProbe:
                 made += self._reported(row)
                 continue
             stats, names, factor, index, dims = found
+            words = row.found.pop("between", None)
+            if words is not None:
+                made += self._between(words, row, optimizer_labels(index))
             if self._given.get(index) == step:
                 continue
             self._given[index] = step

@@ -105,6 +105,11 @@ class StepTimeProbe:
                 made += samples
         return made
 
+    def steps_left_out(self, last: int, now: float) -> None:
+        """The next step is watched: its time counts from here."""
+        self._last, self._paused = now, False
+        self._wait, self._samples, self._tokens = None, 0, 0
+
     def _samples_of(self, event: Event | StepRow, now: float) -> list[Sample]:
         """A step is over at this reading of the clock."""
         self._step = event.step
@@ -322,6 +327,8 @@ class OwnCostProbe:
     def __init__(self) -> None:
         self._steps = 0
         self._before: tuple[float, float] | None = None
+        self._first = 0
+        """The step of the last value."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         self._steps += 1
@@ -331,8 +338,9 @@ class OwnCostProbe:
             return ()
         own, active = now = event.run.own_seconds, event.run.active_seconds
         before, self._before = self._before, now
+        first, self._first = self._first, event.step
         if before is None or active <= before[1]:
             return ()
         share = (own - before[0]) / (active - before[1])
-        facts = {"per_step": f"{(own - before[0]) / WINDOW * 1e3:.2f} ms a step"}
+        facts = {"per_step": f"{(own - before[0]) / max(1, event.step - first) * 1e3:.2f} ms a step"}
         return (Sample("monitor.overhead", event.step, share, detail=lambda: facts),)

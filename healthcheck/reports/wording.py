@@ -12,6 +12,7 @@ from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step
 from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
+from healthcheck.run.budget import NOTICED
 from healthcheck.run.ending import warnings_of
 
 PAST = {
@@ -204,8 +205,10 @@ def how_it_ended(report: Mapping[str, Any]) -> str:
         return f"{word}, {words}, {length}"
     why = f" ({words})" if words else ""
     fraction = report.get("overhead", {}).get("fraction")
-    # Of a run of a second, start-up is most of it: a share would say nothing.
-    worth_saying = fraction is not None and float(report["seconds"]) >= 1.0 and report["steps"]
+    # Of a run of a second, start-up is most of it: a share would say nothing. Nor would it where steps are so short that
+    # the allowance of every run is a large part of them all.
+    steps = int(report["steps"])
+    worth_saying = fraction is not None and steps and float(report["seconds"]) >= max(1.0, NOTICED * steps)
     cost = f", cost {float(fraction) * 100:.1f} % of the time" if worth_saying else ""
     return f"{word}{why}, {length}{cost}"
 

@@ -43,6 +43,8 @@ class Document:
     root: Place | None = None
     """None for a dict, and where nothing could be read."""
     lines: list[str] = field(default_factory=list)
+    text: str = ""
+    """The whole of it, where it was read without a mistake."""
     problems: list[Problem] = field(default_factory=list)
     folder: FilePath | None = None
     """Where relative names in ``extends`` start."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from healthcheck.core.errors import Problem
 from healthcheck.extend.dispatch import suggest
+from healthcheck.rulelang import parsed
 from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Place
 
 MAX_BYTES = 1 << 20
@@ -86,7 +87,7 @@ def parse(text: str, document: Document) -> Document:
     document.lines = text.splitlines()
     if not text.strip():
         return _refuse(document, "empty", "the file is empty", suggestion="begin with `version: 1`")
-    known = _read.get(text)
+    known = _read.get(text) or parsed.find(text)
     if known is None:
         from healthcheck.rulelang.yamltree import compose
 
@@ -96,11 +97,21 @@ def parse(text: str, document: Document) -> Document:
             return _refuse(document, "empty", "the file holds nothing but comments", suggestion=hint)
         if document.problems or len(text) > LONGEST_KEPT:
             return document
+        known = (document.data, document.root)
+    if text not in _read:
         for oldest in list(_read)[: max(0, len(_read) - KEPT + 1)]:
             _read.pop(oldest, None)
-        known = _read[text] = (document.data, document.root)
+        _read[text] = known
+    document.text = text
     document.data, document.root = _copy(known[0]), known[1]
     return document
+
+
+def shape_is_right(text: str, format: str) -> None:
+    """A text was found to have the shape of a format, given by its digest: not to be asked again, in this process or another."""
+    parsed.known.setdefault(parsed.digest(text), set()).add(format)
+    if text in _read:
+        parsed.keep(text, *_read[text])
 
 
 def _copy(value: Any) -> Any:

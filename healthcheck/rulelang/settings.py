@@ -163,7 +163,8 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "overhead_budget",
             0.01,
-            "Share of the step time that healthcheck may cost on the host; beyond it costly metrics come less often.",
+            "Share of the training time that healthcheck may cost, after two seconds of its own time in which all is watched:"
+            " beyond it costly metrics come less often, then only one step in so many is watched. off: every step.",
             {"type": ["number", "string", "boolean"], "pattern": r"^([0-9.]+ ?%?|off)$"},
             _fraction,
         ),

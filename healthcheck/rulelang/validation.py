@@ -11,7 +11,6 @@ pair: what is wrong, and what to write.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from typing import Any
 
 from healthcheck.core.errors import Problem
 from healthcheck.extend.dispatch import nearest
+from healthcheck.rulelang import parsed
 from healthcheck.rulelang.document import Document, KeyPath
+from healthcheck.rulelang.loader import shape_is_right
 from healthcheck.rulelang.problems import ENOUGH
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
 
@@ -29,9 +30,6 @@ RECOVERY_PASSES = 4
 FEW_KEYS = 16
 FEW_WORDS = 12
 """Of so many at most all are listed."""
-
-_clean: set[tuple[str, str]] = set()
-"""Schemas and texts of files that fitted them: a process that loads the packs again need not look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,12 @@ class Format:
         self.schema = schema
         self.definitions: dict[str, Any] = {}
         """Those that others refer to, as they stand in :attr:`inlined`."""
-        self.inlined: Any = {
+
+    @cached_property
+    def inlined(self) -> Any:
+        """The schema without references, where that is possible."""
+        schema = self.schema
+        return {
             **{key: _inlined(part, schema, self.definitions) for key, part in schema.items() if key != "definitions"},
             "definitions": schema.get("definitions", {}),
         }
@@ -68,7 +71,7 @@ class Format:
     @cached_property
     def digest(self) -> str:
         """Tells this schema from another one."""
-        return _digest(json.dumps(self.schema, sort_keys=True))
+        return parsed.digest(json.dumps(self.schema, sort_keys=True))
 
     def level(self, where: KeyPath) -> tuple[str, Mapping[str, str]]:
         """What the keys of the map at ``where`` are called, and words of other tools for them -> ours."""
@@ -102,10 +105,7 @@ class Validator:
     """The shape of documents of one format, before anybody asks what they mean. What it refused is not looked at again."""
 
     def __init__(self, format: Format) -> None:
-        from jsonschema import Draft7Validator
-
         self.format = format
-        self._validator = Draft7Validator(format.inlined)
         self._bad: dict[int, set[KeyPath]] = {}
         """Per document: every refused place, and every place that holds a refused one."""
         self._hopeless: set[int] = set()
@@ -118,17 +118,23 @@ class Validator:
         if document.data is None and document.problems:
             return []
         # Rules given as a dict have no text, and are looked at each time.
-        known = (self.format.digest, _digest("\n".join(document.lines))) if document.lines else None
-        if known in _clean:
+        if document.text and self.format.digest in parsed.known.get(parsed.digest(document.text), ()):
             return []
         if not isinstance(document.data, Mapping):
             what = "empty" if document.data is None else "not a map of keys"
             hint = f"begin with `{self.format.version_key}: 1`"
             return [document.problem((), "bad-value", f"the file is {what}", suggestion=hint)]
         found = self._passes(document)
-        if known is not None and not found:
-            _clean.add(known)
+        if document.text and not found:
+            shape_is_right(document.text, self.format.digest)
         return found
+
+    @cached_property
+    def _validator(self) -> Any:
+        """Made for the first document that is not known."""
+        from jsonschema import Draft7Validator
+
+        return Draft7Validator(self.format.inlined)
 
     def is_bad(self, document: Document, where: KeyPath) -> bool:
         """Whether this value or something inside it was refused."""
@@ -411,7 +417,3 @@ def _inlined(node: Any, schema: Mapping[str, Any], done: dict[str, Any]) -> Any:
             done[name] = _inlined(schema["definitions"][name], schema, done)
         return done[name]
     return {key: _inlined(inner, schema, done) for key, inner in node.items()}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

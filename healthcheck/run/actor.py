@@ -15,6 +15,7 @@ from healthcheck.core.protocols import Action, ActionContext, Agreement, Control
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.engine.episodes import PlannedAction
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
+from healthcheck.rulelang.rule import Cause
 from healthcheck.run.history import History
 
 if TYPE_CHECKING:
@@ -100,6 +101,12 @@ class SessionControls:
         """``rule.cause`` -> (severity, place in the file): which of several proposals decides."""
         self.unanimous: Collection[str] = ()
         """Causes with ``ranks: all``: what they ask for is done only if every rank asks for it."""
+
+    def agree_through(self, agreement: Agreement, causes: Iterable[Cause]) -> None:
+        """From now on a stop is asked of all ranks."""
+        self.agreement = agreement
+        self.order = {cause.id: (int(cause.severity), place) for place, cause in enumerate(causes)}
+        self.unanimous = {cause.id for cause in causes if cause.ranks == "all"}
 
     def take_over(self, controls: Controls) -> None:
         """Another trainer's controls from now on; a stop that was asked for already holds for it too."""

@@ -516,6 +516,21 @@ class ProbeBoard:
         self._paused.clear()
         self.wanted.update(self._plan.calls)
 
+    def steps_left_out(self, last: int, now: float) -> None:
+        """Nobody looked at some steps, up to and including ``last``; the next is watched. Between the two.
+
+        :param now: reading of the session's clock.
+        """
+        self._step, self.busy_at = -1, 0
+        self.catch_up()
+        for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
+            missed = getattr(probe, "steps_left_out", None)
+            if missed is not None:
+                try:
+                    missed(last, now)
+                except (Exception, SystemExit) as error:
+                    self._dispatch.failed(probe.name, "steps_left_out", last, error)
+
     # -- resume and end -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from healthcheck.core.redact import redact_text
 from healthcheck.extend.dispatch import ListenerError
 from healthcheck.extend.guard import describe
+from healthcheck.extend.host import PluginFailure
 
 _MEMORY = re.compile(r"memory|allocat|\bcuda\b", re.IGNORECASE)
 
@@ -74,9 +75,10 @@ class ErrorLog:
             text += "; it is switched off for the rest of this run"
         self._say(text)
 
-    def plugin_entry(self, known: ListenerError) -> dict[str, Any]:
-        """One plugin error for the report."""
-        return {**known.to_json(), **self._plugins.get((known.owner, known.hook, known.error), {})}
+    def plugin_entries(self, known: Iterable[ListenerError], unloaded: Iterable[PluginFailure]) -> list[dict[str, Any]]:
+        """Errors of plugins for the report, with those that kept some from being loaded."""
+        entries = [{**one.to_json(), **self._plugins.get((one.owner, one.hook, one.error), {})} for one in known]
+        return entries + [{"plugin": f.name, "hook": f.hook, "error": f.reason, "count": 1} for f in unloaded]
 
     def _cleaned_up(self, error: BaseException) -> dict[str, Any]:
         if self._cleaned or not looks_like_memory(error):

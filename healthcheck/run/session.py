@@ -8,7 +8,6 @@ reports come from plugins; :mod:`healthcheck.assembly` puts them in.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
@@ -17,13 +16,12 @@ from typing import Any
 from healthcheck.core import protocols
 from healthcheck.core.alerts import Alert, Missing, Verdict
 from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
-from healthcheck.core.errors import StopTraining, UsageError
-from healthcheck.core.events import Event, EventKind
+from healthcheck.core.errors import StopTraining
+from healthcheck.core.events import PAUSES, Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RunFacts, RunInfo
-from healthcheck.core.samples import NO_LABELS, Sample
-from healthcheck.core.text import strict
+from healthcheck.core.samples import Sample, samples_of
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
 from healthcheck.engine.routes import RuleDemand
@@ -32,13 +30,12 @@ from healthcheck.extend import guard
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import passes_on
 from healthcheck.extend.host import PluginHost, implementations_of
-from healthcheck.extend.registry import BUILTIN
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
-from healthcheck.run.budget import OverheadBudget, acting_metrics
+from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.explosion import name_explosion
@@ -47,9 +44,7 @@ from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog
 
-_PAUSES = {EventKind.EVAL_START: True, EventKind.EVAL_END: False, EventKind.TEST_START: True, EventKind.TEST_END: False}
-"""Events at which the time of training stops (True) or goes on."""
-_NEEDED = JUDGED_AT | _PAUSES.keys()
+_NEEDED = JUDGED_AT | PAUSES.keys()
 """Events that the session needs itself, whoever else listens."""
 _ROWS_END = {EventKind.BEFORE_UPDATE, EventKind.STEP_END}
 """Those of them that it does not need where steps are noted in rows: :meth:`Session.step_noted` takes their place."""
@@ -58,8 +53,7 @@ _ROWS_END = {EventKind.BEFORE_UPDATE, EventKind.STEP_END}
 class Session:
     """One watched run. Trainer adapters emit events into it; users read it.
 
-    Made by ``healthcheck.watch``, an adapter or ``healthcheck run``; not meant to be built by
-    hand, except through :mod:`healthcheck.testing`.
+    Made by ``healthcheck.watch``, an adapter, ``healthcheck run`` or :mod:`healthcheck.testing`.
 
     :param host: the loaded plugins.
     :param extra_metrics: measured beside those that the rules ask for.
@@ -149,6 +143,8 @@ class Session:
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
         self.begin_step = self.board.begin_step
         """``begin_step(step)``: an adapter calls it once per step, and then needs only look into :attr:`wanted`."""
+        self.acts_on_loss = acts_on("loss", rules.causes, host.registry.actions)
+        """Whether a rule acts on the run for its loss."""
         self._mailbox = mailbox
         self.judge = Judge(
             self.engine,
@@ -172,7 +168,6 @@ class Session:
             demand=self.demand,
             board=self.board,
             keep=acting_metrics(rules.causes),
-            note=self._detail,
         )
         self._reasons = UnjudgedReasons(
             self.engine,
@@ -248,26 +243,8 @@ class Session:
 
         Raises ``UsageError`` for an object that no loaded plugin knows.
         """
-        owners = self.host.registry.owners
-        for name, attach in self.host.registry.trainers.items():
-            owner = owners[("trainers", name)]
-            try:
-                adapter = attach(self, target, **options)
-            except BaseException as error:
-                if owner == BUILTIN or isinstance(
-                    error, UsageError
-                ):  # this object is its own, and it says what is wrong
-                    raise
-                self.dispatch.failed(owner, "attach", self.step, error)
-                continue
-            if adapter is not None:
-                return adapter
-        trainers = self.host.registry.trainers
-        known = "; ".join(str(getattr(attach, "takes", name)) for name, attach in trainers.items()) or "nothing"
-        given = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
-        raise UsageError(
-            f"attach() cannot watch {given}; it takes an object: {known}. "
-            "A model and its optimizers are given to healthcheck.watch()"
+        return self.host.attach(
+            self, target, options, lambda owner, error: self.dispatch.failed(owner, "attach", self.step, error)
         )
 
     def log(
@@ -286,22 +263,15 @@ class Session:
         """
         if self._ended or os.getpid() != self.pid:
             return
-        at = self.active()
         step = step if step is not None else max(1, self.step)
-        apart = tuple(sorted(labels.items())) if labels else NO_LABELS
-        for name, value in metrics.items():
-            if not hasattr(value, "__float__"):
-                self._no_number(name, value)
-                continue
-            kind = phase or ("eval" if name.startswith(("eval.", "val.", "test.")) else "train")
-            self.judge.waiting.append(Sample(name, step, value, apart, kind, at))
-            if isinstance(value, float) and value - value != 0.0:
-                self.judge.due_step = 0  # it must not wait for the end of its block
-
-    def _no_number(self, name: str, value: Any) -> None:
-        if name not in self._no_numbers:
+        samples, odd = samples_of(metrics, step, self.active(), phase=phase, labels=labels)
+        self.judge.waiting += samples
+        if any(isinstance(one.value, float) and one.value - one.value != 0.0 for one in samples):
+            self.judge.due_step = 0  # it must not wait for the end of its block
+        for name in odd - self._no_numbers:
             self._no_numbers.add(name)
-            self.note(f'logged "{name}" is not a number but {type(value).__name__}: it is left out')
+            kind = type(metrics[name]).__name__
+            self.note(f'logged "{name}" is not a number but {kind}: it is left out')
 
     @contextlib.contextmanager
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:
@@ -310,17 +280,12 @@ class Session:
         known = dict.fromkeys([*(r.id for r in self.rules.causes), *self.rules.off])
         if not any(mute.covers(rule_id, self.step) for rule_id in known):
             self.note(f'muted "{rule}": there is no such rule here; {rule_hint(rule, known)}')
-        self.engine.mutes.append(mute)
-        try:
+        with self.engine.muted(mute):
             yield
-        finally:
-            index = self.engine.mutes.index(mute)
-            self.engine.mutes[index] = Mute(rule, reason, mute.first, self.step, mute.origin)
 
     def collect(self, *metrics: str) -> None:
-        """Have metrics measured that no rule asks for; keys as in ``Metric.key``. Before the first event."""
-        for key in metrics:
-            self.demand.every.setdefault(key, 1)
+        """Have metrics measured that no rule asks for (``Metric.key``), before the first event."""
+        self.demand.every.update(dict.fromkeys(metrics, 1) | self.demand.every)
         self.board.plan()
 
     def note(self, text: str) -> None:
@@ -342,8 +307,8 @@ class Session:
             self.controls.take_over(controls)
             return
         self.controls = SessionControls(controls, stop=self.stop, info=self.info, note=self.note)
-        foreign = any(info.source != "built in" for info in self.host.infos)
-        if (self.engine.needs_watchdog or foreign) and isinstance(self.clock, LiveClock):  # else no thread exists
+        needed = self.engine.needs_watchdog or any(info.source != "built in" for info in self.host.infos)
+        if needed and isinstance(self.clock, LiveClock):  # else no thread exists
             self._watchdog = Watchdog(
                 self.clock,
                 last_event=lambda: self.last_event_at,
@@ -356,10 +321,7 @@ class Session:
     def agree_through(self, agreement: Agreement) -> None:
         """Let the ranks of this job decide together. Adapters call it once they know how."""
         if self.controls is not None:
-            self.controls.agreement = agreement
-            causes = self.rules.causes
-            self.controls.order = {cause.id: (int(cause.severity), i) for i, cause in enumerate(causes)}
-            self.controls.unanimous = {cause.id for cause in causes if cause.ranks == "all"}
+            self.controls.agree_through(agreement, self.rules.causes)
             self.judge.exchange, self.judge.due_step = self._exchange, 0
             self.judge.exchange_every = getattr(agreement, "sync_every", 1)
 
@@ -380,7 +342,7 @@ class Session:
 
     @property
     def watching(self) -> bool:
-        """False if no rule, plugin or report wants anything: then adapters attach nothing."""
+        """False if nobody wants anything: then adapters attach nothing."""
         return bool(self.rules.causes) or any(self.dispatch.table.values()) or bool(self.board.by_kind)
 
     def _listeners_changed(self) -> None:
@@ -405,8 +367,8 @@ class Session:
             self.epoch = event.epoch
         now = self.last_event_at = self.clock.monotonic()  # the only time that is read for an event
         active = self.active
-        if kind in _PAUSES:
-            (active.pause if _PAUSES[kind] else active.resume)(now)
+        if kind in PAUSES:
+            (active.pause if PAUSES[kind] else active.resume)(now)
         at = (now if active.paused_at is None else active.paused_at) - active.origin
         facts = self.facts
         facts.active_seconds, facts.own_seconds, facts.world_size = at, self.own_ns / 1e9, self.info.world_size
@@ -432,14 +394,17 @@ class Session:
         spent = perf_counter_ns() - began
         self.event_cost[kind] = self.event_cost.get(kind, 0) + spent
         self.own_ns += spent
-        if kind is EventKind.STEP_END:
-            self.budget.steps_to_look -= 1
-            if not self.budget.steps_to_look:
-                self.budget.look(self.own_ns, at)
+        if kind is EventKind.STEP_END and self.own_ns >= self.budget.binds_at and not self.budget.asked:
+            self.budget.step_over(event.step, self.own_ns, at)
 
     def row_sent(self, row: StepRow) -> None:
         """Start the copies of what is still on a device of a row, while its step is under way."""
         self._mailbox.send(row.step, row.late)
+
+    def judge_now(self) -> None:
+        """Nobody looks at the next steps: judge what can be judged without a wait."""
+        if getattr(self._mailbox, "oldest", None) is None:
+            self._guard(lambda: self.judge.flush(self.step, self.active()))
 
     def step_noted(self, step: int) -> None:
         """A step is over that was noted in rows, and of whose end no event was built."""
@@ -455,8 +420,6 @@ class Session:
                 if self.dispatch.on_error == "raise" or passes_on(error):
                     raise
                 self.monitor_error(error)
-        if not self.budget.steps_to_look:
-            self.budget.look(self.own_ns, at)
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""
@@ -581,6 +544,8 @@ class Session:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
             self._elsewhere, self._unseen = self.controls.agreement.close(failed_here(self._judged_run()))
+        if said := self.budget.sentence(self.step, self.active()):
+            self.note(said)
         self.board.close(self._guard)
         self.report = live_report(
             self._judged_run(),
@@ -588,22 +553,12 @@ class Session:
             ending,
             capabilities=self._capabilities(),
             accepted_unused=sorted({entry.rule for entry in self.accepted.unused(self.info.target)}),
-            overhead=self._overhead(),
+            overhead=self.budget.facts(self.own_ns, self.event_cost, self.clock.monotonic() - self.active.started),
         )
-        self._sections(self.report)
+        self.dispatch.add_sections(self, self.report, self.step)
+        self.report["plugin_errors"] = self._plugin_errors()
         self.tell("finish", self.report)
         return self.report
-
-    def _sections(self, report: dict[str, Any]) -> None:
-        """What plugins add to the report, as plain JSON. They are given a copy: what stands there stays."""
-        for listener in self.dispatch.table.get("report_section", ()):
-            offered = copy.deepcopy(report)
-            try:
-                listener.call(self, offered)
-                report.update({str(key): strict(offered[key]) for key in offered.keys() - report.keys()})
-            except BaseException as error:
-                self.dispatch.failed(listener.owner, "report_section", self.step, error)
-        report["plugin_errors"] = self._plugin_errors()
 
     def exit_code(self) -> int:
         """What ``healthcheck run`` would exit with, as things stand."""
@@ -643,22 +598,4 @@ class Session:
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:
-        return [self.errors.plugin_entry(error) for error in self.dispatch.errors] + [
-            {"plugin": f.name, "hook": f.hook, "error": f.reason, "count": 1} for f in self.host.failures
-        ]
-
-    def _overhead(self) -> dict[str, Any]:
-        """Host time that watching took, per event kind and probe, in seconds."""
-        seconds = self.clock.monotonic() - self.active.started
-        total = self.own_ns / 1e9
-        timer = self.board.device_time
-        on_device = None if timer is None else timer.seconds_per_step()
-        device = {} if on_device is None else {"device_seconds_per_step": round(on_device, 7)}
-        return {
-            **device,
-            "host_seconds": round(total, 4),
-            "fraction": round(total / seconds, 5) if seconds > 0 else 0.0,
-            "events": {kind.value: round(ns / 1e9, 4) for kind, ns in self.event_cost.items()},
-            "probes": {name: round(cost.ns / 1e9, 4) for name, cost in self.board.cost.items()},
-            "stretched": dict(self.budget.stretched),
-        }
+        return self.errors.plugin_entries(self.dispatch.errors, self.host.failures)

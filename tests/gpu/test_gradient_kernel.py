@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from healthcheck.device.between import WORDS, hand_out, take_up
 from healthcheck.device.deferred import value_of, values_of
 from healthcheck.probes.gradient_statistics import GradientPass, GradientStats, gradient_stats
 
@@ -190,3 +191,78 @@ def test_nothing_waits_for_the_device() -> None:
             p.grad = torch.randn(p.shape, device="cuda")
         one_pass.measure(params)
     GradientPass().measure(params)
+
+
+# --------------------------------------------------------------------------- steps that nobody reads
+
+
+def word_values(stats: GradientStats) -> list[float]:
+    return [value_of(stats.word(name)) for name in WORDS]
+
+
+def test_what_nobody_reads_is_kept_until_somebody_does() -> None:
+    """One step in ten is read: the largest norm between, and a NaN of a single step, come with their steps."""
+    params = params_with([torch.randn(size, device="cuda") for size in (5, 768, 40_000)])
+    one_pass = GradientPass()
+    first = one_pass.measure(params)
+    assert first is not None
+    assert word_values(first) == [0.0, 0.0, 0.0, 0.0]
+    wanted = [0.0] * len(WORDS)
+    for step in range(2, 11):
+        for p in params:
+            assert p.grad is not None
+            p.grad.normal_()
+            if step == 5:
+                p.grad.mul_(100.0)
+        if step in (7, 8):
+            assert params[1].grad is not None
+            params[1].grad[3] = math.nan
+        assert one_pass.keep(params, step)
+        gradients = [p.grad.double() for p in params if p.grad is not None]
+        bad = sum(float((~g.isfinite()).sum()) for g in gradients)
+        take_up(wanted, step, math.hypot(*(float(g.norm()) for g in gradients)), bad)
+    params[1].grad.normal_()
+    read = one_pass.measure(params)
+    assert read is not None
+    assert word_values(read) == pytest.approx(hand_out(wanted), rel=2e-6)
+    assert word_values(read)[:2] == [2.0, 7.0]
+    assert word_values(read)[3] == 5.0
+    again = one_pass.measure(params)
+    assert again is not None
+    assert word_values(again) == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_result_on_its_way_is_left_alone_by_steps_that_nobody_reads() -> None:
+    params = params_with([torch.full((1000,), 2.0, device="cuda")])
+    one_pass = GradientPass()
+    stats = one_pass.measure(params)
+    assert stats is not None
+    assert params[0].grad is not None
+    params[0].grad.fill_(5.0)
+    assert one_pass.keep(params, 2)
+    assert value_of(stats.norm) == pytest.approx(2.0 * math.sqrt(1000))
+
+
+def test_words_outlive_another_set_of_gradients() -> None:
+    """A parameter gets its first gradient: the table is made anew, what it kept is not lost."""
+    params = params_with([torch.full((1000,), 2.0, device="cuda"), None])
+    one_pass = GradientPass()
+    assert one_pass.measure(params) is not None
+    assert one_pass.keep(params, 2)
+    params[1].grad = torch.zeros_like(params[1])
+    stats = one_pass.measure(params)
+    assert stats is not None
+    assert word_values(stats)[2:] == [pytest.approx(2.0 * math.sqrt(1000)), 2.0]
+
+
+def test_nobody_waits_for_a_step_that_nobody_reads() -> None:
+    params = params_with([torch.randn(1000, device="cuda")])
+    one_pass = GradientPass()
+    one_pass.measure(params)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(2, 20):
+            assert one_pass.keep(params, step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -85,7 +85,7 @@ def test_an_error_of_a_plugin_is_kept_with_what_only_the_session_knows() -> None
     for step in (1, 2, 3, 4):
         dispatch.call("step_end", step, None, None)
     (error,) = dispatch.errors
-    entry = log.plugin_entry(error)
+    (entry,) = log.plugin_entries([error], [])
     assert (entry["plugin"], entry["step"], entry["count"], entry["quarantined"], entry["epoch"]) == (
         "acme",
         1,

@@ -1,0 +1,101 @@
+"""Rule files that were read before: what they say, and that their shape is right, kept on disk.
+
+Reading the packs takes a script's start a tenth of a second, most of it in YAML and in the schema's validator, which need not
+even be imported where a text is known. A text is known by its own hash, together with that of whatever reads it: what is
+kept cannot be out of date. Without a folder to write to everything is read each time.
+
+``HEALTHCHECK_CACHE`` names another folder; ``off`` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import marshal
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from healthcheck.core.version import VERSION
+
+MOST = 64
+"""Texts that are kept; the oldest go first."""
+_READERS = ("document.py", "loader.py", "parsed.py", "validation.py", "yamltree.py")
+_SUM = 32
+
+known: dict[str, set[str]] = {}
+"""Digest of a text -> digests of the formats whose shape it has."""
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def find(text: str) -> tuple[Any, Any] | None:
+    """``(data, places)`` of a text without a mistake, if it was read before. What is known of its shape is in :data:`known`."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        content = (folder / _name(text)).read_bytes()
+        # Marshal is no judge of what it is given; a file that was written to its end is as we wrote it.
+        if hashlib.sha256(content[_SUM:]).digest() != content[:_SUM]:
+            return None
+        data, places, formats = marshal.loads(content[_SUM:])
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    known.setdefault(digest(text), set()).update(formats)
+    return data, places
+
+
+def keep(text: str, data: Any, places: Any) -> None:
+    """Keep a text whose shape is right: see :data:`known`. Never fails."""
+    folder = _folder()
+    if folder is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        content = marshal.dumps((data, places, sorted(known.get(digest(text), ()))))
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(made, folder / _name(text))
+        except OSError:
+            os.unlink(made)
+            raise
+        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-MOST]:
+            path.unlink(missing_ok=True)
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(f"{_stamp()}\n".encode() + text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@functools.cache
+def _stamp() -> str:
+    """What reads, and what it is written for: another version of either has files of its own."""
+    here = Path(__file__).parent
+    marks = []
+    for name in _READERS:
+        with contextlib.suppress(OSError):
+            found = (here / name).stat()
+            marks.append(f"{name} {found.st_mtime_ns} {found.st_size}")
+    return f"{VERSION} {sys.implementation.cache_tag} {marks}"
+
+
+def _folder() -> Path | None:
+    given = os.environ.get("HEALTHCHECK_CACHE", "").strip()
+    if given.lower() in ("off", "0", "no", "false"):
+        return None
+    if given:
+        return Path(given)
+    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "healthcheck" / "rules"
+    except RuntimeError:  # nobody's home
+        return None

@@ -87,7 +87,11 @@ class StepMachine:
         self.region = RegionNotes()
         self.events = StepEvents(session, view)
         self.evaluations = Evaluations(
-            session, view, started=lambda: self.started, step=lambda: max(1, self.last_attempt)
+            session,
+            view,
+            started=lambda: self.started,
+            step=lambda: max(1, self.last_attempt),
+            batch=lambda: self.events.batch,
         )
 
         # Where we are. A pass and an update are laid over the place where the step stands.
@@ -215,7 +219,7 @@ class StepMachine:
         """
         self._catch_up()
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
-            self.evaluations.batch()
+            self.evaluations.batch(dataset)
             return
         self.events.batch = batch
         if self.session.wants(EventKind.BATCH_READY):
@@ -246,6 +250,8 @@ class StepMachine:
                 self.start()
             if self.evaluations.open:
                 self.evaluations.end()
+            if self.evaluations.heldout.learning:
+                self.evaluations.heldout.pass_begins(tensors)
             if self.stop.state.request is not None:
                 self.stop.check()
             if self.region.stepped is not None:

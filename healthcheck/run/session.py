@@ -106,6 +106,8 @@ class Session:
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
+        self.logged: set[str] = set()
+        """Names of the metrics that were given to :meth:`log`."""
         self._no_numbers: set[str] = set()
         self._ended = False
         self._watchdog: Watchdog | None = None
@@ -238,6 +240,7 @@ class Session:
         at = self.active()
         step = step if step is not None else max(1, self.step)
         apart = tuple(sorted(labels.items())) if labels else NO_LABELS
+        self.logged.update(metrics)
         for name, value in metrics.items():
             if not hasattr(value, "__float__"):
                 self._no_number(name, value)

@@ -160,6 +160,8 @@ class Event:
     """Seconds that this step waited for its batches, where it can be measured."""
     metrics: Mapping[str, Any] | None = None
     """Evaluation results (``eval_end``), or metrics that the script logged itself."""
+    inferred: str = ""
+    """How these metrics were found, where the script has not reported them itself (``eval_end``)."""
     dataset: str = ""
     """Name of the evaluation set."""
     path: str | None = None

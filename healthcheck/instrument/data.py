@@ -41,7 +41,7 @@ def batch_counts(batch: Any) -> tuple[int | None, int | None]:
             if shape is not None and len(shape) == 2:
                 tokens = int(shape[0]) * int(shape[1])
                 break
-    tensors = _tensors(batch)
+    tensors = tensors_of(batch)
     if not tensors:
         return None, None
     first = tensors[0].shape
@@ -59,7 +59,8 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def _tensors(batch: Any, depth: int = 0) -> list[Any]:
+def tensors_of(batch: Any, depth: int = 0) -> list[Any]:
+    """The tensors in a batch: itself, or those in its lists and dictionaries, three deep."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         return [batch]
     if depth > 2:
@@ -69,7 +70,7 @@ def _tensors(batch: Any, depth: int = 0) -> list[Any]:
         values = batch.values()
     elif isinstance(batch, (list, tuple)):
         values = batch
-    return [tensor for value in values for tensor in _tensors(value, depth + 1)]
+    return [tensor for value in values for tensor in tensors_of(value, depth + 1)]
 
 
 def _whole_numbers(tensor: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.names import canonical_metric, is_evaluation
+from healthcheck.instrument.data import tensors_of
+from healthcheck.instrument.heldout import HeldOutLosses
 from healthcheck.instrument.modelview import FoundModel
 
 if TYPE_CHECKING:
@@ -20,14 +22,21 @@ class Evaluations:
 
     Where nobody announces them, a pause begins when the trained model is set to evaluation mode, or when batches are
     drawn without gradients; it ends with the next backward pass, or with the run. Evaluation results that the script
-    logs are collected and handed out at that end.
+    logs are collected and handed out at that end; a loss that it does not log is inferred from what it computed.
 
     :param started: whether training has begun.
     :param step: the step that a pause belongs to.
+    :param batch: the batch that is trained on.
     """
 
     def __init__(
-        self, session: Session, view: FoundModel, *, started: Callable[[], bool], step: Callable[[], int]
+        self,
+        session: Session,
+        view: FoundModel,
+        *,
+        started: Callable[[], bool],
+        step: Callable[[], int],
+        batch: Callable[[], Any],
     ) -> None:
         self._session = session
         self._view = view
@@ -35,6 +44,11 @@ class Evaluations:
         self._step = step
         self._metrics: dict[str, Any] = {}
         self._training_data: weakref.ref[Any] | None = None
+        self.heldout = HeldOutLosses(
+            evaluating=self._evaluates,
+            batch=lambda: tensors_of(batch()),
+            wanted=lambda: session.wants(EventKind.EVAL_END),
+        )
         self.evaluating = False
         self.announced = False
         """True while a framework announces its evaluations itself: then nothing is guessed here."""
@@ -76,11 +90,13 @@ class Evaluations:
             return gradients and not self.evaluating
         if not gradients:
             return False
+        known = self._training_data() if self._training_data is not None else None
         if self.evaluating:
-            known = self._training_data() if self._training_data is not None else None
             if dataset is not known or not all(root.training for root in self._view.roots()):
                 return False
             self.end()
+        elif known is not None and dataset is not known and self._evaluates():  # set to it by `train(False)`
+            return False
         with contextlib.suppress(TypeError):  # a list is a dataset, too
             self._training_data = weakref.ref(dataset)
         return True
@@ -92,12 +108,22 @@ class Evaluations:
             self._note_open()
             self._emit(EventKind.EVAL_START)
 
-    def batch(self) -> None:
-        """One batch of an evaluation was drawn."""
+    def _evaluates(self) -> bool:
+        """Whether this is a pause. ``train(False)`` begins one as well, and is noticed here."""
+        if self.announced or not self._started():
+            return False
+        if not self.evaluating and not all(root.training for root in self._view.roots()):
+            self.begin()
+        return self.evaluating
+
+    def batch(self, dataset: Any = None) -> None:
+        """One batch of an evaluation was drawn, from this data set."""
         if self.announced:
             return
         self.begin()
         if self.evaluating:
+            with contextlib.suppress(TypeError):
+                self.heldout.dataset = weakref.ref(dataset)
             self._emit(EventKind.EVAL_STEP)
 
     def end(self) -> None:
@@ -105,7 +131,14 @@ class Evaluations:
         if self.open:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
-            self._emit(EventKind.EVAL_END, metrics=metrics or None)
+            inferred = self.heldout.take()
+            if metrics or not inferred:
+                self._emit(EventKind.EVAL_END, metrics=metrics or None)
+            if (
+                "eval.loss" not in metrics and "eval.loss" not in self._session.logged
+            ):  # what the script says of itself is better than what we make of it
+                for dataset, loss, said in inferred:
+                    self._emit(EventKind.EVAL_END, {"loss": loss}, dataset=dataset or "", inferred=said)
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""
@@ -128,6 +161,7 @@ class Evaluations:
     def _note_open(self) -> None:
         self.open = not self.announced and (self.evaluating or bool(self._metrics))
 
-    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None) -> None:
+    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None, **facts: str) -> None:
         if self._session.wants(kind):
-            self._session.emit(Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics))
+            event = Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics, **facts)  # type: ignore[arg-type]
+            self._session.emit(event)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from healthcheck.instrument.compiled import step_hooks, step_seen, two_faced, when_something_is_compiled
 from healthcheck.instrument.data import WorkerDraws, seen_draws
 from healthcheck.instrument.guarding import contain, guarded
+from healthcheck.instrument.heldout import LOSS_FUNCTIONS
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import living_optimizers, parameters_of
 from healthcheck.instrument.patching import AfterImport, Make, Patches, Replaced
@@ -101,6 +102,8 @@ class TorchHooks:
         self.patches.replace(torch, "save", self._save)
         self._replace(torch.nn.Module, "eval", self._eval)
         self.patches.replace(torch.nn.Module, "load_state_dict", lambda original: seen_loads(original, self.watching))
+        for name in LOSS_FUNCTIONS:
+            self._patch_loss(torch.nn.functional, name)
         self._patch_clipping(torch)
         self._keep(register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post))
         self.imports.when("transformers.modeling_utils", lambda m: self._replace(m.PreTrainedModel, "eval", self._eval))
@@ -108,6 +111,9 @@ class TorchHooks:
     def _patch_backward(self, torch: ModuleType) -> None:
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(torch.amp.GradScaler, "scale", self._scale)
+
+    def _patch_loss(self, functional: ModuleType, name: str) -> None:
+        self.patches.replace(functional, name, lambda original: self.machine.evaluations.heldout.seen(name, original))
 
     def _patch_clipping(self, torch: ModuleType) -> None:
         """The inner functions, which also those reach who imported the outer ones long ago."""

@@ -95,8 +95,8 @@ class StepMachine:
         """Step of the last attempted update: where evaluations and checkpoints belong."""
         self._first = session.step
         """The step after which this run began."""
-        step = lambda: max(1, self.last_attempt)  # noqa: E731
-        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step)
+        step, batch = (lambda: max(1, self.last_attempt)), (lambda: self.events.batch)
+        self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step, batch=batch)
 
         # The update at hand.
         self.facts = UpdateFacts()
@@ -211,7 +211,7 @@ class StepMachine:
         """
         unseen.catch_up(self)
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
-            self.evaluations.batch()
+            self.evaluations.batch(dataset)
             return
         self.events.batch = batch
         if self.session.wants(EventKind.BATCH_READY):
@@ -243,6 +243,8 @@ class StepMachine:
                 self.start()
             if self.evaluations.open:
                 self.evaluations.end()
+            if self.evaluations.heldout.learning:
+                self.evaluations.heldout.pass_begins(tensors)
             if self.stop.state.request is not None:
                 self.stop.check()
             if self.region.stepped is not None:

@@ -100,6 +100,24 @@ def signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
+def log_probabilities(loss: Any) -> Any:
+    """What a cross entropy was computed from: a tensor of shape (..., classes), without a graph; None where it is not kept.
+
+    :param loss: node of one of the :data:`CROSS_ENTROPIES`, however its input was written: ``cross_entropy`` of logits,
+        or ``nll_loss`` of a ``log_softmax`` over any dimension, with views between.
+    """
+    softmax = past_neutral(source_of(loss))
+    result: Any = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+    if not is_tensor(result) or not result.dim():
+        return None
+    return result.detach().movedim(dimension(softmax, result.dim()), -1)
+
+
+def dimension(node: Any, of: int) -> int:
+    """The dimension that a node works along, from 0 to ``of - 1``, as negative ones count from behind."""
+    return signed(int(node._saved_dim)) % of
+
+
 def all_behind(root: Any) -> list[Any]:
     """Every node behind ``root``, each after those that it was made from; empty if there are too many.
 

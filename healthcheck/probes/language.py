@@ -23,13 +23,12 @@ from healthcheck.probes.graph import (
     all_behind,
     keeps,
     kind_of,
+    log_probabilities,
     near,
     parents_of,
-    past_neutral,
     saved,
     shape_of,
     signed,
-    source_of,
 )
 from healthcheck.probes.looks import GraphLooks, SeenModules
 
@@ -376,12 +375,11 @@ class PaddingProbe:
     def _share(self, node: Any) -> Iterator[Any]:
         if kind_of(node) not in CROSS_ENTROPIES or not int(node._saved_reduction):
             return
-        softmax = past_neutral(source_of(node))
         targets: Any = saved(node, "target")
-        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        answers = log_probabilities(node)
         if answers is None or not is_tensor(targets) or targets.numel() < FEW_TARGETS:
             return
-        token = self._padding.get(int(answers.shape[int(softmax._saved_dim)]))
+        token = self._padding.get(int(answers.shape[-1]))
         ignored = signed(int(node._saved_ignore_index))
         if token is None or token == ignored:
             return

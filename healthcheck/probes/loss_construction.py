@@ -23,6 +23,7 @@ from healthcheck.probes.graph import (
     NEUTRAL,
     NODES,
     REDUCING,
+    dimension,
     kind_of,
     made_of,
     near,
@@ -103,7 +104,7 @@ def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
             yield "cross entropy of a softmax: it takes the softmax itself"
         elif squashed in _SQUASHING:
             yield f"cross entropy of a {squashed.lower()}: logits are any number, above and below 0"
-        elif given is log_softmax and getattr(given, "_saved_dim", None) == 0 and len(shape_of(given)) == 2:
+        elif given is log_softmax and len(shape_of(given)) == 2 and dimension(given, 2) == 0:
             yield "log_softmax over dimension 0, which is the batch; the classes are dimension 1"
     elif kind == "Softmax":
         yield "nll_loss of a softmax: it expects log probabilities (log_softmax), or use cross_entropy on the logits"

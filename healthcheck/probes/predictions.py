@@ -17,6 +17,7 @@ from healthcheck.probes.graph import (
     NEUTRAL,
     REDUCING,
     kind_of,
+    log_probabilities,
     made_of,
     near,
     past_neutral,
@@ -143,22 +144,21 @@ class PredictionProbe:
                     yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
 
     def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
-        softmax = past_neutral(source_of(node))
         labels: Any = saved(node, "target")
-        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        answers = log_probabilities(node)
         if answers is None or not is_tensor(labels) or labels.numel() < FEW:
             return
         differ = _differ(labels)
         if _PREDICTIONS in due:
             # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
-            rows = _rows(answers, int(softmax._saved_dim)).nan_to_num(0.0, 0.0, 0.0)
+            rows = _rows(answers, -1).nan_to_num(0.0, 0.0, 0.0)
             if rows.shape[0] >= FEW:
                 yield _PREDICTIONS, _where(differ, rows.std(0).max())
         if _CLASS in due and on_host(labels):
             known = None if bool(differ) else int(labels.reshape(-1)[0])
-            linear = kind_of(past_neutral(source_of(softmax))) == "Addmm"
+            linear = kind_of(past_neutral(source_of(past_neutral(source_of(node))))) == "Addmm"
             # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
-            weight = 1.0 if answers.shape[int(softmax._saved_dim)] > 2 else RARE
+            weight = 1.0 if answers.shape[-1] > 2 else RARE
             more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
             self._alike = self._alike + more if more and known == self._class else more
             self._class = known
@@ -282,15 +282,13 @@ class FrequencyProbe:
             return ()
         self._step = event.step
         node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
-        softmax: Any = past_neutral(source_of(node)) if node is not None else None
         labels: Any = saved(node, "target")
-        answers = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
+        answers = None if node is None else log_probabilities(node)
         if answers is None or not is_tensor(labels) or labels.numel() < FEW:
             return ()
-        answers, dim = answers.detach(), signed(int(softmax._saved_dim))
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
             return ()
-        if dim % answers.dim() != answers.dim() - 1 or answers.numel() != labels.numel() * answers.shape[-1]:
+        if answers.numel() != labels.numel() * answers.shape[-1]:
             return ()
         value = self._compare(answers.flatten(0, -2), labels.detach().flatten(), signed(int(node._saved_ignore_index)))
         return (Sample(_KEY, event.step, number(value)),) if self._looks > SETTLED else ()

@@ -17,7 +17,8 @@ class EvaluationProbe:
     """Results of an evaluation as ``eval.<name>``, of a test as ``test.<name>``.
 
     ``eval_loss``, ``val/loss`` and ``loss`` all become ``eval.loss``. A named evaluation set is
-    the label ``dataset``. What is no number is left out.
+    the label ``dataset``. What is no number is left out. The loss of an evaluation that was not reported is inferred,
+    where the script computed it (:mod:`healthcheck.instrument.heldout`); an alert says so.
     """
 
     name = "evaluation"
@@ -35,11 +36,13 @@ class EvaluationProbe:
             return ()
         phase = "eval" if event.kind is EventKind.EVAL_END else "test"
         labels: Labels = (("dataset", event.dataset),) if event.dataset else NO_LABELS
+        said = event.inferred
+        facts = (lambda: {"inferred": said}) if said else None
         samples = []
         for name, given in event.metrics.items():
             value = number(given)
             if value is not None:
-                samples.append(Sample(f"{phase}.{_bare(name, phase)}", event.step, value, labels, phase))
+                samples.append(Sample(f"{phase}.{_bare(name, phase)}", event.step, value, labels, phase, detail=facts))
         return samples
 
 

@@ -113,7 +113,8 @@ class Session:
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
         self._elsewhere = self._unseen = ""
-        self._no_numbers: set[str] = set()
+        self.logged: set[str] = set()
+        """Names of the metrics that were given to :meth:`log`."""
         self._not_judged: dict[str, str] = {}
         """Rule -> why it judges nothing more."""
         self._stopped_at: int | None = None
@@ -268,10 +269,10 @@ class Session:
         self.judge.waiting += samples
         if any(isinstance(one.value, float) and one.value - one.value != 0.0 for one in samples):
             self.judge.due_step = 0  # it must not wait for the end of its block
-        for name in odd - self._no_numbers:
-            self._no_numbers.add(name)
+        for name in odd - self.logged:
             kind = type(metrics[name]).__name__
             self.note(f'logged "{name}" is not a number but {kind}: it is left out')
+        self.logged.update(metrics)
 
     @contextlib.contextmanager
     def muted(self, rule: str, *, reason: str) -> Iterator[None]:

@@ -1,0 +1,272 @@
+"""Losses that a script computes without gradients between two steps: what its evaluation came to, if it logs nothing.
+
+A function of ``torch.nn.functional`` that has made the training loss, called without gradients in a pause of training on
+data that is not trained on: such a call is a part of an evaluation. The calls of a pause are averaged and handed out as
+its ``loss``, one for each data set that was drawn from.
+
+Losses are computed without gradients for other reasons as well: to choose the hard rows of a batch, by a teacher, to
+check a value function. The difference is that nobody evaluates there: no model was put into evaluation mode and no
+batch was drawn for an evaluation, or the rows are those that are trained on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+from healthcheck.device.tensors import no_grad, on_host
+from healthcheck.probes.graph import near
+
+LOSS_FUNCTIONS = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+)
+"""Of ``torch.nn.functional``; the classes in ``torch.nn`` call them."""
+
+_MARK = "healthcheck"
+"""Key in the metadata of a node of the graph: the function that made it. The graph keeps it, and nothing else is kept."""
+_LEARNT_AFTER = 50
+"""Passes after which a function that has made no loss is not looked for in their graphs any more."""
+_CLASSES = ("cross_entropy", "nll_loss")
+"""Functions whose targets may be one class for each row."""
+_SETS = 8
+"""Data sets of one pause that are kept apart at most."""
+
+
+class SetLoss:
+    """Losses of one data set and function in one pause."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.rows = 0.0
+        self.total: Any = 0.0
+        """Sum over rows: a float, or a 0-dim tensor on the device."""
+
+    def add(self, value: Any, rows: float) -> None:
+        self.calls += 1
+        self.rows += rows
+        self.total = self.total + value
+
+
+class HeldOutLosses:
+    """Collects the losses of a pause. See the head of this file.
+
+    :param evaluating: whether somebody evaluates now, as far as is known: by the model's mode, or by what is drawn.
+    :param batch: the tensors of the batch that is trained on.
+    :param wanted: whether anybody wants the loss of an evaluation.
+    """
+
+    def __init__(
+        self, *, evaluating: Callable[[], bool], batch: Callable[[], Iterable[Any]], wanted: Callable[[], bool]
+    ) -> None:
+        self._evaluating = evaluating
+        self._batch = batch
+        self._wanted = wanted
+        self.on = False
+        """Whether calls are looked at: training has begun, and somebody wants to know."""
+        self.learning = True
+        """Whether it is still looked which functions make the training loss."""
+        self.served: dict[str, tuple[str, float]] = {}
+        """Functions that have made the training loss: how they reduce, and how many values they reduce."""
+        self.trained_on: weakref.ref[Any] | None = None
+        """The targets of the last call with gradients."""
+        self.dataset: Any = None
+        """What the last batch of an evaluation was drawn from, by weak reference; None: nothing was drawn."""
+        self._passes = 0
+        self._sets: dict[tuple[int, str], SetLoss] = {}
+        self._names: dict[int, str] = {}
+        self._last: tuple[tuple[int, str], Any, float, weakref.ref[Any] | None] | None = None
+        """The last call, which is counted once it is known that its rows are not trained on next."""
+
+    # -- while training -----------------------------------------------------------------
+
+    def seen(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss function that shows its calls."""
+        from torch.compiler import is_compiling
+
+        reference, mark, called = weakref.ref, self._mark, self._called
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # a compiled region is traced as if nobody watched
+                return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if not self.on:
+                return result
+            try:
+                if result.requires_grad:
+                    if len(args) > 1:
+                        self.trained_on = reference(args[1])
+                    if self.learning:
+                        mark(name, result, args, kwargs, original)
+                else:
+                    called(name, result, args, kwargs, original)
+            except Exception:  # a tensor of somebody's own kind: then nothing is known of its loss
+                return result
+            return result
+
+        # TorchScript compiles torch's functions from their source, and looks names up in the globals of what stands in
+        # their place: these must be torch's own.
+        return FunctionType(loss.__code__, original.__globals__, original.__name__, None, loss.__closure__)
+
+    def _mark(self, name: str, result: Any, args: Any, kwargs: Any, original: Callable[..., Any]) -> None:
+        given = _bound(original, args, kwargs)
+        result.grad_fn.metadata[_MARK] = (name, _reduction(given), _rows(name, given))
+
+    def pass_begins(self, tensors: Any) -> None:
+        """A backward pass from this loss is about to run: see which functions have made it."""
+        if not self._passes:
+            self.on = self._wanted()
+        self._passes += 1
+        for loss in [tensors] if hasattr(tensors, "grad_fn") else tensors:
+            if loss.grad_fn is None:
+                continue
+            for node in near(loss.grad_fn):
+                made_by = node.metadata.get(_MARK) if hasattr(node, "metadata") else None
+                if made_by is not None:
+                    self.served[made_by[0]] = made_by[1:]
+        if self._passes >= _LEARNT_AFTER:
+            self.learning = False
+
+    # -- in a pause ---------------------------------------------------------------------
+
+    def _called(self, name: str, result: Any, args: Any, kwargs: Any, original: Callable[..., Any]) -> None:
+        """A loss was computed without gradients."""
+        import torch
+
+        if torch.is_grad_enabled() or not self._evaluating():
+            return
+        given = _bound(original, args, kwargs)
+        target = given.get("target")
+        rows = _rows(name, given)
+        if rows <= 0 or self._is_trained_on(target):
+            return
+        self._count_last()
+        with no_grad():
+            value = result.detach()
+            if value.dim():
+                value = value.sum()
+            value = float(value) if on_host(value) else value
+            if _reduction(given) == "mean":
+                value = value * rows
+        drawn = None if self.dataset is None else self.dataset()
+        key = 0 if drawn is None else id(drawn)
+        if key not in self._names and len(self._names) < _SETS:
+            self._names[key] = _name_of(drawn)
+        self._last = (key, name), value, rows, None if target is None else weakref.ref(target)
+
+    def _is_trained_on(self, target: Any) -> bool:
+        """Whether these are the rows of the last call with gradients, or of the batch that was drawn to be trained on."""
+        if target is None:
+            return False
+        trained = None if self.trained_on is None else self.trained_on()
+        if trained is not None and _same_memory(trained, target):
+            return True
+        return any(_same_memory(tensor, target) for tensor in self._batch())
+
+    def _count_last(self) -> None:
+        if self._last is None:
+            return
+        key, value, rows, target = self._last
+        self._last = None
+        if target is None or not self._is_trained_on(target()):
+            self._sets.setdefault(key, SetLoss()).add(value, rows)
+
+    def take(self) -> list[tuple[str | None, Any, str]]:
+        """What the pause came to: data set (None where there is one only), mean loss, and how it was found. Forgets it."""
+        self._count_last()
+        sets, self._sets = self._sets, {}
+        names, self._names = self._names, {}
+        self.dataset = None
+        found: list[tuple[str | None, Any, str]] = []
+        for drawn in dict.fromkeys(key for key, _ in sets):
+            made = {name: losses for (key, name), losses in sets.items() if key == drawn}
+            # Functions that make the training loss, if any of them was called; a loop that smooths its labels in training
+            # evaluates by another one.
+            chosen = {name: losses for name, losses in made.items() if name in self.served}
+            if not chosen:
+                chosen = made if len(made) == 1 else {}
+            if not chosen:
+                continue
+            with no_grad():
+                parts = [self._mean(name, losses) for name, losses in chosen.items()]
+                loss = sum(parts[1:], parts[0])
+            calls = max(losses.calls for losses in chosen.values())
+            said = f"mean of {' + '.join(chosen)} over {calls:,} calls without gradients"
+            found.append((names.get(drawn) if len(names) > 1 else None, loss, said))
+        return found
+
+    def _mean(self, name: str, losses: SetLoss) -> Any:
+        """In the unit of the training loss: of a value, or of a whole batch where training adds up."""
+        reduction, rows = self.served.get(name, ("mean", 1.0))
+        return losses.total / losses.rows * (rows if reduction == "sum" else 1.0)
+
+
+def _bound(original: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call by their names."""
+    arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+    if "target" not in arguments and "targets" in arguments:
+        arguments["target"] = arguments["targets"]
+    return arguments
+
+
+def _reduction(given: Mapping[str, Any]) -> str:
+    """How a call reduces its values; the older arguments for it count as ``mean`` unless they say otherwise."""
+    if given.get("reduce") is False:
+        return "none"
+    if given.get("size_average") is False:
+        return "sum"
+    return str(given.get("reduction", "mean"))
+
+
+def _rows(name: str, given: Mapping[str, Any]) -> float:
+    """How many values are reduced: of ``mean`` the divisor, but for classes that are ignored or weighted."""
+    target = given.get("target")
+    shaped = target if hasattr(target, "numel") else next((v for v in given.values() if hasattr(v, "numel")), None)
+    if shaped is None:
+        return 0.0
+    rows = float(shaped.numel())
+    if name in _CLASSES and getattr(shaped, "is_floating_point", bool)():  # probabilities of each class
+        classes = shaped.shape[1] if shaped.dim() > 1 else shaped.shape[0]
+        return rows / max(1, int(classes))
+    return rows
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if one.device != other.device or one.numel() == 0:
+        return False
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def _name_of(dataset: Any) -> str:
+    """What a script calls its data set or the loader over it, by its global names; else its class."""
+    if dataset is None:
+        return "unnamed"
+    import sys
+
+    for name, thing in list(vars(sys.modules["__main__"]).items()):
+        if thing is dataset or getattr(thing, "dataset", None) is dataset:
+            return name
+    return type(dataset).__name__

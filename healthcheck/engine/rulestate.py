@@ -302,7 +302,7 @@ class CauseState:
         if sample is not None and sample.detail is not None:
             try:
                 finding.facts = dict(sample.detail())
-                finding.where = str(finding.facts.get("where", ""))
+                finding.where = str(finding.facts.pop("where", ""))
             except Exception as error:  # facts are a courtesy: never lose the alert over them
                 finding.facts = {"detail_error": describe(error)}
         return finding

@@ -14,6 +14,7 @@ from typing import Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity
 from healthcheck.core.text import number, plural, shorten, step
 from healthcheck.reports.wording import PAST, UNKNOWN_WIDTH, wrapped
+from healthcheck.run.judge import BLOCK_STEPS
 
 LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
 INDENT = " " * 6
@@ -126,7 +127,7 @@ def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
         parts.append(f"in {alert.series[0].name}")
     if alert.also:
         parts.append(f"also {', '.join(finding.cause for finding in alert.also)}")
-    if alert.detected_step > alert.fired_step:
+    if alert.detected_step > alert.fired_step + BLOCK_STEPS:  # short steps are always judged together
         parts.append(f"seen at step {step(alert.detected_step)}")
     return "; ".join(parts)
 

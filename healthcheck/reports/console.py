@@ -371,6 +371,8 @@ class ConsoleReport:
         """Another cause of a rule that has its block: one sentence, once for each."""
         last = max(alert.findings, key=lambda finding: finding.detected_step)
         speaks = last.cause == alert.cause
+        if not speaks and last.kind < alert.kind and last.severity <= alert.findings[0].severity:
+            return  # less certain than what was said, and no worse: most likely it follows from it
         label = LABEL[last.severity]
         text = (
             f"{label} {alert.rule}  step {step(last.fired_step)}: {'the cause is' if speaks else 'also'} {last.cause}"

@@ -141,10 +141,11 @@ class SessionControls:
             return
         self.agreed(StopRequest(rule, step, reason, mode, exit_code, cause=cause))
 
-    def recovered(self, name: str) -> None:
-        """A cause fires no longer: where all ranks have to see the same, they no longer do."""
-        if self.agreement is not None and name in self.unanimous:
-            self.agreement.withdraw(name)
+    def recovered(self, names: Iterable[str]) -> None:
+        """Causes fire no longer: where all ranks have to see the same, they no longer do."""
+        for name in names if self.agreement is not None else ():
+            if name in self.unanimous and self.agreement is not None:
+                self.agreement.withdraw(name)
 
     def agreed(self, request: StopRequest) -> None:
         """The run stops: keep the request, and ask the trainer for it."""

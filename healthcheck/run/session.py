@@ -495,8 +495,7 @@ class Session:
         for alert in found.amended:
             dispatch.call("alert_amended", self.step, self, alert)
         if self.controls is not None:
-            for name in found.recovered:
-                self.controls.recovered(name)
+            self.controls.recovered(found.recovered)
         for alert in found.cleared:
             self.tell("cleared", alert)
 

@@ -161,8 +161,8 @@ def test_an_episode_that_is_over_withdraws_what_all_ranks_would_have_had_to_ask_
     run, _, _ = controls(ranks=2)
     ranks = run.agreement = Ranks()
     run.unanimous = {"first"}
-    run.recovered("first")
-    run.recovered("second")
+    run.recovered(["first"])
+    run.recovered(["second"])
     assert ranks.withdrawn == ["first"]
 
 

@@ -115,8 +115,7 @@ class Session:
         self._elsewhere = self._unseen = ""
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""
-        self._not_judged: dict[str, str] = {}
-        """Rule -> why it judges nothing more."""
+        self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
         self._stopped_at: int | None = None
         """The step whose samples made a rule stop the run: others of its block come after the stop."""
         self._ended = False

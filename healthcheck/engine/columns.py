@@ -226,7 +226,19 @@ class Shapes:
     def brings_new(self, moments: Sequence[Moment]) -> bool:
         """Whether a block has a series that was not seen before."""
         columns = self._columns
-        return any(SERIES(sample) not in columns for moment in moments for sample in moment[1])
+        for moment in moments:
+            given = moment[1]
+            shape = self._latest.get(len(given))
+            if type(given) is Row:
+                if shape is None or shape.series is not given.series:
+                    for series in given.series:
+                        if series not in columns:
+                            return True
+                continue
+            for sample in given:
+                if (sample.metric, sample.labels, sample.phase) not in columns:
+                    return True
+        return False
 
     def gather(self, moments: Sequence[Moment], *, whole: bool = False) -> list[Column]:
         """The columns of one block, in the order in which they first come; to be emptied afterwards.

@@ -29,7 +29,7 @@ class RuleDemand:
         wanted: list[tuple[str, int]] = [(key, 1) for key in extra]
         for rule in rules:
             wanted.append((rule.selector.key, rule.every))
-            wanted += [(guard.metric, 1) for guard in rule.only_if]
+            wanted += [(guard.metric, rule.every) for guard in rule.only_if]
             wanted += [(s.key, rule.every) for s, _ in rule.condition.parts if s is not None]
         while wanted:
             key, every = wanted.pop()

@@ -205,7 +205,8 @@ class Judge:
             value = sample.value
             if type(value) is float or not _comes_late(value):
                 here.append(sample)
-                urgent = urgent or not _finite(value) or sample.metric in self._acting
+                broken = value - value != 0.0 if type(value) is float else not _finite(value)
+                urgent = urgent or broken or sample.metric in self._acting
             else:
                 late.append(sample)
         if urgent:

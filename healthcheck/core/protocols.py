@@ -582,8 +582,12 @@ class Mailbox(Protocol):
     def post(self, step: int, samples: Sequence[Sample]) -> None:
         """Take the samples of one step; device values start their copy now."""
 
-    def send(self, step: int, numbers: Sequence[Any]) -> None:
-        """Start the copies of deferred numbers and vectors now; samples that are made of them are posted later."""
+    def hold(self, step: int, numbers: Sequence[Any]) -> None:
+        """Deferred numbers and vectors that travel with the next post, or :meth:`send`; samples that are made of them are
+        posted later."""
+
+    def send(self) -> None:
+        """Start the copies of what is held: the step is over, and nothing was posted."""
 
     def ready(self) -> list[Sample]:
         """Samples whose values have arrived, oldest first, as numbers. Never waits."""

@@ -46,9 +46,12 @@ class StepMailbox:
         """Of the last step, on a device where reading waits. Read when everything is asked for."""
         self._unread_step = 0
         self._memory = memory or PinnedMemory()
+        self._held: list[Deferred | DeviceVector] = []
+        """Of a row: sent with the samples of its step, so that each step makes one copy."""
+        self._held_step = 0
 
     def post(self, step: int, samples: Sequence[Sample]) -> None:
-        if not self._under_way:
+        if not self._under_way and not self._held:
             for sample in samples:
                 if type(sample.value) is not float:
                     break
@@ -57,16 +60,15 @@ class StepMailbox:
                 return
         self._sort_out(step, samples)
 
-    def send(self, step: int, numbers: Sequence[Deferred | DeviceVector]) -> None:
-        transfers: dict[int, Transfer] = {}
-        asked: dict[int, bool] = {}
-        for late in numbers:
-            _add(transfers, late.leaves(), asked)
-        for transfer in transfers.values():
-            self._memory.send(transfer)
-        if transfers:
-            self._under_way.append(_Post(step, [], [], list(transfers.values())))
-            self.oldest = self._under_way[0].step
+    def hold(self, step: int, numbers: Sequence[Deferred | DeviceVector]) -> None:
+        self._held += numbers
+        self._held_step = step
+        if self.oldest is None:
+            self.oldest = step
+
+    def send(self) -> None:
+        if self._held:
+            self._sort_out(self._held_step, ())
 
     def ready(self) -> list[Sample]:
         if self._under_way:
@@ -75,6 +77,7 @@ class StepMailbox:
         return arrived
 
     def drain(self) -> list[Sample]:
+        self.send()
         for post in self._under_way:
             for transfer in post.transfers:
                 transfer.event.synchronize()
@@ -91,6 +94,9 @@ class StepMailbox:
         late: list[Sample] = []
         transfers: dict[int, Transfer] = {}
         asked: dict[int, bool] = {}
+        held, self._held = self._held, []
+        for late_number in held:
+            _add(transfers, late_number.leaves(), asked)
         for sample in samples:
             value = sample.value
             if type(value) is not float:
@@ -105,7 +111,7 @@ class StepMailbox:
                     late.append(sample)
             kept.append(sample)
         # Rather less data than a wait: the host has run far ahead of its device.
-        if transfers and self._too_many():
+        if transfers and not held and self._too_many():
             self.dropped += len(late)
             gone = set(map(id, late))
             kept, late, transfers = [s for s in kept if id(s) not in gone], [], {}
@@ -114,7 +120,7 @@ class StepMailbox:
         # Nothing is late, so nothing needs to queue.
         if not transfers and not self._under_way:
             self._arrived += _calculated(kept)
-        elif kept:
+        elif kept or transfers:
             self._under_way.append(_Post(step, kept, late, list(transfers.values())))
             self.oldest = self._under_way[0].step
 
@@ -131,7 +137,7 @@ class StepMailbox:
             for transfer in post.transfers:
                 self._memory.receive(transfer)
             self._arrived += _calculated(post.samples) if post.late else post.samples
-        self.oldest = under_way[0].step if under_way else None
+        self.oldest = under_way[0].step if under_way else self._held_step if self._held else None
 
 
 class _Post:

@@ -581,7 +581,10 @@ class StepMachine:
             if wanted or not notes.noting:
                 inner = self.facts.inner_gradients
                 more |= {"loads": loads, "inner_gradients": inner, "held_back": held_back}
+                heard = session.wanted.copy()
+                session.wanted.update((EventKind.STEP_END,) if wanted else ())  # also for facts that come seldom
                 self.events.show((EventKind.STEP_END,), self.number, self.facts, optimizer, index, **more)
+                session.wanted &= heard
         finally:
             self.events.batch = None
             self.facts = UpdateFacts()

@@ -398,8 +398,8 @@ class Session:
             self.budget.step_over(event.step, self.own_ns, at)
 
     def row_sent(self, row: StepRow) -> None:
-        """Start the copies of what is still on a device of a row, while its step is under way."""
-        self._mailbox.send(row.step, row.late)
+        """What is still on a device of a row travels with the samples of its step."""
+        self._mailbox.hold(row.step, row.late)
 
     def judge_now(self) -> None:
         """Nobody looks at the next steps: judge what can be judged without a wait."""
@@ -410,6 +410,8 @@ class Session:
         """A step is over that was noted in rows, and of whose end no event was built."""
         if self._ended or os.getpid() != self.pid:
             return
+        if getattr(self._mailbox, "oldest", None) is not None:
+            self._mailbox.send()
         at = self.board.noted_until
         if step >= self.judge.due_step or at >= self.judge.due_time:
             try:
@@ -531,10 +533,8 @@ class Session:
 
     def finish(self, ending: Ending) -> dict[str, Any]:
         """End the run: last judgement, verdicts, report. Idempotent; returns ``report.json``."""
-        if self.report is not None:
-            return self.report
-        if os.getpid() != self.pid:
-            return {}
+        if self.report is not None or os.getpid() != self.pid:
+            return self.report or {}
         if ending.exception is not None:
             self._guard(lambda: self.emit(Event(EventKind.EXCEPTION, self.step, exception=ending.exception)))
         self._guard(lambda: self.emit(Event(EventKind.TRAIN_END, self.step, loads=self.facts.loads)))

@@ -135,7 +135,9 @@ def test_a_healthy_scaler_that_skips_is_no_alert_and_its_step_is_its_own(watch: 
         optimizer = make(model.parameters())
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12)
         health = (
-            watch(model, optimizer, rules=[RULES, "healthcheck:recommended"], off=["graph-breaks"]) if watched else None
+            watch(model, optimizer, rules=[RULES, "healthcheck:recommended"], off=["recompilation.graph-breaks"])
+            if watched
+            else None
         )
         for step in range(1, STEPS + 1):
             loss = one(model, optimizer, data[step - 1], bad=step in (3, 6), scaler=scaler)

@@ -58,6 +58,6 @@ class RuleDemand:
         found = NEVER
         for key in keys:
             if key in self.every:
-                every = self.every_of(key)
+                every = self.every[key] * self.stretch.get(key, 1)
                 found = min(found, step - step % every + every)
         return found

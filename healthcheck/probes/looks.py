@@ -14,9 +14,15 @@ LOOK_EVERY = 10
 """Steps between two looks afterwards."""
 
 
+def next_look(step: int, every: int = LOOK_EVERY) -> int:
+    """The first multiple of ``every`` after ``step``: who looks now and then does so in the same steps, and the others
+    need no events."""
+    return step - step % every + every
+
+
 def ask_again(step: int) -> int:
     """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young."""
-    return step + LOOK_EVERY if step > SETTLED else step
+    return next_look(step) if step > SETTLED else step
 
 
 PAUSE = 1000

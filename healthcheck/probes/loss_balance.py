@@ -15,6 +15,7 @@ from healthcheck.core.samples import Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import DISTANCES, kind_of, near, saved
+from healthcheck.probes.looks import next_look
 
 FIRST = 5
 """Losses whose mean is what a side began with."""
@@ -102,7 +103,7 @@ class LossBalanceProbe:
         self._indices.add(index)
         # With one optimizer there is nobody to lose against.
         if len(self._indices) < 2:
-            self.rests_until = step + LOOK_EVERY
+            self.rests_until = next_look(step, LOOK_EVERY)
             return ()
         one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
         starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides

@@ -18,6 +18,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.graph import kind_of, parents_of
+from healthcheck.probes.looks import next_look
 from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, open_files, resident_bytes
 
 FLOOR_STEPS = 100
@@ -424,10 +425,10 @@ class KeptGraphProbe:
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        self.rests_until = event.step + EVERY
+        self.rests_until = next_look(event.step, EVERY)
         if event.loss_graph is None or event.phase != "train":
             return ()
-        kept = sum(mark() is not None for mark in self._marks)
+        kept = sum([mark() is not None for mark in self._marks])
         self._marks.append(_marked(event.loss_graph))
         return (Sample("memory.kept_graphs", event.step, float(EVERY * kept)),)
 

@@ -16,6 +16,7 @@ from healthcheck.device.deferred import number
 from healthcheck.device.tensors import live_objects
 from healthcheck.probes.labels import where_made
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
+from healthcheck.probes.looks import next_look
 
 MOST = 64
 """Optimizers that are distinguished; inner loops make them by the thousand."""
@@ -46,7 +47,7 @@ class OptimizerCountProbe:
         first = next((p for group in event.optimizer.param_groups for p in group["params"]), None)
         if len(self._seen) < MOST and not any(known() is first for known in self._seen):
             self._seen.append(weak(first))
-        self.rests_until = event.step + LOOK_EVERY
+        self.rests_until = next_look(event.step, LOOK_EVERY)
         return (Sample("optimizers", event.step, float(len(self._seen))),)
 
 
@@ -87,7 +88,7 @@ class RebuiltOptimizerProbe:
         # A second update by the same object: this loop keeps its optimizer.
         if self._optimizer() is optimizer:
             self._row = 0
-            self.rests_until = event.step + REBUILT_LOOK_EVERY
+            self.rests_until = next_look(event.step, REBUILT_LOOK_EVERY)
             return (Sample("optimizer.rebuilt", event.step, 0.0),)
         first = optimizer.param_groups[0]["params"][0] if optimizer.param_groups[0]["params"] else None
         same = follows and first is not None and self._first() is first

@@ -18,6 +18,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.graph import near
+from healthcheck.probes.looks import next_look
 from healthcheck.probes.memory_readings import waited_for_cpu
 
 PAUSES = (
@@ -234,7 +235,7 @@ class PaceProbe:
             return ()
         now, step = self._clock() - self._waited(), event.step
         last, self._last = self._last, (step, now)
-        self._due = self.rests_until = step + EVERY
+        self._due = self.rests_until = next_look(step, EVERY)
         if last is None or step <= last[0]:
             return ()
         # Waits for a processor may be noted late by the kernel, and then exceed the time between two looks.
@@ -286,7 +287,7 @@ class CompilationProbe:
         frames = sys.modules.get("torch._dynamo.convert_frame")
         counts = getattr(frames, "FRAME_COMPILE_COUNTER", None)
         if not counts:
-            self.rests_until = event.step + LOOK_EVERY
+            self.rests_until = next_look(event.step, LOOK_EVERY)
             return ()
         samples = [Sample("compile.recompiles", event.step, float(sum(n - 1 for n in list(counts.values()))))]
         utilities = sys.modules.get("torch._dynamo.utils")

@@ -64,11 +64,16 @@ def functions_of_for() -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rules.yaml"
         path.write_text(RULE, encoding="utf-8")
+        cached = os.environ.get("HEALTHCHECK_CACHE")
+        os.environ["HEALTHCHECK_CACHE"] = "off"  # a file that was read before is not parsed again
         sys.setprofile(profile)
         try:
             load_rules(path, registry=registry)
         finally:
             sys.setprofile(None)
+            os.environ.pop("HEALTHCHECK_CACHE")
+            if cached is not None:
+                os.environ["HEALTHCHECK_CACHE"] = cached
     assert arrived
     return list(found)
 

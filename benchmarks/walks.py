@@ -4,7 +4,7 @@
 
 A step is ``loss.backward()`` and ``optimizer.step()`` of a model with two tensors, watched by ``healthcheck run`` with
 the recommended rules on a CPU, in a process of its own under ``sys.setprofile``; eight late steps are counted, since
-what is looked at differs from step to step.
+what is looked at differs from step to step, and one in a few is the end of a block, at which several steps are judged.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def functions_of_for() -> list[tuple[str, str]]:
     """Functions that have the value of ``for:`` in their hands on its way from a file to the engine: (file, name).
 
     A one-rule file is compiled under ``sys.setprofile``. A function counts if an argument or its result is the
-    value (what PyYAML read, the text, the compiled form), or the key or rule that it stands in (see
+    value (what PyYAML read, the text, the compiled form), or the key or rule that has it (see
     :func:`_carries`); whole files and rule sets, in which it is one value among all others, do not. The walk ends
-    where the compiled ``Rule`` is made, which is what the engine gets.
+    where the compiled ``Cause`` is made: its rule, with all its causes, is what the engine gets.
     """
     registry = plugin_host().registry
     found: dict[tuple[str, str], None] = {}
@@ -64,11 +64,16 @@ def functions_of_for() -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rules.yaml"
         path.write_text(RULE, encoding="utf-8")
+        cached = os.environ.get("HEALTHCHECK_CACHE")
+        os.environ["HEALTHCHECK_CACHE"] = "off"  # a file that was read before is not parsed again
         sys.setprofile(profile)
         try:
             load_rules(path, registry=registry)
         finally:
             sys.setprofile(None)
+            os.environ.pop("HEALTHCHECK_CACHE")
+            if cached is not None:
+                os.environ["HEALTHCHECK_CACHE"] = cached
     assert arrived
     return list(found)
 
@@ -161,16 +166,16 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 atexit.register(lambda: json.dump(sorted(files), open("walked.json", "w")))
-for i in range(40):
+for i in range(80):
     x = torch.randn(8, 4)
     loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
     optimizer.zero_grad()
     if i == 39:
         wanted[0] = torch.nn.utils.get_total_norm(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)).item()
-        sys.setprofile(profile)
+        sys.setprofile(profile)  # to the end: the step is judged in a block with up to 31 later ones
     loss.backward()
     optimizer.step()
-    sys.setprofile(None)
+sys.setprofile(None)
 '''
 
 
@@ -190,7 +195,7 @@ def walk_of_steps() -> tuple[list[StepWalk], StepWalk]:
 
 
 def functions_of_grad_norm() -> list[tuple[str, str]]:
-    """Functions that have the gradient norm of one step in their hands, as a number or as its sample: (file, name)."""
+    """Functions that have the gradient norm of a step in their hands until it is judged, as a number or a sample: (file, name)."""
     return [(str(file), str(name)) for file, name in _walked(_NORM)]
 
 
@@ -222,7 +227,7 @@ def main() -> None:
     print(f"healthy step   {mean:.0f} calls ({least} to {most}) in up to {files} files")
     print(f"step with NaN  {bad.calls:,} calls in {bad.files} files")
     _print_walk("for:", functions_of_for(), "before the engine")
-    _print_walk("grad_norm", functions_of_grad_norm(), "of one step")
+    _print_walk("grad_norm", functions_of_grad_norm(), "until it is judged")
 
 
 def _print_walk(name: str, walk: list[tuple[str, str]], where: str) -> None:

@@ -1,5 +1,4 @@
-"""What plugins write and what they are given. Protocols, and the few values that they exchange: no base class is
-required.
+"""What plugins write and what they are given: protocols, and the few values that they exchange. No base class.
 
 Standard library only. A plugin registers objects of these shapes through the hooks in
 :mod:`healthcheck.extend.hookspecs`; the built-ins do exactly the same.
@@ -357,8 +356,7 @@ class Scorer(Protocol):
         :param steps: the training step of each value.
         :param quiet: scores that nobody will look at.
 
-        Returns one :data:`Scored` for each value. Those at the beginning of the run whose scores lie within
-        ``quiet`` may be left out, which for most runs means all of them.
+        Returns one :data:`Scored` for each value; those at the beginning whose scores are within ``quiet`` may be left out.
         """
 
     def bound(self, healthy: Bound) -> Bound | None:
@@ -583,8 +581,7 @@ class Mailbox(Protocol):
         """Take the samples of one step; device values start their copy now."""
 
     def hold(self, step: int, numbers: Sequence[Any]) -> None:
-        """Deferred numbers and vectors that travel with the next post, or :meth:`send`; samples that are made of them are
-        posted later."""
+        """Deferred numbers and vectors that travel with the next post or :meth:`send`; samples of them are posted later."""
 
     def send(self) -> None:
         """Start the copies of what is held: the step is over, and nothing was posted."""

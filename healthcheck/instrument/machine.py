@@ -53,8 +53,7 @@ class StepMachine:
 
     A step is one attempted update. Where nobody says when it is over, it is over when the optimizers that stepped in the
     step before have all stepped again, and the next begins with the next backward pass or attempt; its number is that of
-    the optimizer seen first, whose n-th attempt is in step n. Optimizers that an earlier run in this process left behind
-    count from their first step in this one.
+    the optimizer seen first, whose n-th attempt is in step n. Optimizers left behind by an earlier run count from here.
 
     :param only: optimizers to look at; None for all.
     """

@@ -233,7 +233,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What users write and read about: a disease, with the causes by which it is seen, most certain first.
+    """What users write and read about: a problem, with the causes by which it is seen, most certain first.
 
     It has one episode at a time: from the first cause that fires until all have recovered.
     """

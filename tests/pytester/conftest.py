@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml  # noqa: F401  (before any run inside this process: its C part cannot be imported twice)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -481,15 +481,16 @@ def sweep(args: argparse.Namespace, given: Given, paths: Sequence[str], problems
 
     rule_id, key, values = _parse_sweep(args.sweep)
     base = given.load()
-    rule = _rule(base, rule_id)
+    rule, inner = _swept(base, rule_id, key)
     for value in values:  # every mistake in a value before the first run is read
         try:
-            only_rules(given.load(more=[f"{rule_id}.{key}={value}"]), {rule_id})
+            given.load(more=[f"{rule_id}.{key}={value}"])
         except RuleFileError as error:
             option = f"--sweep {rule_id}.{key}={value}"
             raise UsageError("\n".join(str(replace(p, path=option)) for p in error.problems)) from error
     bad = _bad(args.bad, given)
-    prepare = functools.partial(_judge, given, rule_id, key, tuple(values), frozenset(bad))
+    settings = [f"{rule_id}.{key}={value}" for value in values]
+    prepare = functools.partial(_judge, given, rule.id, inner, settings, frozenset(bad))
     results = list(_judge_all(paths, prepare, args.jobs))
     unread = [*problems, *(Outcome(s.path, problem=s.problem) for s in results if s.problem)]
     unreadable = {str(Path(o.path)): o.problem for o in unread}
@@ -499,8 +500,8 @@ def sweep(args: argparse.Namespace, given: Given, paths: Sequence[str], problems
         rows = sum(s.rows for s in results)
         note = f" ({len(unread)} unreadable: named on stderr)" if unread else ""
         print(f"{plural(len(results), 'run')}, {number(rows)} rows{note}")
-        keep = [keep_line(rule, key, value) for value in values]
-        print("\n".join(sweep_lines(rule, key, values, results, now=value_now(rule, key, values), keep=keep)))
+        keep = [keep_line(rule, inner, value) for value in values]
+        print("\n".join(sweep_lines(rule, inner, values, results, now=value_now(rule, inner, values), keep=keep)))
     say_problems(unread)
     return USAGE if any(p.named for p in problems) else OK
 
@@ -518,13 +519,21 @@ def _parse_sweep(text: str) -> tuple[str, str, list[str]]:
     return rule_id, key, values
 
 
-def _rule(rules: RuleSet, rule_id: str) -> Cause:
-    for rule in rules.causes:
-        if rule.id == rule_id:
-            return rule
-    hint = suggest(rule_id, [r.id for r in rules.causes]) or "`healthcheck explain` lists them"
-    why = "it is switched off" if rule_id in rules.off else hint
-    raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {why}')
+def _swept(rules: RuleSet, rule_id: str, key: str) -> tuple[Cause, str]:
+    """The cause whose key is swept, and the key within it: of ``causes.loss.when.above``, or ``loss.when.above``."""
+    rule = next((rule for rule in rules.rules if rule.id == rule_id), None)
+    if rule is None:
+        hint = suggest(rule_id, [r.id for r in rules.rules]) or "`healthcheck explain` lists them"
+        why = "it is switched off" if rule_id in rules.off else hint
+        raise UsageError(f'healthcheck replay: --sweep: "{rule_id}" is not a rule here; {why}')
+    if not rule.causes[0].name:
+        return rule.causes[0], key
+    name, _, inner = key.removeprefix("causes.").partition(".")
+    for cause in rule.causes:
+        if cause.name == name and inner:
+            return cause, inner
+    names = ", ".join(cause.name for cause in rule.causes)
+    raise UsageError(f"healthcheck replay: --sweep takes {rule_id}.CAUSE.KEY=VALUES here; the causes are {names}")
 
 
 def _bad(named: Sequence[str], given: Given) -> list[str]:
@@ -532,13 +541,15 @@ def _bad(named: Sequence[str], given: Given) -> list[str]:
     return [os.path.realpath(found.path) for found in given.find([_latest(name) for name in named])] if named else []
 
 
-def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: frozenset[str]) -> Callable[[str], Swept]:
-
-    copies = [RuleCopies(only_rules(given.load(more=[f"{rule_id}.{key}={value}"]), {rule_id})) for value in values]
+def _judge(
+    given: Given, cause_id: str, key: str, settings: Sequence[str], bad: frozenset[str]
+) -> Callable[[str], Swept]:
+    """Judges a run by one cause, once for each of these settings (``RULE.KEY=VALUE``)."""
+    copies = [RuleCopies(only_rules(given.load(more=[setting]), {cause_id})) for setting in settings]
     plain = key.startswith("when.")
 
     def judge(path: str) -> Swept:
-        swept = Swept(path, os.path.realpath(path) in bad, fired=[None] * len(values))
+        swept = Swept(path, os.path.realpath(path) in bad, fired=[None] * len(settings))
         try:
             run = given.read(path)
         except (HealthCheckError, OSError) as error:
@@ -550,17 +561,17 @@ def _judge(given: Given, rule_id: str, key: str, values: Sequence[str], bad: fro
         def follow(plays: Sequence[Any]) -> Callable[[], None] | None:
             if not plain:
                 return None
-            followed.append(CriticalValue(plays[0], plays[0].rules[rule_id]))
+            followed.append(CriticalValue(plays[0], plays[0].rules.cause(cause_id)))
             return followed[0].look
 
         plays, seen = play(run, [c.fresh() for c in copies], facts=facts, follow=follow)
         swept.rows = seen.batches
         if seen.problem and not seen.batches:
             swept.problem = seen.problem
-        swept.fired = [first_fired(p, rule_id) for p in plays]
+        swept.fired = [first_fired(p, cause_id) for p in plays]
         swept.judged = any(
             s is not None and s.state.value not in ("no_data", "warming")
-            for s in plays[0].engine.by_id[rule_id].series.values()
+            for s in plays[0].engine.by_id[cause_id].series.values()
         )
         if followed:
             swept.critical, swept.critical_step = followed[0].value, followed[0].step

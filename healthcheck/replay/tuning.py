@@ -146,16 +146,16 @@ class Swept:
 
 
 class CriticalValue:
-    """Follows the scores of one rule: the threshold that would just have fired, given its ``for``.
+    """Follows the scores of one cause: the threshold that would just have fired, given its ``for``.
 
-    A rule with ``for: 2 of 5`` fires at a threshold below the second largest of five scores.
+    A cause with ``for: 2 of 5`` fires at a threshold below the second largest of five scores.
     """
 
-    def __init__(self, play: Play, rule: Cause) -> None:
-        self.state = play.engine.by_id[rule.id]
+    def __init__(self, play: Play, cause: Cause) -> None:
+        self.state = play.engine.by_id[cause.id]
         self.state.every_score = True  # before its first series is made
-        self.hold = rule.hold
-        self.upward = rule.condition.breaches.direction >= 0
+        self.hold = cause.hold
+        self.upward = cause.condition.breaches.direction >= 0
         self.best = -math.inf
         self.step = 0
         self._recent: dict[Any, tuple[int, deque[float]]] = {}
@@ -186,8 +186,13 @@ class CriticalValue:
         return self.best if self.upward else -self.best
 
 
-def first_fired(play: Play, rule: str) -> int | None:
-    return next((a.fired_step for a in play.alerts if a.rule == rule and not a.muted), None)
+def first_fired(play: Play, cause_id: str) -> int | None:
+    """Step at which a cause first found what is not muted; None if it never did."""
+    for alert in play.alerts:
+        for name, finding in zip(alert.names, alert.findings, strict=True):
+            if name == cause_id and not finding.muted:
+                return finding.fired_step
+    return None
 
 
 # --------------------------------------------------------------------------- the table
@@ -318,7 +323,8 @@ def keep_line(rule: Cause, key: str, value: str) -> str:
 
     Keys below a top-level one cannot be overridden alone there, so the whole top-level key is written out.
     """
-    return f"{rule.id}: {{{key.partition('.')[0]}: {flow(_with_value(rule, key, value))}}}"
+    body = f"{{{key.partition('.')[0]}: {flow(_with_value(rule, key, value))}}}"
+    return f"{rule.rule}: {{causes: {{{rule.name}: {body}}}}}" if rule.name else f"{rule.id}: {body}"
 
 
 def _with_value(rule: Cause, key: str, value: str) -> Any:

@@ -366,7 +366,7 @@ def _unbalanced(text: str, noticed: Any) -> tuple[Mark, str, str] | None:
                 opened, where = open_here.pop()
                 if _CLOSES[opened] != sign:
                     return where, f"this `{opened}` is closed by `{sign}`", f"close it with `{_CLOSES[opened]}` first"
-    except YAMLError:
+    except (YAMLError, OverflowError, ValueError):  # the last two: of `chr`, as in `compose`
         return None  # a mistake of another kind, which is answered in its own words
     if not open_here:
         return None

@@ -315,7 +315,7 @@ def test_replay_neither_imports_torch_nor_writes_anything(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.csv"]
 
 
-def test_a_condition_of_a_plugin_that_raises_is_our_fault_and_not_a_pass(says: Says, tmp_path: Path) -> None:
+def test_a_condition_of_a_plugin_that_raises_is_the_plugins_fault_and_no_pass(says: Says, tmp_path: Path) -> None:
     plugin = """
 import healthcheck
 from healthcheck import CompiledCondition, ConditionType, Threshold
@@ -337,11 +337,18 @@ def healthcheck_register_conditions(register):
     register(ConditionType("acme.broken", {"type": "object"}, lambda o, r: CompiledCondition("acme.broken", Threshold("above", 1), Broken, "x"), help="x"))
 """
     (tmp_path / "acme.py").write_text(plugin)
+    raised = 1 + plugin.splitlines().index('        raise ZeroDivisionError("boom")')
     (tmp_path / "acme.yaml").write_text("version: 1\nrules:\n  x: {metric: loss, when: {acme.broken: {}}}\n")
     csv(tmp_path / "run.csv", losses())
     code, out, _ = says("run.csv", "--rules", "acme.yaml", "-p", "acme.py")
-    assert code == 3
-    assert "ZeroDivisionError: boom" in out
+    assert code == 5, "there was no other rule"
+    assert "not judged  x: its condition acme.broken raised ZeroDivisionError: boom" in out
+    assert f"acme.py:{raised}" in "".join(out.split())
+    assert "internal error" not in out
+    _, out, _ = says("run.csv", "--rules", "acme.yaml", "-p", "acme.py", "--format", "json")
+    (report,) = json.loads(out)
+    assert (report["rules"]["x"]["verdict"], report["internal_errors"]) == ("not judged", [])
+    assert [(e["plugin"], e["error"]) for e in report["plugin_errors"]] == [("acme", "ZeroDivisionError: boom")]
 
 
 def test_a_report_of_a_replay_has_the_keys_of_the_contract(says: Says, tmp_path: Path, repository: Path) -> None:

@@ -235,3 +235,32 @@ def test_a_for_in_seconds_leaves_no_single_value_between_the_runs(says: Says, ru
     _, out, _ = says("good1.csv", "--sweep", "loss-high.when.above=5,10", "--bad", "bad.csv")
     assert "apart" not in out
     assert "peaks at" not in out
+
+
+CAUSES = """
+version: 1
+rules:
+  loss-bad:
+    causes:
+      high: {metric: loss, when: {above: 5}, for: 2}
+      low: {metric: loss, when: {below: 4}}
+"""
+
+
+@pytest.mark.parametrize("key", ["causes.high.when.above", "high.when.above"])
+def test_a_sweep_is_of_one_cause_whatever_the_others_find(
+    says: Says, runs: list[Path], tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "healthcheck.yaml").write_text(CAUSES)
+    code, out, _ = says("good*.csv", "--sweep", f"loss-bad.{key}=5,10", "--bad", "bad.csv")
+    assert code == 0
+    assert [line.split()[:4] for line in out.splitlines()[2:4]] == [["5", "now", "1", "1"], ["10", "0", "1", "1"]]
+    assert "weakest bad run peaks at 20" in out
+    assert "loss-bad: {causes: {high: {when: {above: 10}}}}" in out
+
+
+def test_a_sweep_of_a_rule_with_causes_asks_for_one(says: Says, runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "healthcheck.yaml").write_text(CAUSES)
+    code, _, err = says("good*.csv", "--sweep", "loss-bad.when.above=5,10", "--bad", "bad.csv")
+    assert code == 4
+    assert "--sweep takes loss-bad.CAUSE.KEY=VALUES here; the causes are high, low" in err

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from healthcheck.core.alerts import Severity
+from healthcheck.core.alerts import Missing, Severity
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import verdicts
+from healthcheck.rulelang.rule import Cause
 
 PART = """
     external: [a, b, c, d, e]
@@ -275,18 +276,22 @@ def test_a_rule_may_explain_one_cause_of_another(bench: Callable[..., Any]) -> N
     assert held(b) == {"why": "", "r": ""}, "it is explained only as long as all that was found is"
 
 
+def nothing_missing(cause: Cause) -> Missing:
+    return Missing("")
+
+
 # -- verdicts ---------------------------------------------------------------------------------
 
 
 def test_a_rule_is_ok_only_if_every_cause_was_judged(bench: Callable[..., Any]) -> None:
     b = bench(PART)
     b.step(1, a=0, b=0)
-    (part,) = verdicts(b.engine, lambda cause: f"no {cause.selector}")
+    (part,) = verdicts(b.engine, lambda cause: Missing(f"no {cause.selector}"))
     assert part.outcome.value == "partly judged"
     assert [v.cause for v in part.missing] == ["frozen"]
     assert part.reason == "frozen: no c"
     b.step(2, c=0)
-    (part,) = verdicts(b.engine, lambda cause: "")
+    (part,) = verdicts(b.engine, nothing_missing)
     assert part.outcome.value == "ok"
     assert [(v.cause, v.outcome.value) for v in part.causes] == [("orphan", "ok"), ("left-out", "ok"), ("frozen", "ok")]
 
@@ -294,7 +299,7 @@ def test_a_rule_is_ok_only_if_every_cause_was_judged(bench: Callable[..., Any]) 
 def test_a_verdict_counts_what_another_rule_explains(bench: Callable[..., Any]) -> None:
     b = bench(HELD.replace("SEVERITY", "severity: warning"))
     b.step(1, a=1, b=1)
-    assert {v.rule: v.outcome.value for v in verdicts(b.engine, lambda cause: "")}["curve"] == "warned"
+    assert {v.rule: v.outcome.value for v in verdicts(b.engine, nothing_missing)}["curve"] == "warned"
 
 
 # -- identity and resume -------------------------------------------------------------------------
@@ -395,4 +400,4 @@ def test_a_pack_comes_on_by_a_series_and_its_labels(
 def test_a_rule_that_a_person_names_always_applies(bench: Callable[..., Any]) -> None:
     b = bench("external: [a]\nrules: {r: {metric: a, when: {above: 0}, applies_if: {optimizers: 2}}}")
     assert b.rules["r"].applies_if is None
-    assert [v.outcome.value for v in verdicts(b.engine, lambda cause: "nothing logged a")] == ["not judged"]
+    assert [v.outcome.value for v in verdicts(b.engine, lambda cause: Missing("nothing logged a"))] == ["not judged"]

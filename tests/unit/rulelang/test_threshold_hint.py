@@ -31,7 +31,7 @@ def test_what_is_suggested_loads(rule: str, condition: str) -> None:
     mended = re.sub(r"threshold: \w+(\.\d+)?", f"when: {written[1]}", kept)
     again = load_all([load_text(f"version: 1\nrules:\n  one: {mended}\n")], registry=registry())
     assert not again.errors, (mended, list(map(str, again.errors)))
-    assert again.ruleset.rules[0].condition.name in (condition, "threshold")
+    assert again.ruleset.causes[0].condition.name in (condition, "threshold")
 
 
 def test_a_threshold_for_a_rule_of_a_pack_is_not_answered_with_another_condition() -> None:

@@ -182,8 +182,6 @@ class UpdateGate:
         """Whether the update at hand cannot be held back: then nobody need know its bounds."""
         self.flags: tuple[int, dict[int, Any]] = (0, {})
         """Step and, by optimizer, 1 if its update was held back."""
-        self.alarmed = False
-        """Whether the update at hand may have to be held back: set before its event is shown."""
         self.kept = False
         """Whether the update at hand was found to keep all bounds before its samples were made."""
         self._bounds: dict[int, tuple[float, float, float, float] | None] = {}

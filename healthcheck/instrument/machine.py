@@ -111,7 +111,6 @@ class StepMachine:
         """Whether gradients were clipped after the last update, and before there were new ones."""
         self._loss_shown_in = -1
         """Step in which a loss was shown last."""
-
         self.paused = False
         """While True, the hooks in torch show us nothing of passes and updates."""
         self.before_first: Callable[[], None] | None = None
@@ -264,8 +263,8 @@ class StepMachine:
             notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
             if loss is not None and (notes.noting or EventKind.LOSS in wanted):
                 self._loss_shown_in = self.number
-            shown = notes.noting and not (capturing is not None and capturing())
-            if shown and not notes.loss(self.number, loss, losses.weight):
+            noted = (notes.noting or notes.on) and not (capturing is not None and capturing())
+            if noted and not notes.loss(self.number, loss, losses.weight):
                 session.board.look_closely()  # its graph is there now, and never again
             if EventKind.LOSS in wanted:
                 graph = getattr(tensors, "grad_fn", None)
@@ -441,7 +440,7 @@ class StepMachine:
         self.unattempted = None
         guarded(self.session, self.controls.cannot_gate, self.gate.cannot(optimizer))
         # A rule that is to be judged before each update needs the samples of each.
-        self.notes.on = not self.session.judge.acts_before_updates
+        self.notes.on = self.notes.allowed and not self.session.judge.acts_before_updates
 
     def _before_update(self, optimizer: Any, plan: UpdatePlan, running: Running) -> None:
         """Gradients are final."""
@@ -458,7 +457,7 @@ class StepMachine:
         """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
         self.updates += 1
         notes, optimizers = self.notes, self.optimizers
-        if notes.noting and (skipped or notes.row is None or not notes.row.attempted):
+        if not notes.noting or skipped or notes.row is None or not notes.row.attempted:
             notes.attempted(self.number, optimizer, index, bool(skipped))
         if self.announced:
             self.facts.made(optimizer, index, skipped)
@@ -546,7 +545,7 @@ class StepMachine:
         if self.events.capturing is None:
             self.events.learn_to_ask()
         session, board = self.session, self.session.board
-        noting = self.notes.noting = self.notes.on and self.notes.allowed
+        noting = self.notes.noting = self.notes.on
         if not noting or self.number >= board.busy_at or self.number <= board.quiet_from:
             session.begin_step(self.number, noting)
         if noting:

@@ -104,7 +104,7 @@ class StepEvents:
                     kind,
                     step,
                     epoch=self.epoch,
-                    row=self._notes.row,
+                    row=self._notes.row if self._notes.noting else None,
                     model=self.view,
                     # Gradients are complete before it is known who will use them.
                     optimizer=None if kind is EventKind.BACKWARD_END else optimizer,
@@ -126,7 +126,16 @@ class StepEvents:
         if self.capturing is not None and self.capturing():
             return
         session = self._session
-        session.emit(Event(kind, step, epoch=self.epoch, row=self._notes.row, model=self.view, **facts))
+        session.emit(
+            Event(
+                kind,
+                step,
+                epoch=self.epoch,
+                row=self._notes.row if self._notes.noting else None,
+                model=self.view,
+                **facts,
+            )
+        )
 
     def train_start(self, step: int) -> None:
         """A training begins; a process may make several."""

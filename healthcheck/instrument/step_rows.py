@@ -63,7 +63,8 @@ class StepNotes:
 
     def __init__(self, session: Session) -> None:
         self.on = False
-        """True once an optimizer has stepped whose updates can be seen."""
+        """True once an optimizer has stepped whose updates can be seen: the next step is noted. So are losses from now on,
+        since those that are shown by events may turn out to be of that step."""
         self.row: StepRow | None = None
         """Of the update that is under way; None between two of them, and in a step that is not noted."""
         self.noting = False
@@ -167,6 +168,9 @@ class StepNotes:
 
     def attempted(self, step: int, optimizer: Any, index: int, skipped: bool) -> None:
         """An update was made of which nothing was seen before, or skipped."""
+        if not self.noting:  # events have said it all
+            self.row = None
+            return
         row = self.row
         if row is None or (row.attempted and row.optimizer_index != index):
             row = self.open(step)

@@ -271,13 +271,13 @@ class UpdateHold:
                 else:
                     row = notes.final(step, optimizer, plan.update, facts)
                     if row.alarming or (way != "none" and not gate.keeps(row, way)):
-                        gate.alarmed = True
+                        session.judge.alarmed = True
                         session.board.look_closely()
                     if not session.wanted.isdisjoint(kinds):
                         self._events.show(kinds, step, facts, optimizer, plan.index)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
-            controls.update, gate.waits, gate.alarmed, facts.kept_gradients = None, False, False, None
+            controls.update, gate.waits, session.judge.alarmed, facts.kept_gradients = None, False, False, None
         if gradients.small:
             running.gradients = gradients
         if stop.state.request is not None:

@@ -132,7 +132,9 @@ class LossProbe:
             if row.loss is None or self._given.get(index) == step:
                 continue
             self._given[index] = step
-            classes, width = row.found.get("loss") or (None, None)
+            # Passes of the first step that is noted may have been shown by events: the row has their losses.
+            shown = self._open.pop(0, None) if self._open else None
+            classes, width = row.found.get("loss") or (None if shown is None else shown[3], None)
             time, value = row.update_time if row.seen else row.time, row.loss
             if type(value) is DeviceScalar and value.here:
                 value = value.value()

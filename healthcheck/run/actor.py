@@ -360,7 +360,8 @@ class Actor:
         if outcome.done:
             self._done[action.name] = self._done.get(action.name, 0) + 1
         if action.stage == "stop" and outcome.done and controls.agreement is not None:
-            outcome.text += "; proposed to all ranks"
+            asked, *more = outcome.text.split("; ")
+            outcome.text = "; ".join((asked, "proposed to all ranks", *more))
         if action.stage != "observe" and outcome.done:
             alert.acted_step = step
         alert.actions.append(outcome)

@@ -510,6 +510,10 @@ class ProbeBoard:
         if self._dispatch.is_quarantined(name):
             self.plan()
 
+    def was_called(self, name: str) -> bool:
+        """Whether a probe was ever shown an event, with the fact that it looks at (``only_with``)."""
+        return name in self.cost and self.cost[name].calls > 0
+
     def meet(self, optimizer: Any, index: int) -> None:
         """A new optimizer ends every pause: what probes knew of the old one says nothing of it."""
         self.optimizers[index] = weak(optimizer)

@@ -55,8 +55,6 @@ _HANGS = 1.0
 class Gate(Protocol):
     """An adapter's way to hold back an update by the values that it would be made from."""
 
-    alarmed: bool
-    """True while an update is shown that may have to be held back: its samples cannot wait."""
     waits: bool
     """True while the update at hand can only be held back if the host waits for its values."""
 
@@ -97,6 +95,9 @@ class Judge:
         """The step at whose end :meth:`block_over` is to be called, if no event ends the block before; 0: the next one."""
         self.due_time = -math.inf
         """The same in seconds of active training."""
+        self.alarmed = False
+        """True while an update is shown that is not finite, or may have to be held back: its row cannot wait for the end
+        of its block. Set by whoever trains."""
         self._engine = engine
         self._mailbox = mailbox
         self._gate: Gate | None = None
@@ -192,15 +193,16 @@ class Judge:
         """The last moment to hold back an update: a gate compares with bounds, what has none must be judged here."""
         gate = self._gate
         waits = gate is not None and gate.waits
-        if waits or (gate is not None and gate.alarmed):
+        urgent = waits or self.alarmed
+        if urgent:
             self.waiting += self.rows(getattr(self._mailbox, "oldest", None))
         if gate is not None and self.waiting:
             gate.see(self.waiting)
-        if waits or (gate is not None and gate.alarmed):
+        if urgent:
             self._end(event.step, now, event, wait=waits)
             return
         # Values of a device wait for the end of the step in any case, so that they travel in one copy.
-        here, late, urgent = list[Sample](), list[Sample](), False
+        here, late = list[Sample](), list[Sample]()
         for sample in self.waiting:
             value = sample.value
             if type(value) is float or not _comes_late(value):

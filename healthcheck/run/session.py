@@ -28,7 +28,6 @@ from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.dispatch import Dispatch
-from healthcheck.extend.guard import passes_on
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
@@ -174,6 +173,7 @@ class Session:
             derived=rules.derived,
             registry=host.registry,
             quarantined=self.dispatch.is_quarantined,
+            called=self.board.was_called,
         )
         self.dispatch.changed = self._listeners_changed
         self.judge.rows = self.board.take_rows
@@ -386,7 +386,7 @@ class Session:
                 if guard.broken:
                     self._conditions_broke()
             except BaseException as error:
-                if self.dispatch.on_error == "raise" or passes_on(error):
+                if self.dispatch.on_error == "raise" or guard.passes_on(error):
                     raise
                 self.monitor_error(error)
         if device_ends is not None:
@@ -419,7 +419,7 @@ class Session:
                 if guard.broken:
                     self._conditions_broke()
             except BaseException as error:
-                if self.dispatch.on_error == "raise" or passes_on(error):
+                if self.dispatch.on_error == "raise" or guard.passes_on(error):
                     raise
                 self.monitor_error(error)
 
@@ -525,7 +525,7 @@ class Session:
         except StopTraining:
             pass  # the run is over already
         except BaseException as error:
-            if passes_on(error):
+            if guard.passes_on(error):
                 raise
             self.monitor_error(error)
 

@@ -101,6 +101,7 @@ class UnjudgedReasons:
     :param derived: metrics that the rule file defines by formulas.
     :param registry: which probe provides a metric, and what it needs.
     :param quarantined: whether an owner was switched off after errors.
+    :param called: whether a probe, by its name, was ever shown what it looks at.
     """
 
     def __init__(
@@ -110,11 +111,13 @@ class UnjudgedReasons:
         derived: Iterable[Derived],
         registry: Registry,
         quarantined: Callable[[str], bool],
+        called: Callable[[str], bool] = lambda probe: False,
     ) -> None:
         self._engine = engine
         self._derived = {formula.name: formula for formula in derived}
         self._registry = registry
         self._quarantined = quarantined
+        self._called = called
 
     def why(self, rule: Cause, *, step: int, capabilities: Capabilities | None, seen: Collection[EventKind]) -> Missing:
         """Why a rule was not judged.
@@ -175,6 +178,9 @@ class UnjudgedReasons:
         met = {need for known in self._registry.metrics.values() if known.name in names for need in known.needs}
         if {EventKind.EVAL_START, EventKind.EVAL_END} & set(seen):
             met.add("evaluation")
+        probes = self._registry.probes.values()
+        if any(getattr(probe, "only_with", "") == "loss_graph" and self._called(probe.name) for probe in probes):
+            met.add("the graph of the loss")
         if sys.platform.startswith("linux"):
             met.add("linux")
         return [need for need in metric.needs if need not in met]

@@ -65,7 +65,7 @@ def places(folder: Path, watched: Callable[..., Any], *how: str, call: str) -> t
     ended = watched("run", "--rules", "places.yaml", "--report", "json=hc.json", *how, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     report = json.loads((folder / "hc.json").read_text())
-    return {alert["rule"]: str(alert["facts"].get("where", "")) for alert in report["alerts"]}, text
+    return {alert["rule"]: str(alert["where"] or "") for alert in report["alerts"]}, text
 
 
 @pytest.mark.slow

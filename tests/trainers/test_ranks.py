@@ -111,7 +111,7 @@ def test_a_nan_on_one_rank_ends_all_ranks_at_the_same_step_with_finite_weights(t
     assert "loss-not-finite on rank 1 only, first seen at step 21" in first[2]
     assert "healthcheck" not in second[2]  # one voice
     report = json.loads((tmp_path / "runs/latest/report.json").read_text())
-    assert (report["exit_reason"], report["stopped"]["rule"]) == ("stop", "loss-not-finite")
+    assert (report["exit_reason"], report["stop"]["rule"]) == ("stopped", "loss-not-finite")
 
 
 def test_a_rank_that_nobody_watches_is_named_and_a_stop_is_only_reported_so_that_nobody_leaves_alone(tmp_path):

@@ -301,7 +301,8 @@ def test_the_command_continues_a_run_that_it_stopped(tmp_path: Path, script: Cal
     resumed = command("--resume", "c40.pt")
 
     assert stopped.returncode == 1
-    assert f"last checkpoint written while all was finite: step 40, {tmp_path / 'c40.pt'}" in stopped.stderr
+    said = " ".join(stopped.stderr.split())  # however it was broken into lines
+    assert f"last checkpoint written while all was finite: step 40, {tmp_path / 'c40.pt'}" in said
     assert "(stopped at 45 by loss-not-finite; attempt 2)" in resumed.stderr
     assert "4 go on after step 40 with their windows" in resumed.stderr
     assert "step 45 passed without the fault" in resumed.stderr

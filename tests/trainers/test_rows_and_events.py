@@ -49,6 +49,14 @@ PLAIN = """
         tick()
         optimizer.step()
 """
+ONE_IDLE = """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    never_steps = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(20):
+        optimizer.zero_grad()
+        forward().backward()
+        optimizer.step()
+"""
 ACCUMULATION = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(50):

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+import healthcheck
 from healthcheck.run.ending import Ending
 
 TRAIN = """
@@ -26,7 +28,7 @@ EVALUATE = """
         model.eval()
         with torch.no_grad():
             for x, y in torch.utils.data.DataLoader(data, batch_size=8):
-                torch.nn.functional.cross_entropy(model(x), y).item()
+                model(x).argmax(1)
         model.train()
 """
 
@@ -43,7 +45,7 @@ def test_an_evaluation_that_was_seen_is_not_denied(play: Callable, text: str, re
     assert _reasons(played) == {"eval-high": reason}
 
 
-def test_a_need_that_another_metric_shows_to_be_met_is_not_the_reason(play: Callable) -> None:
+def test_a_graph_of_the_loss_that_was_seen_is_not_the_reason(play: Callable) -> None:
     latent = {"metric": "latent.kl", "when": {"above": 0.99}}
     alone = play(TRAIN, rules={"version": 1, "rules": {"latent": latent}})
     beside = play(
@@ -52,8 +54,25 @@ def test_a_need_that_another_metric_shows_to_be_met_is_not_the_reason(play: Call
     )
 
     lacks = "needs a divergence from a prior in the loss"
-    assert _reasons(alone) == {"latent": f"needs the graph of the loss; {lacks}"}
+    assert _reasons(alone) == {"latent": lacks}
     assert _reasons(beside)["latent"] == lacks
+
+
+def test_a_loss_that_was_told_without_its_graph_is_the_reason() -> None:
+    latent = {"metric": "latent.kl", "when": {"above": 0.99}}
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {"version": 1, "rules": {"latent": latent}}
+    with healthcheck.watch(model, optimizer, rules=rules, console=False, record=False) as health:
+        for _ in range(12):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            health.step(loss=1.0)
+
+    verdict = health.session.report["rules"]["latent"]
+    missing = "the loss was not seen before backward(); needs a divergence from a prior in the loss"
+    assert (verdict["verdict"], verdict["reason"]) == ("not judged", missing)
 
 
 def _reasons(played: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from healthcheck.device.between import WORDS, hand_out, take_up
 from healthcheck.device.deferred import DeviceVector
 from healthcheck.instrument.script import InProcess
 from healthcheck.probes import gradients
+from healthcheck.run.ending import Ending
 from healthcheck.run.session import Session
 
 RULES = """
@@ -218,7 +219,7 @@ def test_the_report_says_how_many_steps_were_left_out() -> None:
     with one_in(EVERY) as (session, _):
         train(103)
     assert session.budget.left_out == 103 - 6
-    assert session._overhead()["steps_left_out"] == 97
+    assert session.finish(Ending())["overhead"]["steps_left_out"] == 97
 
 
 # --------------------------------------------------------------------------- what a device keeps of steps that nobody watches

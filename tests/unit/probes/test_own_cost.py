@@ -11,6 +11,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.runinfo import RunFacts
 from healthcheck.core.samples import Sample
 from healthcheck.probes.timing import WARMUP, WINDOW, OwnCostProbe
+from healthcheck.run.ending import Ending
 
 RULES = {"version": 1, "rules": {"own": {"metric": "monitor.overhead", "when": {"above": 1000}}}}
 
@@ -44,5 +45,6 @@ def test_a_slow_listener_is_part_of_the_cost_and_the_training_is_not() -> None:
         session.emit(Event(EventKind.STEP_START, step))
         time.sleep(0.001)
         session.emit(Event(EventKind.STEP_END, step))
+    session.finish(Ending())
     ((_, share),) = session.history("monitor.overhead")
     assert share == pytest.approx(0.75)

@@ -63,7 +63,7 @@ def test_the_state_of_a_run_holds_what_waits(later: Callable[..., tuple[Any, int
     for following in range(step, step + 7):
         run.step(following, kl=0.0)
     saved = run.session.state_dict()
-    (series,) = saved["engine"]["rules"]["loss-mean"]["series"]
+    (series,) = saved["engine"]["causes"]["loss-mean"]["series"]
     assert (saved["engine"]["step"], series["n"]) == (step + 6, step + 6)
 
 

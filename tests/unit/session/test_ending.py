@@ -137,11 +137,12 @@ def test_a_rule_of_a_pack_applies_where_the_run_has_what_it_judges() -> None:
     judged = verdicts(engine, lambda rule: reasons.why(rule, step=100, capabilities=None, seen=()), steps=100)
     entries = {v.rule: v for v in judged}
     assert result.alerts == []
-    assert entries["skipped-steps"].outcome is Outcome.DOES_NOT_APPLY
-    assert entries["skipped-steps"].reason == "no GradScaler in use"
+    assert entries["updates-skipped"].outcome is Outcome.DOES_NOT_APPLY
+    assert entries["updates-skipped"].reason == "no GradScaler in use"
     assert entries["overfit"].outcome is Outcome.NOT_JUDGED
     assert entries["overfit"].remedy == "log eval.loss to judge over-fitting"
-    assert entries["optimizer-never-steps"].needs_steps == 150
+    causes = {cause.cause: cause for cause in entries["part-does-not-train"].causes}
+    assert causes["optimizer-never-steps"].needs_steps == 150
     assert entries["grads-not-finite"].outcome is Outcome.NOT_JUDGED  # every training has gradients: that is no excuse
 
 

@@ -191,6 +191,7 @@ def test_a_condition_that_raises_in_replay_costs_its_rule_and_no_other(
     )
     assert main(["replay", "-p", "acme.py", "--rules", "rules.yaml", "log.csv", "--report", "json=out.json"]) == 1
     out = capfd.readouterr().out
-    assert "failed 1, ok 0, not judged 1" in out
+    assert "  not judged  theirs: its condition acme.leave raised SystemExit: 5" in out
+    assert "1 of 2 checks that apply were judged\nhealthcheck: FAILED, 1 alert at or above error" in out
     assert "internal error" not in out
     assert "its condition acme.leave raised SystemExit: 5" in Path("out.json").read_text()

@@ -48,6 +48,8 @@ _MARK = "healthcheck"
 """Key in the metadata of a node of the graph: the function that made it. The graph keeps it, and nothing else is kept."""
 _LEARNT_AFTER = 50
 """Passes after which a function that has made no loss is not looked for in their graphs any more."""
+MARKS = 500
+"""Calls that are marked at most."""
 _CLASSES = ("cross_entropy", "nll_loss")
 """Functions whose targets may be one class for each row."""
 _SETS = 8
@@ -93,7 +95,7 @@ class HeldOutLosses:
         """The targets of the last call with gradients."""
         self.dataset: Any = None
         """What the last batch of an evaluation was drawn from, by weak reference; None: nothing was drawn."""
-        self._passes = 0
+        self._passes = self._marks = 0
         self._sets: dict[tuple[int, str], SetLoss] = {}
         self._names: dict[int, str] = {}
         self._last: tuple[tuple[int, str], Any, float, weakref.ref[Any] | None] | None = None
@@ -130,6 +132,8 @@ class HeldOutLosses:
         return FunctionType(loss.__code__, original.__globals__, original.__name__, None, loss.__closure__)
 
     def _mark(self, name: str, result: Any, args: Any, kwargs: Any, original: Callable[..., Any]) -> None:
+        self._marks += 1
+        self.learning = self._marks < MARKS  # where steps are left out, few passes are seen
         given = _bound(original, args, kwargs)
         result.grad_fn.metadata[_MARK] = (name, _reduction(given), _rows(name, given))
 

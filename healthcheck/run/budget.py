@@ -26,6 +26,8 @@ from healthcheck.run.board import ProbeBoard
 
 ALLOWANCE = 2.0
 """Seconds of our own time that every run may take before the budget binds."""
+START_STEPS = 5
+"""Steps at the beginning whose cost is that of the start: kernels are compiled there, models looked through."""
 LOOK_EVERY = 50
 """Watched steps between two looks at what costs most."""
 MOST = 64
@@ -79,7 +81,7 @@ class OverheadBudget:
         keep: Collection[str],
     ) -> None:
         self.share = share
-        self.binds_at = int(ALLOWANCE / 2 * 1e9) if share is not None else sys.maxsize
+        self.binds_at = 0 if share is not None else sys.maxsize
         """Nanoseconds of our own time from which on :meth:`step_over` has something to do. On the step path: look here first."""
         self.whole = True
         """Whether every step is watched: until somebody has come who can leave steps out."""
@@ -99,6 +101,10 @@ class OverheadBudget:
         self._random = random.Random(1)  # of our own: that of the training is the training's
         self.binds = self._marked = False
         """Whether the allowance is used up."""
+        self._starting = START_STEPS
+        """Steps that still belong to the start."""
+        self._start_ns = 0
+        """Our own time in the start, which is not charged."""
         self._waited = 0.0
         """The part of the time in which this thread waited for a processor."""
         self._watched = 0
@@ -127,13 +133,18 @@ class OverheadBudget:
         """
         if self.share is None or own_ns < self.binds_at:
             return 0
-        own = own_ns / 1e9
+        if self._starting:
+            self._starting -= 1
+            self._start_ns, self._active, self._step = own_ns, active, step
+            self.binds_at = 0 if self._starting else own_ns + int(ALLOWANCE / 2 * 1e9)
+            return 0
+        own = (own_ns - self._start_ns) / 1e9
         spent, passed, steps = own - self._own, active - self._active, step - self._step
         self._own, self._active, self._step = own, active, step
         if not self.binds:
             # What steps cost is known from the second half of the allowance: the first has the start in it.
             if not self._marked:
-                self._marked, self.binds_at = True, int(ALLOWANCE * 1e9)
+                self._marked, self.binds_at = True, self._start_ns + int(ALLOWANCE * 1e9)
                 self._probes = self._costs()
                 return 0
             self.binds, self.binds_at = True, 0
@@ -152,8 +163,11 @@ class OverheadBudget:
 
         :param waited: that part.
         """
+        if self._starting:
+            return False
         self._waited = waited
-        reached, due = own_ns * (1.0 - waited), ALLOWANCE * 1e9 * (1.0 if self._marked else 0.5)
+        reached = (own_ns - self._start_ns) * (1.0 - waited)
+        due = ALLOWANCE * 1e9 * (1.0 if self._marked else 0.5)
         if reached >= due:
             return False
         self.binds_at = own_ns + int(due - reached) + 1
@@ -181,7 +195,7 @@ class OverheadBudget:
         :param steps: how many it were; fewer than was said where something came up.
         :param step: the last of them.
         """
-        own, passed = own_ns / 1e9, active - self._active
+        own, passed = (own_ns - self._start_ns) / 1e9, active - self._active
         spent = (own - self._own) * self.displaced
         self._charged += spent
         self.left_out += steps

@@ -554,11 +554,10 @@ class Position(NamedTuple):
 class Reader(Protocol):
     """Reads recorded runs of one format.
 
-    ``recognises`` looks at the first 64 KiB (unpacked if gzip; empty for a folder) and answers how
-    sure it is, 0.0 to 1.0; the surest reader is asked to read. ``read`` streams rows in the order of
-    the file and appends to ``notes`` what a reader of the result should know (damaged lines, what was
-    left out). A reader of a format that holds whole evaluations under our own names may also have
-    ``batches(path, notes)``, which yields ``(step, seconds, samples)`` and is then used instead.
+    ``recognises`` looks at the first 64 KiB (unpacked if gzip; empty for a folder) and answers how sure it is, 0.0 to 1.0;
+    the surest reader is asked to read. ``read`` streams rows in the order of the file and appends to ``notes`` what a
+    reader of the result should know (damaged lines, what was left out). A reader of a format with whole evaluations under
+    our own names may have ``batches(path, notes)``, which yields ``(step, seconds, samples)`` and is then used instead.
     """
 
     name: str
@@ -568,9 +567,8 @@ class Reader(Protocol):
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, Mapping[str, Any]]]:
         """Yield ``(position, columns)``, row by row.
 
-        ``position`` is None where step, time and phase all have to be found in the columns. ``columns`` maps
-        names to numbers, text, or ``None`` (JSON ``null``); a column without a value in this row is absent. NaN
-        and infinity are floats.
+        ``position`` is None where step, time and phase all have to be found in the columns. ``columns`` maps names to
+        numbers (NaN and infinity are floats), text, or ``None`` (JSON ``null``); a column without a value is absent.
         """
 
 
@@ -581,7 +579,7 @@ class Mailbox(Protocol):
         """Take the samples of one step; device values start their copy now."""
 
     def hold(self, step: int, numbers: Sequence[Any]) -> None:
-        """Deferred numbers and vectors that travel with the next post or :meth:`send`; samples of them are posted later."""
+        """Have deferred numbers travel with the next post or :meth:`send`; samples made of them are posted later."""
 
     def send(self) -> None:
         """Start the copies of what is held: the step is over, and nothing was posted."""

@@ -21,6 +21,7 @@ from healthcheck.run.board import ProbeBoard
 from healthcheck.run.budget import (
     ALLOWANCE,
     MOST_DISPLACED,
+    START_STEPS,
     TRIAL,
     OverheadBudget,
     acting_metrics,
@@ -207,14 +208,21 @@ def test_up_to_the_allowance_every_step_is_watched_and_from_there_on_the_budget_
     training = Training(0.01, step=0.001, costs=0.001).run(30_000)
     gaps = training.gaps()
     first = next(place for place, gap in enumerate(gaps) if gap > 1)
-    assert first + 1 == pytest.approx(ALLOWANCE / 0.001, abs=1)
+    assert first + 1 == pytest.approx(START_STEPS + ALLOWANCE / 0.001, abs=1)
     assert min(gaps[first + 1 :]) >= 50
     assert set(gaps[first + 20 :]) <= {100, 200}
 
 
+def test_what_the_start_costs_is_not_charged_to_the_steps_that_follow() -> None:
+    """Kernels that are compiled in the first step may take longer than the whole allowance."""
+    training = Training(0.01, step=0.04, costs=0.0001)
+    training.own = 4.0
+    assert len(training.run(5000).watched) == 5000
+
+
 def test_watched_steps_are_those_at_which_rules_look_anyhow() -> None:
     training = Training(0.01, step=0.001, costs=0.0011).run(100_000)
-    later = training.watched[int(ALLOWANCE / 0.0011) + 5 :]
+    later = training.watched[int(ALLOWANCE / 0.0011) + START_STEPS + 5 :]
     assert later
     assert all(step % 100 == 0 for step in later)
     assert [one_in(least) for least in (0.1, 1.0, 1.1, 3, 7, 11, 199, 10**9)] == [1, 1, 2, 5, 10, 20, 200, 10_000]
@@ -297,6 +305,8 @@ def test_on_a_busy_machine_the_allowance_is_what_we_really_ran() -> None:
     """Half of the time was spent waiting for a processor: four seconds by the clock are two of ours."""
     training = Training(0.01, step=0.01, costs=0.001)
     budget = training.budget
+    for step in range(1, START_STEPS + 1):
+        assert budget.step_over(step, 0, 0.0) == 0
     assert budget.put_off(1_100_000_000, 0.5)
     assert budget.step_over(1100, budget.binds_at - 1, 20.0) == 0
     assert budget.binds_at == pytest.approx(1.55e9, rel=0.01)  # half of the allowance: 550 ms were ours, 450 are left

@@ -160,11 +160,14 @@ class StepNotes:
     def look(self, row: StepRow, update: Update) -> None:
         """Show an update to the probes that look at every one."""
         board = self._session.board
+        timed = board.device_time.begin() if board.measures_device and board.device_time is not None else None
         for name, look in board.looks:
             try:
                 look(row, update)
             except (Exception, SystemExit) as error:
                 board.failed(name, "look", row.step, error)
+        if timed is not None:
+            timed()
 
     def attempted(self, step: int, optimizer: Any, index: int, skipped: bool) -> None:
         """An update was made of which nothing was seen before, or skipped."""

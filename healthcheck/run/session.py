@@ -410,8 +410,6 @@ class Session:
         """A step is over that was noted in rows, and of whose end no event was built."""
         if self._ended or os.getpid() != self.pid:
             return
-        if getattr(self._mailbox, "oldest", None) is not None:
-            self._mailbox.send()
         at = self.board.noted_until
         if step >= self.judge.due_step or at >= self.judge.due_time:
             try:
@@ -422,6 +420,8 @@ class Session:
                 if self.dispatch.on_error == "raise" or guard.passes_on(error):
                     raise
                 self.monitor_error(error)
+        if getattr(self._mailbox, "oldest", None) is not None:  # else what is held has gone with a post
+            self._mailbox.send()
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""

@@ -10,6 +10,7 @@ import pytest
 
 from healthcheck.core.alerts import ActionOutcome, Alert, SeriesFact, Severity
 from healthcheck.reports.alertblock import alert_block, mentions
+from healthcheck.run.judge import BLOCK_STEPS
 
 
 def no_history(series: str, n: int) -> list[tuple[int, float]]:
@@ -78,8 +79,10 @@ def test_facts_of_explained_alerts_are_told_once() -> None:
     assert "weights: finite" in text
 
 
-def test_a_value_that_arrived_late_says_when_it_was_seen() -> None:
-    assert "seen at step 1,504" in block(an_alert(detected_step=1504))
+def test_a_value_that_arrived_more_than_a_block_late_says_when_it_was_seen() -> None:
+    """Short steps are judged in blocks: that an alert comes at the end of its own is nothing to tell."""
+    assert "seen at step" not in block(an_alert(detected_step=1502 + BLOCK_STEPS))
+    assert "seen at step 1,535" in block(an_alert(detected_step=1502 + BLOCK_STEPS + 1))
 
 
 def test_many_series_are_counted_and_the_worst_named() -> None:
@@ -107,8 +110,8 @@ def test_a_block_says_what_then_where_and_what_was_done_then_what_to_try() -> No
         ActionOutcome.of("cleanup", "released 812 MiB"),
         ActionOutcome.of("evidence", "evidence: /r/001", path="/r/001"),
     ]
-    lines = block(an_alert(number=2, facts={"first": "a.b"}, actions=actions, detected_step=1503)).splitlines()
-    starts = ["WARN loss-spike", "first bad place: a.b; seen at step 1,503; released 812 MiB", "try: look at the batch"]
+    lines = block(an_alert(number=2, facts={"first": "a.b"}, actions=actions, detected_step=1603)).splitlines()
+    starts = ["WARN loss-spike", "first bad place: a.b; seen at step 1,603; released 812 MiB", "try: look at the batch"]
     assert [line.strip()[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
 
 

@@ -53,9 +53,9 @@ MISTAKES = {
         '  - {name: a, only: [loss-high], series: {kl: "1"}, expect: none}\n',
         "no series of this test reaches loss-high, which watches loss",
     ),
-    "a rule that does not play": (
+    "a rule that is not used": (
         '  - {name: a, only: [loss-high], series: {loss: "1"}, expect: [loss-long]}\n',
-        '"loss-long" does not play in this test',
+        '"loss-long" is not used in this test (only, off)',
     ),
     "a step that is none": (
         '  - {name: a, series: {loss: "1"}, expect: [{rule: loss-high, fires: soon}]}\n',

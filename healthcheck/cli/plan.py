@@ -98,7 +98,7 @@ def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None)
             here = f"no: {planned.blocked}" if planned.blocked else planned.depends or "yes"
             then = " ".join(planned.actions)
             table.append([planned.rule.id, str(planned.rule.severity), then, planned.cost.value, here])
-    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "judged here"), most=width)]
+    lines += ["", *table_lines(table, heads=("rule", "severity", "then", "cost", "judged here"))]
     blocked = by_reason((p.rule.id, p.blocked) for p in plan.rules)
     if blocked:
         lines += ["", f"not judged here, though they apply: {sum(map(len, blocked.values()))} of {len(table)}"]

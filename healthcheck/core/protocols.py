@@ -581,8 +581,8 @@ class Mailbox(Protocol):
     def hold(self, step: int, numbers: Sequence[Any]) -> None:
         """Have deferred numbers travel with the next post or :meth:`send`; samples made of them are posted later."""
 
-    def send(self) -> None:
-        """Start the copies of what is held: the step is over, and nothing was posted."""
+    def send(self) -> bool:
+        """Start the copies of what is held: the step is over, and nothing was posted. Returns whether some is still held."""
 
     def ready(self) -> list[Sample]:
         """Samples whose values have arrived, oldest first, as numbers. Never waits."""

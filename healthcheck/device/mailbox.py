@@ -66,9 +66,10 @@ class StepMailbox:
         if self.oldest is None:
             self.oldest = step
 
-    def send(self) -> None:
+    def send(self) -> bool:
         if self._held:
             self._sort_out(self._held_step, ())
+        return bool(self._held)
 
     def ready(self) -> list[Sample]:
         if self._under_way:

@@ -65,7 +65,6 @@ class Engine:
         self.rank = rank
         self.recorded = recorded
         self.known = frozenset(known)
-        self.watch_transitions = watch_transitions
         self.mutes: list[Mute] = list(rules.mutes)
         self.step = start_step
         self.now = 0.0
@@ -98,6 +97,15 @@ class Engine:
         """What conditions have raised; whoever calls :meth:`judge` takes them from here, after what it returned."""
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
+
+    @property
+    def watch_transitions(self) -> bool:
+        """Whether every change of state is collected, not only alerts."""
+        return self._judge.watch_transitions
+
+    @watch_transitions.setter
+    def watch_transitions(self, watch: bool) -> None:
+        self._judge.watch_transitions = watch
 
     def _mine(self, cause: Cause) -> bool:
         return cause.ranks != "zero" or self.rank == 0

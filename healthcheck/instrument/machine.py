@@ -574,7 +574,7 @@ class StepMachine:
                     session.epoch = self.events.epoch
                 judge = session.judge
                 due = self.number >= judge.due_step or session.board.noted_until >= judge.due_time
-                if due and not wanted:
+                if (due or session.holds) and not wanted:
                     session.step_noted(self.number)
             if wanted or not notes.noting:
                 inner = self.facts.inner_gradients

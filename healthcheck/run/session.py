@@ -117,7 +117,7 @@ class Session:
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
         self._stopped_at: int | None = None
         """The step whose samples made a rule stop the run: others of its block come after the stop."""
-        self._ended = False
+        self._ended = self.holds = False  # whether numbers of a noted step are still to be sent
         self._watchdog: Watchdog | None = None
 
         self.dispatch = Dispatch(
@@ -400,6 +400,7 @@ class Session:
     def row_sent(self, row: StepRow) -> None:
         """What is still on a device of a row travels with the samples of its step."""
         self._mailbox.hold(row.step, row.late)
+        self.holds = True
 
     def judge_now(self) -> None:
         """Nobody looks at the next steps: judge what can be judged without a wait."""
@@ -420,8 +421,8 @@ class Session:
                 if self.dispatch.on_error == "raise" or guard.passes_on(error):
                     raise
                 self.monitor_error(error)
-        if getattr(self._mailbox, "oldest", None) is not None:  # else what is held has gone with a post
-            self._mailbox.send()
+        if self.holds:  # what has not gone with a post
+            self.holds = self._mailbox.send()
 
     def monitor_error(self, error: BaseException, method: str = "") -> None:
         """A fault of ours: keep it with ``method``, step and epoch, say it once, let training go on."""

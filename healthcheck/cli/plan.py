@@ -19,8 +19,8 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.text import plural, shorten
 from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, by_reason, make_plan
-from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import width_of, wrapped
+from healthcheck.reports.tables import prose_width, table_lines
+from healthcheck.reports.wording import wrapped
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.run.budget import what_the_budget_leaves_out
 
@@ -82,12 +82,14 @@ def plan_json(plan: Plan, rules: RuleSet, max_steps: int | None) -> dict[str, An
 
 def _text(plan: Plan, rules: RuleSet, script: str | None, max_steps: int | None) -> list[str]:
     """All that is printed, in lines that fit the terminal; what fires when stands in ``explain`` and in the JSON."""
-    width = width_of(sys.stdout)
+    width = prose_width()
     what = f" for {script}" if script else ""
     length = f", {plural(max_steps, 'step')}" if max_steps is not None else ""
     profile = f", profile {rules.profile}" if rules.profile else ""
     source = f" of {rules.source}" if rules.source else ""
-    lines = wrapped(f"{plural(len(plan.rules), 'rule')}{source}{profile}{what}{length}", width, "  ", "")
+    count = plural(len({planned.rule.rule for planned in plan.rules}), "rule")
+    checks = f" ({plural(len(plan.rules), 'check')})" if len(plan.rules) > 1 else ""
+    lines = wrapped(f"{count}{checks}{source}{profile}{what}{length}", width, "  ", "")
     stops = [planned.rule.id for planned in plan.rules if planned.may_stop]
     observe = rules.settings.get("mode") == "observe"
     stoppers = f"may stop the run: {', '.join(stops) if stops else 'none'}" + (" (observe mode)" if observe else "")

@@ -10,6 +10,7 @@ from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import RuleState
 from healthcheck.engine.rulestate import CauseState
 from healthcheck.rulelang.rule import Cause
+from healthcheck.rulelang.sources import is_pack_name
 
 WhyNoData = Callable[[Cause], Missing]
 """Why a cause's metric gave no sample (no GPU, ...), and what can be done about it."""
@@ -105,10 +106,11 @@ def _counts(finding: Finding) -> bool:
 
 def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
     rule = state.rule
+    by_user = not is_pack_name(rule.origin.path)  # without data it is not judged, whatever the run has
     if not state.samples:
         if state.held:
             guards = ", ".join(g.metric for g in rule.only_if)
-            return Missing(f"its guard ({guards}) never held", applies=False)
+            return Missing(f"its guard ({guards}) never held", applies=by_user)
         return why_no_data(rule)
     had = max((s.n for s in state.series.values() if s is not None), default=0)
     need = max(rule.min_samples, rule.condition.min_samples)
@@ -119,7 +121,7 @@ def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
         return too_short(f"needs {need} samples (had {had})", _rounded(steps * need / had) if had else 0)
     others = dict.fromkeys(str(s) for s, _ in rule.condition.parts if s is not None)
     if others and not rule.warmup.amount:
-        return Missing(f"no sample of {' or '.join(others)} came with it", applies=False)
+        return Missing(f"no sample of {' or '.join(others)} came with it", applies=by_user)
     length = int(rule.warmup.amount) + rule.every if rule.warmup.unit == "steps" else 0
     return too_short(f"still warming up ({rule.warmup})", length)
 

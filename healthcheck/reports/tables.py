@@ -111,12 +111,17 @@ WIDEST = 100
 """Longer lines of prose are hard to read, however wide the window is."""
 
 
+def prose_width() -> int:
+    """Characters of a line of prose on standard output."""
+    return min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns)) if _is_terminal() else COLUMNS
+
+
 def wrapped(text: str, indent: str = "", further: str | None = None) -> list[str]:
     """A sentence or a list of words, broken into lines as they fit the terminal.
 
     :param indent: before the first line; ``further``: before the others, as much if not given.
     """
-    width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns)) if _is_terminal() else COLUMNS
+    width = prose_width()
     return textwrap.wrap(
         text,
         width,

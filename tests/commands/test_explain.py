@@ -45,7 +45,7 @@ def test_a_metric_is_told_with_its_family_and_the_rules_that_judge_it(says: Says
 def test_a_rule_asks_in_the_same_words_as_in_plan(says: Says, capsys: pytest.CaptureFixture[str]) -> None:
     (asks,) = [line.removeprefix("asks").strip() for line in says("hang").splitlines() if "asks  " in line]
     capsys.readouterr()
-    assert main(["plan"]) == 0
+    assert main(["plan", "--format", "json"]) == 0
     assert asks in capsys.readouterr().out
 
 
@@ -66,7 +66,7 @@ OVERRIDDEN = """
 version: 1
 extends: [healthcheck:recommended]
 rules:
-  loss-spike: {for: 3 of 5}
+  spike: {for: 3 of 5}
 """
 
 
@@ -85,6 +85,6 @@ def test_a_rule_of_ones_own_over_our_pack_does_not_get_our_page_either(says: Say
 
 def test_our_rule_with_other_settings_keeps_its_page(says: Says, tmp_path: Path) -> None:
     (tmp_path / "set.yaml").write_text(OVERRIDDEN)
-    text = says("loss-spike", "--rules", "set.yaml")
+    text = says("spike", "--rules", "set.yaml")
     assert "## What it checks" in text
     assert "in 3 of 5 samples" in text

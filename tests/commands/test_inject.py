@@ -33,7 +33,7 @@ def test_the_fault_is_told_fires_its_rule_and_stands_in_the_report(
     result = healthcheck_warm("run", "--inject", "nan-grad@4", "--report", "json=hc.json", "train.py")
     assert result.returncode == 1
     assert "healthcheck: injected nan-grad at step 4" in result.stderr
-    assert "ERROR grads-not-finite  step 4" in result.stderr
+    assert "ERROR grads-not-finite.in-one-step  step 4" in result.stderr
     report = json.loads((tmp_path / "hc.json").read_text())
     assert report["injected"] == [{"fault": "nan-grad@4", "happened": True, "step": 4}]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ rules:
   reward-low: {metric: reward, when: {below: 0}}
   across-ranks: {metric: lr, when: {above: 1}, only_if: {amp.skipped: 0}}
 """
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
@@ -127,14 +130,18 @@ def test_what_does_not_apply_is_kept_apart_from_what_cannot_be_judged(
     from healthcheck.reports import planned
 
     monkeypatch.setattr(planned, "_has_gpu", lambda: False)
-    made = plan("--rules", "healthcheck:memory", "--max-steps", "20", "--format", "json")
+    made = plan("--rules", "healthcheck:performance", "--max-steps", "20", "--format", "json")
     found = rules(made)
-    assert (found["fragmentation"]["here"], found["fragmentation"]["reason"]) == ("does not apply", "no GPU")
-    staircase = found["memory-staircase"]
-    assert staircase["here"] == "not judged"
-    assert staircase["remedy"] == "more than 20 steps"
-    text = plan("--rules", "healthcheck:memory", "--max-steps", "20")
-    assert "  no GPU: fragmentation, allocator-retries" in text.partition("do not apply here: 2 of ")[2]
+    fragmentation = found["memory-allocator.fragmentation"]
+    assert (fragmentation["here"], fragmentation["reason"]) == ("does not apply", "no GPU")
+    growing = found["slow-steps.growing"]
+    assert growing["here"] == "not judged"
+    assert growing["remedy"] == "more than 20 steps"
+    text = plan("--rules", "healthcheck:performance", "--max-steps", "20")
+    assert (
+        "  no GPU: memory-allocator.retries, memory-allocator.fragmentation"
+        in text.partition("do not apply here: 2 of ")[2]
+    )
 
 
 def test_a_rule_of_your_own_applies_even_where_it_cannot_be_judged(
@@ -155,8 +162,9 @@ def test_no_line_is_wider_than_the_terminal(
     columns: int, plan: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("healthcheck.reports.tables._is_terminal", lambda: True)
     text = plan("--rules", "healthcheck:recommended", "--max-steps", "20")
-    assert max(map(len, text.splitlines())) <= columns
+    assert max(map(len, ESCAPE.sub("", text).splitlines())) <= columns
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error(

@@ -47,7 +47,7 @@ tests:
     expect: none
 """
 READING = (
-    "check", "check rules.yaml", "schema", "explain loss-spike", "plan", "metrics", "metrics latest", "why", "report", "runs", "evidence",
+    "check", "check rules.yaml", "schema", "explain loss-divergence", "plan", "metrics", "metrics latest", "why", "report", "runs", "evidence",
     "replay log.csv", "replay latest", "plugins", "doctor", "top --once", "plugins -v", "unknown-command",
 )  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_completion_runs_nothing_of_the_folder(folder: Path) -> None:
     }
     environment = {**os.environ, **asked, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     subprocess.run([sys.executable, "-m", "healthcheck"], cwd=folder, env=environment, timeout=60)
-    assert "loss-spike" in (folder / "words").read_text()
+    assert "loss-divergence" in (folder / "words").read_text()
     assert not (folder / "EXECUTED").exists()
 
 

@@ -28,7 +28,7 @@ rules:
   across-ranks: {metric: lr, when: {above: 1}, only_if: {amp.skipped: 0}}
 """
 
-ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+ESCAPE = re.compile(r"\\x1b\[[0-9;]*m")  # as it leaves for what is no terminal
 
 
 @pytest.fixture

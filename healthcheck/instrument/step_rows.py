@@ -126,7 +126,7 @@ class StepNotes:
         row = self.row
         if row is None or row.attempted:
             row = self.open(step)
-        row.grad_norm, row.max_norm, row.loss_scale = number(facts.grad_norm), facts.max_norm, number(facts.loss_scale)
+        self._know(row, facts)
         return row
 
     def final(self, step: int, optimizer: Any, update: Update, facts: UpdateFacts) -> StepRow:

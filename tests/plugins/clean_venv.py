@@ -84,7 +84,7 @@ def prove(environment: CleanEnvironment) -> None:
     rules = environment.folder / "rules.yaml"
     rules.write_text(rules_of_the_readme())
     environment.command("check", rules)
-    assert "healthcheck_example.weight_norm" in environment.command("metrics")
+    assert "healthcheck_example.weight_norm" in environment.command("metrics", "--all")
     tests = environment.run(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLUGIN / "tests")
     assert tests.returncode == 0, tests.stdout + tests.stderr
 

@@ -106,8 +106,7 @@ class Session:
             most_seconds=float(most_seconds) if most_seconds else None,
         )
         """The stop of this run: what trains looks here, actions ask through :attr:`controls`."""
-        self.controls: SessionControls | None = None
-        """What actions may do to the run; None until a trainer has come."""
+        self.controls: SessionControls | None = None  # what actions may do to the run; None until a trainer has come
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal

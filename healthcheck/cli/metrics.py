@@ -11,7 +11,7 @@ from healthcheck.core.samples import Metric
 from healthcheck.core.text import number, shorten, step
 from healthcheck.record.runs import Run, find_run
 from healthcheck.reports.statistics import SeriesSummary, approaches, summarise
-from healthcheck.reports.tables import cut, table_lines, wrapped
+from healthcheck.reports.tables import cut, prose, table_lines
 from healthcheck.reports.wording import by_severity, checks, excused
 
 NAME = "metrics"
@@ -72,7 +72,7 @@ def _common(metrics: dict[str, Metric]) -> list[str]:
     lines = [f"{name.ljust(17)} {unit.ljust(9)} {text}" for name, unit, text in rows]
     return [
         "the metrics that people look at first",
-        *(line for text in lines for line in wrapped(text, "  ", " " * 30)),
+        *(line for text in lines for line in prose(text, "  ", " " * 30)),
         "",
         f"{len(metrics) - len(rows)} more: healthcheck metrics --all        about one: healthcheck explain NAME",
         "your own: healthcheck.log(x=value) in the script, external: [x] in the rule file",
@@ -120,12 +120,12 @@ def _run_short(run: Run, units: dict[str, str], known: set[str]) -> list[str]:
 
     :param known: metrics of probes; any other is one that the script logs itself.
     """
-    lines = wrapped(f"{run.shown}: {run.target}, {step(run.steps)} steps, {run.status}", further="  ")
+    lines = prose(f"{run.shown}: {run.target}, {step(run.steps)} steps, {run.status}", further="  ")
     alerts = [a for a in run.alerts if not excused(a)]
     if alerts:
         names = [f"{a['rule']} at step {step(a['fired_step'])}" for a in by_severity(alerts)]
-        lines += cut(wrapped(f"alerts: {shorten(names, 3)}", "  ", "    "), 2)
-        lines += wrapped(f"why: healthcheck why {run.name}", "  ", "    ")
+        lines += cut(prose(f"alerts: {shorten(names, 3)}", "  ", "    "), 2)
+        lines += prose(f"why: healthcheck why {run.name}", "  ", "    ")
     summaries = summarise(run.samples.batches)
     chosen = _first_ones(summaries, run, known)
     rows = []
@@ -143,7 +143,7 @@ def _run_short(run: Run, units: dict[str, str], known: set[str]) -> list[str]:
     if left:
         lines += [
             "",
-            *wrapped(f"{left:,} more series and every rule: healthcheck metrics {run.name} --all", "  ", "    "),
+            *prose(f"{left:,} more series and every rule: healthcheck metrics {run.name} --all", "  ", "    "),
         ]
     return lines
 

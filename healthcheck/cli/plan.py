@@ -16,11 +16,10 @@ from healthcheck.cli.options import (
     rule_choice,
 )
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import plural, shorten
+from healthcheck.core.text import plural, shorten, wrapped
 from healthcheck.record.runs import new_rules, reading_folder
 from healthcheck.reports.planned import Plan, by_reason, make_plan
 from healthcheck.reports.tables import prose_width, table_lines
-from healthcheck.reports.wording import wrapped
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.run.budget import what_the_budget_leaves_out
 

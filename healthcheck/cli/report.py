@@ -13,7 +13,7 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.text import moment, plural, step
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
-from healthcheck.reports.tables import SCREEN, cut, table_lines, wrapped
+from healthcheck.reports.tables import SCREEN, cut, prose, table_lines
 from healthcheck.reports.wording import (
     actions_done,
     by_severity,
@@ -76,18 +76,18 @@ def _short(run: Run, content: dict[str, Any]) -> list[str]:
     """What fits a screen: the worst alerts, a line for the others, how the run ended and where the rest is."""
     facts, report = content["run"], content["report"]
     head = f"{run.name}: {facts.get('target', '?')}, began {moment(run.began)}"
-    lines = wrapped(head, further="  ")
+    lines = prose(head, further="  ")
     alerts = content["alerts"] if report is None else report["alerts"]
     if report is None:
         ending = [f"  no report: the run is {content['status']}; last recorded step {step(run.steps)}"]
     else:
-        ending = wrapped(f"healthcheck: {how_it_ended(report)}  exit {report['exit_code']}", further="  ")
-        ending += wrapped(judged_line(report["rules"]), "  ", "    ")
+        ending = prose(f"healthcheck: {how_it_ended(report)}  exit {report['exit_code']}", further="  ")
+        ending += prose(judged_line(report["rules"]), "  ", "    ")
     pointers = ["every rule"] if report is not None else []
     own = [a for a in alerts if not excused(a) and not a.get("explained_by")]
     aside = [a for a in alerts if excused(a) or a.get("explained_by")]
     blocks = [_short_lines(alert) for alert in by_severity(own)]
-    others = wrapped(_named(aside), "  also  ", "        ") if aside else []
+    others = prose(_named(aside), "  also  ", "        ") if aside else []
     # Two lines for the pointers below, one each for the gaps and for "more alerts".
     room = SCREEN - len(lines) - len(ending) - len(others[:2]) - 5
     shown = 0
@@ -123,12 +123,12 @@ def _short_lines(alert: Mapping[str, Any]) -> list[str]:
     head = f"{alert['number']:>3}  {alert['severity']}  {alert['rule']}  step {step(alert['fired_step'])}{until}"
     lines = [head]
     if alert.get("message"):
-        lines += cut(wrapped(str(alert["message"]), "     "), 2)
+        lines += cut(prose(str(alert["message"]), "     "), 2)
     where = alert.get("where") or alert.get("facts", {}).get("where")
     if where:
         lines.append(f"     at {where}")
     if alert.get("hint"):
-        lines += cut(wrapped(f"try: {alert['hint']}", "     ", "          "), 2)
+        lines += cut(prose(f"try: {alert['hint']}", "     ", "          "), 2)
     return lines
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -176,6 +177,22 @@ def shorten(names: Sequence[str], most: int = 4) -> str:
 
 # --------------------------------------------------------------------------------------------------
 # Any value as strict JSON: no NaN literals, no objects that JSON lacks.
+
+
+def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
+    """A text in lines of at most ``width`` characters; a word that is longer has a line of its own.
+
+    :param indent: before every line.
+    :param first: before the first line instead.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def strict(value: Any) -> Any:

@@ -109,22 +109,7 @@ class Lookups:
         sides: dict[Side, tuple[CauseState, list[Column]]] = {}
         changed: dict[int, CauseState] = {}
         single = len(moments) == 1
-        for column in columns:
-            watch = column.watch
-            if watch is None:
-                continue
-            if watch.looked is not None:
-                if not watch.looked.columns:
-                    came.append(watch.looked)
-                watch.looked.columns.append(column)
-            if single and watch.sides:
-                self._look_once(watch.sides, column, changed)
-                continue
-            for state, side in watch.sides:
-                if side in sides:
-                    sides[side][1].append(column)
-                else:
-                    sides[side] = state, [column]
+        self._sort(columns, single, came, sides, changed)
         if self._since:
             self._since = {}
         if not came and not sides:
@@ -140,20 +125,10 @@ class Lookups:
                         for feed in feeds:
                             feed(values)
                 continue
-            for column in self._derive(inputs, moments, column_of):
-                columns.append(column)
-                watch = column.watch
-                if watch is None:
-                    continue
-                if watch.looked is not None:
-                    if not watch.looked.columns:
-                        came.append(watch.looked)
-                    watch.looked.columns.append(column)
-                if single and watch.sides:
-                    self._look_once(watch.sides, column, changed)
-                    continue
-                for state, side in watch.sides:
-                    sides.setdefault(side, (state, []))[1].append(column)
+            derived = self._derive(inputs, moments, column_of)
+            if derived:
+                columns.extend(derived)
+                self._sort(derived, single, came, sides, changed)
         last = self.last
         answers: list[tuple[int, Question, bool]] = []
         for looked in came:
@@ -191,6 +166,35 @@ class Lookups:
         for state in changed.values():
             state.changes.sort(key=_moment)  # guards and parts were looked at one after the other
         return list(changed.values())
+
+    def _sort(
+        self,
+        columns: Sequence[Column],
+        single: bool,
+        came: list[Looked],
+        sides: dict[Side, tuple[CauseState, list[Column]]],
+        changed: dict[int, CauseState],
+    ) -> None:
+        """Put columns where they are looked at: with their metric, and with the parts of rules on another metric.
+
+        Of a single evaluation these parts are asked at once. ``came``, ``sides`` and ``changed`` are added to.
+        """
+        for column in columns:
+            watch = column.watch
+            if watch is None:
+                continue
+            if watch.looked is not None:
+                if not watch.looked.columns:
+                    came.append(watch.looked)
+                watch.looked.columns.append(column)
+            if single and watch.sides:
+                self._look_once(watch.sides, column, changed)
+                continue
+            for state, side in watch.sides:
+                if side in sides:
+                    sides[side][1].append(column)
+                else:
+                    sides[side] = state, [column]
 
     def _look_once(
         self, sides: Sequence[tuple[CauseState, Side]], column: Column, changed: dict[int, CauseState]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity
-from healthcheck.core.text import number, plural, shorten, step
-from healthcheck.reports.wording import PAST, UNKNOWN_WIDTH, wrapped
+from healthcheck.core.text import number, plural, shorten, step, wrapped
+from healthcheck.reports.wording import PAST, UNKNOWN_WIDTH
 from healthcheck.run.judge import BLOCK_STEPS
 
 LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}

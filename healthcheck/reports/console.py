@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from healthcheck.core.alerts import Alert, Severity, Transition
-from healthcheck.core.text import number, plural, shorten, step, visible
+from healthcheck.core.text import number, plural, shorten, step, visible, wrapped
 from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
@@ -37,7 +37,6 @@ from healthcheck.reports.wording import (
     score_name,
     width_of,
     with_exit,
-    wrapped,
 )
 from healthcheck.rulelang.rule import named
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 
-from healthcheck.core.text import visible
+from healthcheck.core.text import visible, wrapped
 
 PIPED_WIDTH = 2**14
 """Characters of a row that nobody looks at in a window: wide enough that none is ever wrapped."""
@@ -116,20 +115,12 @@ def prose_width() -> int:
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns)) if _is_terminal() else COLUMNS
 
 
-def wrapped(text: str, indent: str = "", further: str | None = None) -> list[str]:
+def prose(text: str, indent: str = "", further: str | None = None) -> list[str]:
     """A sentence or a list of words, broken into lines as they fit the terminal.
 
     :param indent: before the first line; ``further``: before the others, as much if not given.
     """
-    width = prose_width()
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent if further is None else further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, prose_width(), indent if further is None else further, indent)
 
 
 def cut(lines: list[str], most: int) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
-from healthcheck.core.text import duration, plural, shorten, step
+from healthcheck.core.text import duration, plural, shorten, step, wrapped
 from healthcheck.rulelang.rule import Cause
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.run.budget import NOTICED
@@ -135,22 +134,6 @@ def width_of(stream: TextIO | None) -> int:
         except (OSError, ValueError, AttributeError):
             width = 0
     return min(WIDEST, max(NARROWEST, width or UNKNOWN_WIDTH))
-
-
-def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
-    """A text in lines of at most ``width`` characters; a word that is longer has a line of its own.
-
-    :param indent: before every line.
-    :param first: before the first line instead.
-    """
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def fitting(width: int, *candidates: str) -> str:

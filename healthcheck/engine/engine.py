@@ -77,7 +77,7 @@ class Engine:
         ]
         self.states = states
         """All causes of all rules, in file order."""
-        self.by_id = {state.rule.id: state for state in states}
+        self.by_id = {state.cause.id: state for state in states}
         mine = [(rule, [self.by_id[c.id] for c in rule.causes if c.id in self.by_id]) for rule in rules.rules]
         self.episodes = Episodes([RuleState(rule, causes) for rule, causes in mine if causes], self.mutes, rank)
         self.rules = self.episodes.rules
@@ -153,7 +153,7 @@ class Engine:
 
     def _breaks_a_bound(self, sample: Sample) -> bool:
         for state in self.states:
-            series = state.series.get(sample.labels) if state.rule.selector.metric == sample.metric else None
+            series = state.series.get(sample.labels) if state.cause.selector.metric == sample.metric else None
             if series is None or state.shut or state.phase not in ("any", "train"):
                 continue
             bound = series.bound(sample.step)
@@ -218,7 +218,7 @@ class Engine:
                 state = self.states[order]
                 if self.watch_transitions and mark.result != AGAIN:
                     stood = mark.last_step, mark.before, mark.after, mark.value, mark.score
-                    transitions.append(Transition(state.rule.rule, mark.name, *stood, state.rule.name))
+                    transitions.append(Transition(state.cause.rule, mark.name, *stood, state.cause.name))
                 if mark.result != CHANGED:
                     state.note(mark, sample)
                     touched.append(state)
@@ -249,7 +249,7 @@ class Engine:
         return {
             "version": STATE_VERSION,
             "step": self.step,
-            "causes": {state.rule.id: state.save(self.now) for state in self.states},
+            "causes": {state.cause.id: state.save(self.now) for state in self.states},
             "rules": {rule_id: rule.save() for rule_id, rule in self.rules.items()},
             **self.lookups.state_dict(),
         }
@@ -268,8 +268,8 @@ class Engine:
             raise StateError(f"saved detector state has version {saved.get('version')!r}, this is {STATE_VERSION}")
         step, entries, reasons = int(saved["step"]), saved["causes"], []
         for state in self.states:
-            entry = entries.get(state.rule.id)
-            why = f"{state.rule.id} is new" if entry is None else _restore_or_why(state, entry, now)
+            entry = entries.get(state.cause.id)
+            why = f"{state.cause.id} is new" if entry is None else _restore_or_why(state, entry, now)
             if why:
                 state.start_fresh(step)
                 reasons.append(why)
@@ -290,9 +290,9 @@ class Engine:
 def _restore_or_why(state: CauseState, entry: Any, now: float) -> str:
     """Restore one rule; why it must start fresh instead, or empty."""
     try:
-        if entry["fingerprint"] != state.rule.fingerprint:
-            return f"{state.rule.id} starts fresh: its metric or condition changed"
+        if entry["fingerprint"] != state.cause.fingerprint:
+            return f"{state.cause.id} starts fresh: its metric or condition changed"
         state.restore(entry, now)
     except Exception as error:  # whatever another version of a condition, or somebody's plugin, makes of it
-        return f"{state.rule.id} starts fresh: its saved state cannot be read ({describe(error)})"
+        return f"{state.cause.id} starts fresh: its saved state cannot be read ({describe(error)})"
     return ""

@@ -130,9 +130,9 @@ class RuleState:
         """From this step on the rule applies: its warm-up counts from here, what was seen before is judged."""
         self.applies = True
         for state in self.causes:
-            if state.rule.warmup.amount:
+            if state.cause.warmup.amount:
                 state.warm_up_again(step)
-        self.withheld = [(state, finding) for state, finding in self.withheld if not state.rule.warmup.amount]
+        self.withheld = [(state, finding) for state, finding in self.withheld if not state.cause.warmup.amount]
 
     def withhold(self, found: Iterable[tuple[CauseState, Finding]]) -> None:
         """Keep what was found until the rule applies, if it ever does."""
@@ -190,7 +190,7 @@ class RuleState:
         if alert is None:
             return None
         for state in self.causes:
-            finding = alert.finding(state.rule.name)
+            finding = alert.finding(state.cause.name)
             if finding is None:
                 continue
             if state.firing:
@@ -226,8 +226,8 @@ class RuleState:
         seen: set[str] = set()
         runs = False
         for state in causes:
-            finding = alert.finding(state.rule.name)
-            for spec in state.rule.actions:
+            finding = alert.finding(state.cause.name)
+            for spec in state.cause.actions:
                 key = spec.key
                 if key in seen or self._ran.get(key, (0, 0))[0] == self._turn:
                     continue
@@ -238,8 +238,8 @@ class RuleState:
                 if held.startswith("muted"):
                     seen.discard(key)  # another cause may ask for it that is not muted
                 runs |= not held
-                planned.append(PlannedAction(state.rule, alert, spec, held, self))
-            runs |= not state.rule.actions and not (finding is not None and finding.muted)
+                planned.append(PlannedAction(state.cause, alert, spec, held, self))
+            runs |= not state.cause.actions and not (finding is not None and finding.muted)
         # What is held back is no run: `after: 2` counts what was done, and `cooldown` begins with it.
         if runs and self._counted != self._turn:
             self._counted = self._turn
@@ -300,7 +300,7 @@ class RuleState:
         self._ran = {key: (int(turn), int(step)) for key, (turn, step) in saved["ran"].items()}
         self.applies = self.applies or bool(saved["applies"])
         self._seen = {str(key): bool(met) for key, met in saved["seen"].items()}
-        by_name = {state.rule.name: state for state in self.causes}
+        by_name = {state.cause.name: state for state in self.causes}
         findings = [Finding.of_state(entry) for entry in saved["withheld"]]
         self.withheld = [(by_name[f.cause], f) for f in findings if f.cause in by_name]
         # An episode without a cause that still fires (it starts fresh, or is gone) is over.
@@ -396,7 +396,7 @@ class Episodes:
                 alert = rule.repeat(repeated, number, now, self.rank)
                 result.alerts.append(alert)
                 acting.append((rule, alert, again, True))
-            result.recovered += [cause.rule.id for cause in causes if cause.cleared and not cause.firing]
+            result.recovered += [state.cause.id for state in causes if state.cleared and not state.firing]
             self._end(rule, result)
             for cause in causes:
                 cause.reset_marks()
@@ -429,14 +429,14 @@ class Episodes:
         """What changed, by rule, all in file order."""
         groups: dict[str, list[CauseState]] = {}
         for state in touched:
-            groups.setdefault(state.rule.rule, []).append(state)
+            groups.setdefault(state.cause.rule, []).append(state)
         return [(self.rules[rule_id], causes) for rule_id, causes in groups.items()]
 
     def _find(
         self, rule: RuleState, state: CauseState, step: int, unknown: Callable[[str], bool], *, repeat: bool = False
     ) -> Finding:
         """What one cause found, as it will be read."""
-        cause = state.rule
+        cause = state.cause
         finding = state.find(rule.causes.index(state), step, repeat=repeat)
         cap(cause, finding, unknown)
         mute(finding, cause.id, self.mutes, self.mute_hits)
@@ -460,7 +460,7 @@ class Episodes:
             if alert.explained_by:
                 return
             # No longer held back: what its causes would have done so far is due now.
-            causes[:] = [cause for cause in rule.causes if alert.finding(cause.rule.name) is not None and cause.firing]
+            causes[:] = [state for state in rule.causes if alert.finding(state.cause.name) is not None and state.firing]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -488,16 +488,16 @@ def _holders(alert: Alert, finding: Finding, states: Mapping[str, RuleState]) ->
     name = f"{alert.rule}.{finding.cause}" if finding.cause else alert.rule
     shown: list[str] = []
     hidden: list[str] = []
-    for state in states.values():
-        other = state.open
-        if other is None or state.rule.id == alert.rule or other.severity < alert.severity:
+    for rule in states.values():
+        other = rule.open
+        if other is None or rule.rule.id == alert.rule or other.severity < alert.severity:
             continue
-        for cause in state.causes:
-            first = other.finding(cause.rule.name)
-            if first is None or first.muted or not cause.firing or first.fired_step > finding.fired_step:
+        for state in rule.causes:
+            first = other.finding(state.cause.name)
+            if first is None or first.muted or not state.firing or first.fired_step > finding.fired_step:
                 continue
-            if _holds(state.rule, cause.rule, name, finding):
-                (hidden if other.explained_by else shown).append(state.rule.id)
+            if _holds(rule.rule, state.cause, name, finding):
+                (hidden if other.explained_by else shown).append(rule.rule.id)
                 break
     return shown + hidden
 

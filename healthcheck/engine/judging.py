@@ -46,15 +46,15 @@ class BlockJudge:
         self._met_series = met
         self.failures: list[Exception] = []
         """What conditions have raised; whoever calls :meth:`marks` takes them from here, after what it returned."""
-        self._place = {state.rule.id: i for i, state in enumerate(states)}
+        self._place = {state.cause.id: i for i, state in enumerate(states)}
         # Absence is judged by the clock and siblings by what came together: both stand outside the columns.
-        self._absent_steps = [state for state in states if state.rule.condition.absence == "steps"]
-        self._absent_seconds = [state for state in states if state.rule.condition.absence == "seconds"]
+        self._absent_steps = [state for state in states if state.cause.condition.absence == "steps"]
+        self._absent_seconds = [state for state in states if state.cause.condition.absence == "seconds"]
         self._grouped = [state for state in states if state.across]
         self.lookups = Lookups(states, derived)
         self._by_metric: dict[str, list[CauseState]] = {}
         for state in states:
-            self._by_metric.setdefault(state.rule.selector.metric, []).append(state)
+            self._by_metric.setdefault(state.cause.selector.metric, []).append(state)
         self._shapes = Shapes(self._column)
 
     @property
@@ -184,7 +184,7 @@ class BlockJudge:
                 except Exception as error:
                     self.failures.append(error)
                     continue
-                order = self._place[state.rule.id]
+                order = self._place[state.cause.id]
                 marks += [
                     (0, order, index, m, sample) for m in changes if m.result != CHANGED or self.watch_transitions
                 ]
@@ -201,19 +201,19 @@ class BlockJudge:
         for state in self._by_metric.get(metric, ()):
             if state.phase not in ("any", phase) or state.across:
                 continue
-            if state.rule.condition.absence:
-                if state.rule.selector.matches(labels):
+            if state.cause.condition.absence:
+                if state.cause.selector.matches(labels):
                     absent.append(state)
                 continue
-            if state.rule.only_if and labels not in state.series:
-                if not state.rule.selector.matches(labels):
+            if state.cause.only_if and labels not in state.series:
+                if not state.cause.selector.matches(labels):
                     continue
                 one = None  # a series is made when its guards hold for the first time
             else:
                 one = state.state_of(labels)
                 if one is None:
                     continue
-            (always if state.rule.every == 1 else paused).append((state, one))
+            (always if state.cause.every == 1 else paused).append((state, one))
         return Column(series, self.lookups.watch(metric, labels), always, paused, absent)
 
     def _met(self, state: CauseState, column: Column) -> SeriesState | None:
@@ -232,7 +232,7 @@ class BlockJudge:
         """
         due, at = NEVER, column.at
         for state, series in column.paused:
-            every = state.rule.every
+            every = state.cause.every
             if series is None or state.shut or state.changes:
                 if top // every > (state.start_step // every if series is None else series.bucket):
                     self._judge_column(state, column, marks, moments)
@@ -302,7 +302,7 @@ class BlockJudge:
     ) -> None:
         """Judge a part of a column by one rule."""
         if state.shut:
-            every = state.rule.every
+            every = state.cause.every
             bucket = _bucket(state, column.series[1]) if every > 1 else -NEVER
             state.held += sum([step // every > bucket for step in column.steps[begin:end]])
             return
@@ -338,7 +338,7 @@ class BlockJudge:
         moments: Sequence[Moment],
     ) -> None:
         """Keep what a run did, with the evaluation and the place in it to which each change belongs."""
-        at, order = column.at, self._place[state.rule.id]
+        at, order = column.at, self._place[state.cause.id]
         for mark in changes:
             if mark.result == CHANGED and not self.watch_transitions:
                 continue
@@ -349,13 +349,13 @@ class BlockJudge:
     def _judge_groups(self, columns: Sequence[Column], marks: _Marks, moments: Sequence[Moment]) -> None:
         """``outlier`` compares what came together: evaluation by evaluation."""
         for state in self._grouped:
-            metric = state.rule.selector.metric
+            metric = state.cause.selector.metric
             groups: dict[int, list[tuple[int, Sample]]] = {}
             for column in columns:
                 if column.series[0] == metric:
                     for place, at in enumerate(column.at):
                         groups.setdefault(at, []).append(column.sample(moments, place))
-            order = self._place[state.rule.id]
+            order = self._place[state.cause.id]
             for at in sorted(groups):
                 group = [sample for _, sample in sorted(groups[at], key=lambda entry: entry[0])]
                 for nth, (sample, mark) in enumerate(state.judge_siblings(group, moments[at].now)):
@@ -367,7 +367,7 @@ class BlockJudge:
         """What came of metrics whose absence is watched; and ``missing``, which counts evaluations without them."""
         came: dict[str, list[tuple[int, int, Column, int]]] = {}
         for state, column in arrivals:
-            entries = came.setdefault(state.rule.id, [])
+            entries = came.setdefault(state.cause.id, [])
             # The place among the samples of a moment only matters where a rule watches several series.
             several = len(entries) > 0
             entries += [(at, place, column, place) for place, at in enumerate(column.at)]
@@ -378,12 +378,12 @@ class BlockJudge:
             if moment[3] is not None:
                 looks.append(at)
         for state in self._absent_seconds if not self._absent_steps else [*self._absent_steps, *self._absent_seconds]:
-            arrived = came.get(state.rule.id)
-            counts = state.rule.condition.absence == "steps"
+            arrived = came.get(state.cause.id)
+            counts = state.cause.condition.absence == "steps"
             if not (arrived or counts or looks):
                 continue
             entries = sorted(arrived or (), key=lambda entry: entry[:2])
-            order, nth = self._place[state.rule.id], 0
+            order, nth = self._place[state.cause.id], 0
             for at in range(len(moments)) if counts else sorted({*looks, *[entry[0] for entry in entries]}):
                 step, _, now, silent = moments[at]
                 while nth < len(entries) and entries[nth][0] == at:
@@ -400,13 +400,13 @@ class BlockJudge:
 
     def _never_had(self, state: CauseState) -> bool:
         """Whether a record cannot tell if this metric was absent: it never had it, and was not asked to."""
-        return not state.samples and state.rule.selector.key not in self.known
+        return not state.samples and state.cause.selector.key not in self.known
 
 
 def _bucket(state: CauseState, labels: Labels) -> int:
     """The bucket of ``every`` in which a rule has judged a series last."""
     series = state.series.get(labels)
-    return state.start_step // state.rule.every if series is None else series.bucket
+    return state.start_step // state.cause.every if series is None else series.bucket
 
 
 def _say(whose: CauseState | Side, said: bool | None) -> None:

@@ -52,7 +52,7 @@ class Lookups:
         """By place of its state: all that a rule's guards ask."""
         self._place = {id(state): place for place, state in enumerate(self._states)}
         for state in self._states:
-            for guard in state.rule.only_if:
+            for guard in state.cause.only_if:
                 self._add_question(guard, state)
         # Each formula comes after those that it looks at.
         self._formulas: list[_Inputs] = []
@@ -387,7 +387,7 @@ class Lookups:
 
 def _held_by_guards(state: CauseState) -> bool:
     """Not so rules on absence and on siblings: these are judged as they come."""
-    return not (state.across or state.rule.condition.absence)
+    return not (state.across or state.cause.condition.absence)
 
 
 def _holds(test: Comparator, value: float) -> bool:

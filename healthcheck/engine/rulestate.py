@@ -92,6 +92,7 @@ class CauseState:
     __slots__ = (
         "across",
         "again",
+        "cause",
         "changes",
         "cleared",
         "every_score",
@@ -102,7 +103,6 @@ class CauseState:
         "fresh",
         "held",
         "phase",
-        "rule",
         "series",
         "shut",
         "sides",
@@ -110,13 +110,13 @@ class CauseState:
         "starts",
     )
 
-    def __init__(self, rule: Cause, start_step: int, *, excused: bool, every_score: bool = False) -> None:
-        self.rule = rule
+    def __init__(self, cause: Cause, start_step: int, *, excused: bool, every_score: bool = False) -> None:
+        self.cause = cause
         self.every_score = every_score
         self.excused = excused
         """Another rule owns non-finite samples of this metric (rule-language 5.3)."""
-        self.phase = rule.phase
-        self.across = rule.condition.across
+        self.phase = cause.phase
+        self.across = cause.condition.across
         self.shut = False
         """A guard of ``only_if`` does not hold just now."""
         self.changes: list[tuple[int, CauseState | Side, bool | None]] = []
@@ -129,7 +129,7 @@ class CauseState:
         """Begin with nothing seen, after ``start_step``."""
         self.start_step = start_step
         self.series: dict[Labels, SeriesState | None] = {}
-        self.sides = [Side(selector, part) for selector, part in self.rule.condition.parts if selector]
+        self.sides = [Side(selector, part) for selector, part in self.cause.condition.parts if selector]
         self.firing: set[Labels] = set()
         """Series that fire."""
         self.findings: list[Finding] = []
@@ -151,9 +151,9 @@ class CauseState:
             if series is None or series.closest is None:
                 continue
             near = series.closest, series.closest_step
-            if found is None or self.rule.condition.breaches.closer(near[0], found[0]):
+            if found is None or self.cause.condition.breaches.closer(near[0], found[0]):
                 found = near
-            elif near[1] < found[1] and not self.rule.condition.breaches.closer(found[0], near[0]):
+            elif near[1] < found[1] and not self.cause.condition.breaches.closer(found[0], near[0]):
                 found = near  # equally close, and earlier
         return found
 
@@ -170,16 +170,16 @@ class CauseState:
             return self.series[labels]
         except KeyError:
             # None is kept as well: matching globs against thousands of parameters must not happen at every step.
-            made = self.fresh_series(labels) if self.rule.selector.matches(labels) else None
+            made = self.fresh_series(labels) if self.cause.selector.matches(labels) else None
             self.series[labels] = made
             return made
 
     def fresh_series(self, labels: Labels) -> SeriesState:
         """The state of a series before its first sample."""
         return SeriesState(
-            self.rule,
+            self.cause,
             labels,
-            self.rule.condition.start(*self.sides),
+            self.cause.condition.start(*self.sides),
             self.start_step,
             excused=self.excused,
             every_score=self.every_score,
@@ -221,12 +221,12 @@ class CauseState:
         """
         if not self.series:
             self.state_of(NO_LABELS)
-        first = self.rule.condition.first
+        first = self.cause.condition.first
         marks = []
         for series in self._known():
             if silent_seconds is None:
                 silence = float(step - series.last_step)
-            elif self.rule.selector.metric == "heartbeat" or series.first_time is None:
+            elif self.cause.selector.metric == "heartbeat" or series.first_time is None:
                 silence = silent_seconds
             else:
                 silence = now - series.first_time
@@ -273,7 +273,7 @@ class CauseState:
 
         :param order: its place among the causes of the rule.
         """
-        rule = self.rule
+        cause = self.cause
         members = self.again if repeat else self.fresh
         facts = sorted(map(_fact, members), key=self._badness, reverse=True)
         worst = facts[0]
@@ -281,23 +281,23 @@ class CauseState:
         n = next(mark.n for mark in members if mark.labels == worst.labels)
         steps = [s.step for s in self.fired_samples.values() if any(m.labels == s.labels for m in members)]
         finding = Finding(
-            cause=rule.name,
-            kind=rule.kind,
-            severity=rule.severity,
-            phase=sample.phase if sample is not None else rule.phase,
+            cause=cause.name,
+            kind=cause.kind,
+            severity=cause.severity,
+            phase=sample.phase if sample is not None else cause.phase,
             fired_step=min(steps, default=step),
             detected_step=step,
             value=worst.value,
             score=worst.score,
             normal=worst.normal,
-            threshold=rule.condition.breaches.text,
+            threshold=cause.condition.breaches.text,
             series=facts[:WORST],
             count=len(facts),
             fired_sample=n,
             order=order,
-            hint=rule.hint,
-            docs=rule.docs,
-            tags=rule.tags,
+            hint=cause.hint,
+            docs=cause.docs,
+            tags=cause.tags,
         )
         if sample is not None and sample.detail is not None:
             try:
@@ -311,7 +311,7 @@ class CauseState:
         """Sorts the worst last. What is no number is worse than any."""
         if fact.score is None or not math.isfinite(fact.value):
             return True, 0
-        return False, closeness(self.rule.condition.breaches)(fact.score)
+        return False, closeness(self.cause.condition.breaches)(fact.score)
 
     def note(self, mark: Mark, sample: Sample | None) -> None:
         """Keep what one sample did until its evaluation is concluded."""
@@ -336,7 +336,7 @@ class CauseState:
     def save(self, now: float) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "fingerprint": self.rule.fingerprint,
+            "fingerprint": self.cause.fingerprint,
             "start_step": self.start_step,
             "series": [series.save(now) for series in self._known()],
             "sides": [side.state() for side in self.sides],

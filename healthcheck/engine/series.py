@@ -65,6 +65,7 @@ class SeriesState:
         "before",
         "breaches",
         "bucket",
+        "cause",
         "clear_since",
         "clear_streak",
         "closest",
@@ -90,7 +91,6 @@ class SeriesState:
         "quiet",
         "recent",
         "recover",
-        "rule",
         "score",
         "scorer",
         "seconds",
@@ -106,7 +106,7 @@ class SeriesState:
 
     def __init__(
         self,
-        rule: Cause,
+        cause: Cause,
         labels: Labels,
         scorer: Scorer,
         start_step: int,
@@ -114,13 +114,13 @@ class SeriesState:
         excused: bool = False,
         every_score: bool = False,
     ) -> None:
-        hold = rule.hold
-        self.rule = rule
+        hold = cause.hold
+        self.cause = cause
         self.labels = labels
-        self.name = series_name(rule.selector.metric, labels)
+        self.name = series_name(cause.selector.metric, labels)
         self.scorer = scorer
         self.update = scorer.update
-        self.breaches = rule.condition.breaches
+        self.breaches = cause.condition.breaches
         self.direction = self.breaches.direction
         self.healthy = self.breaches.healthy
         self.test: Comparator | None = None if self.breaches.exact else self.breaches
@@ -130,25 +130,25 @@ class SeriesState:
         """Scores that change nothing."""
         self.idle_from, self.idle_to = EMPTY.low, EMPTY.high
         """Values with such scores, where the score depends on the value alone."""
-        self.recover = rule.recover
-        self.nonfinite_ok = rule.condition.judges_nonfinite
+        self.recover = cause.recover
+        self.nonfinite_ok = cause.condition.judges_nonfinite
         self.excused = excused and not self.nonfinite_ok
         self.excused_count = 0
-        """Non-finite samples left to the rule that owns them."""
-        self.every = rule.every
+        """Non-finite samples left to the cause that owns them."""
+        self.every = cause.every
         self.need = hold.need
         self.seconds = hold.seconds
         self.recent: deque[bool] | None = deque(maxlen=hold.of) if hold.of > hold.need else None
         """Of the last samples, which ones breached; those before the first breach are left out."""
         self.hits = 0
         """How many of them did."""
-        self.warm_until = start_step + int(rule.warmup.amount) if rule.warmup.unit == "steps" else 0
-        self.warming = bool(rule.warmup.amount) or rule.min_samples > 1
+        self.warm_until = start_step + int(cause.warmup.amount) if cause.warmup.unit == "steps" else 0
+        self.warming = bool(cause.warmup.amount) or cause.min_samples > 1
         self.state = State.NO_DATA
         self.before = State.NO_DATA
         """The state before the last change."""
         self.n = 0
-        self.bucket = start_step // rule.every
+        self.bucket = start_step // cause.every
         self.streak = self.clear_streak = 0
         self.since: float | None = None
         self.clear_since: float | None = None
@@ -344,7 +344,7 @@ class SeriesState:
         # The same questions as `its_turn` and `_warm` ask, without changing anything.
         if self.every > 1 and step // self.every <= self.bucket:
             return None
-        if self.warming and (step <= self.warm_until or self.n + 1 < self.rule.min_samples):
+        if self.warming and (step <= self.warm_until or self.n + 1 < self.cause.min_samples):
             return None
         bound = self.scorer.bound(self.healthy)
         if bound is None and not self.nonfinite_ok:
@@ -360,7 +360,7 @@ class SeriesState:
 
     def _warm(self, step: int, now: float) -> bool:
         """Whether the warm-up is over; once it is, it is not asked again."""
-        warmup = self.rule.warmup
+        warmup = self.cause.warmup
         if warmup.unit == "samples":
             warm = self.n > warmup.amount
         elif warmup.unit == "seconds":
@@ -369,7 +369,7 @@ class SeriesState:
             warm = now - self.first_time >= warmup.amount
         else:
             warm = step > self.warm_until
-        if warm and self.n >= self.rule.min_samples:
+        if warm and self.n >= self.cause.min_samples:
             self.warming = False
             return True
         return False
@@ -388,7 +388,7 @@ class SeriesState:
         if self.recent is not None:
             self._remember(self.recent, True)
         if self.state is _FIRING:
-            return NOTHING if self.rule.cooldown is None else AGAIN
+            return NOTHING if self.cause.cooldown is None else AGAIN
         if self.seconds:
             if self.since is None:
                 self.since = now
@@ -440,7 +440,7 @@ class SeriesState:
 
     def rest(self, step: int) -> None:
         """Warm up anew from a step on. What the scorer has learnt stays; breaches so far are forgotten."""
-        warmup = self.rule.warmup
+        warmup = self.cause.warmup
         self.warming = True
         self.warm_until = step + int(warmup.amount) if warmup.unit == "steps" else self.warm_until
         self.first_time = None

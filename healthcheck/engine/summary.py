@@ -67,7 +67,7 @@ def _of_rule(state: RuleState, why_no_data: WhyNoData, broken: Mapping[str, str]
 
 
 def _of_cause(state: CauseState, why_no_data: WhyNoData, broken: Mapping[str, str], steps: int) -> Verdict:
-    cause = state.rule
+    cause = state.cause
     closest = state.closest
     verdict = Verdict(
         rule=cause.rule,
@@ -105,25 +105,25 @@ def _counts(finding: Finding) -> bool:
 
 
 def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
-    rule = state.rule
-    by_user = not is_pack_name(rule.origin.path)  # without data it is not judged, whatever the run has
+    cause = state.cause
+    by_user = not is_pack_name(cause.origin.path)  # without data it is not judged, whatever the run has
     if not state.samples:
         if state.held:
-            guards = ", ".join(g.metric for g in rule.only_if)
+            guards = ", ".join(g.metric for g in cause.only_if)
             return Missing(f"its guard ({guards}) never held", applies=by_user)
-        return why_no_data(rule)
+        return why_no_data(cause)
     had = max((s.n for s in state.series.values() if s is not None), default=0)
-    need = max(rule.min_samples, rule.condition.min_samples)
-    if rule.warmup.amount and rule.warmup.unit == "samples":
-        need = max(need, int(rule.warmup.amount) + 1)
+    need = max(cause.min_samples, cause.condition.min_samples)
+    if cause.warmup.amount and cause.warmup.unit == "samples":
+        need = max(need, int(cause.warmup.amount) + 1)
     if had <= need:
         need = max(need, had + 1)  # a baseline must be full before a sample is judged by it
         return too_short(f"needs {need} samples (had {had})", _rounded(steps * need / had) if had else 0)
-    others = dict.fromkeys(str(s) for s, _ in rule.condition.parts if s is not None)
-    if others and not rule.warmup.amount:
+    others = dict.fromkeys(str(s) for s, _ in cause.condition.parts if s is not None)
+    if others and not cause.warmup.amount:
         return Missing(f"no sample of {' or '.join(others)} came with it", applies=by_user)
-    length = int(rule.warmup.amount) + rule.every if rule.warmup.unit == "steps" else 0
-    return too_short(f"still warming up ({rule.warmup})", length)
+    length = int(cause.warmup.amount) + cause.every if cause.warmup.unit == "steps" else 0
+    return too_short(f"still warming up ({cause.warmup})", length)
 
 
 def too_short(reason: str, steps: int) -> Missing:

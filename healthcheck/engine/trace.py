@@ -153,7 +153,7 @@ def _needed(rules: RuleSet, rule_id: str) -> RuleSet:
 
 
 def _guards(state: CauseState) -> str:
-    return "held by only_if " + ", ".join(guard.metric for guard in state.rule.only_if)
+    return "held by only_if " + ", ".join(guard.metric for guard in state.cause.only_if)
 
 
 def _look(
@@ -163,17 +163,19 @@ def _look(
 
     :param at: step of the samples of this part; absence is judged at the step of the evaluation.
     """
-    rule = state.rule
+    cause = state.cause
     values = {
-        s.labels: s.value for s in batch.samples if s.metric == rule.selector.metric and rule.phase in ("any", s.phase)
+        s.labels: s.value
+        for s in batch.samples
+        if s.metric == cause.selector.metric and cause.phase in ("any", s.phase)
     }
     for labels, series in state.series.items():
         if series is None:
             continue
-        step = batch.step if rule.condition.absence else at
+        step = batch.step if cause.condition.absence else at
         row = TraceRow(step, series.name, values.get(labels), None, None, series.state)
         came = labels in values or series.n > counts.get(labels, 0)
-        if rule.condition.absence:
+        if cause.condition.absence:
             yield replace(row, score=series.score, progress=progress(series, batch.now), silent=True)
         elif batch.silent is not None:
             continue
@@ -187,7 +189,7 @@ def _look(
             elif owned:
                 yield replace(row, note=f"{owner} has it")
             else:
-                yield replace(row, note=f"every {rule.every} steps", key="every")
+                yield replace(row, note=f"every {cause.every} steps", key="every")
         else:
             nonfinite = not math.isfinite(series.value) and not series.nonfinite_ok
             note, key = _unjudged(series, at)
@@ -215,18 +217,18 @@ def _unjudged(series: SeriesState, step: int) -> tuple[str, str]:
     """Why a sample that came could not make the rule fire, and the key of the rule that says so; both empty if it could."""
     if series.state is not State.WARMING:
         return "", ""
-    rule = series.rule
-    need = max(rule.min_samples, rule.condition.min_samples)
-    if series.score is None or series.n < rule.min_samples:
+    cause = series.cause
+    need = max(cause.min_samples, cause.condition.min_samples)
+    if series.score is None or series.n < cause.min_samples:
         return f"needs {need} samples, has {series.n}", "min_samples"
-    if rule.warmup.unit == "steps":
+    if cause.warmup.unit == "steps":
         return (f"warm-up until step {series.warm_until}" if step <= series.warm_until else ""), "warmup"
-    return f"warm-up of {rule.warmup}", "warmup"
+    return f"warm-up of {cause.warmup}", "warmup"
 
 
 def progress(series: SeriesState, now: float) -> str:
     """How far a series is on its way into or out of an episode; empty when it is not under way."""
-    hold = series.rule.hold
+    hold = series.cause.hold
     if series.state is State.PENDING:
         if hold.seconds:
             return f"{now - (series.since if series.since is not None else now):.3g} s of {hold.seconds:g} s"

@@ -83,9 +83,9 @@ class GatingRules:
         self._states = [
             state
             for state in engine.states
-            if not why_not_gateable(state.rule) and (alike is None or state.rule.selector.metric in alike)
+            if not why_not_gateable(state.cause) and (alike is None or state.cause.selector.metric in alike)
         ]
-        self.rules = [state.rule for state in self._states]
+        self.rules = [state.cause for state in self._states]
         self.metrics = frozenset(rule.selector.metric for rule in self.rules)
         self._known: dict[tuple[str, Labels], list[tuple[CauseState, Limit | None]]] = {}
         self._restarts = engine.restarts
@@ -98,18 +98,12 @@ class GatingRules:
         """What these samples must keep for the rules that would judge them and act."""
         found = []
         mutes = self._engine.mutes  # asked each time: people mute rules of a run that goes on
-        if self._restarts != self._engine.restarts:
-            self._known.clear()
-            self._restarts = self._engine.restarts
         for sample in samples:
             if sample.metric not in self.metrics:
                 continue
-            gates = self._known.get((sample.metric, sample.labels))
-            if gates is None:
-                gates = self._known[sample.metric, sample.labels] = self._gates(sample)
-            for state, constant in gates:
+            for state, constant in self._gates(sample):
                 limit = constant or _limit(state, sample)
-                if limit is None or (mutes and any(mute.covers(state.rule.id, sample.step) for mute in mutes)):
+                if limit is None or (mutes and any(mute.covers(state.cause.id, sample.step) for mute in mutes)):
                     continue
                 found.append((sample, limit))
         return found
@@ -119,20 +113,26 @@ class GatingRules:
         return not self._engine.mutes and not any(
             series.warming or series.every > 1
             for sample in samples
-            for state in self._states
-            if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels)
+            for state, _ in self._gates(sample)
             for series in (_series(state, sample),)
         )
 
     def _gates(self, sample: Sample) -> list[tuple[CauseState, Limit | None]]:
         """The rules that gate on one series, with their limits where these never change."""
+        if self._restarts != self._engine.restarts:
+            self._known.clear()
+            self._restarts = self._engine.restarts
+        known = self._known.get((sample.metric, sample.labels))
+        if known is not None:
+            return known
         found: list[tuple[CauseState, Limit | None]] = []
         for state in self._states:
-            if state.rule.selector.metric == sample.metric and state.rule.selector.matches(sample.labels):
+            if state.cause.selector.metric == sample.metric and state.cause.selector.matches(sample.labels):
                 # Thresholds and finiteness: what they ask now they ask at every step.
                 series = _series(state, sample)
                 steady = series.scorer.memoryless and series.every == 1 and not series.warming
                 found.append((state, _limit(state, sample) if steady else None))
+        self._known[sample.metric, sample.labels] = found
         return found
 
 
@@ -144,7 +144,7 @@ def _series(state: CauseState, sample: Sample) -> SeriesState:
 def _limit(state: CauseState, sample: Sample) -> Limit | None:
     series = _series(state, sample)
     bound = series.bound(sample.step)
-    return None if bound is None else Limit(state.rule.id, bound, series.excused)
+    return None if bound is None else Limit(state.cause.id, bound, series.excused)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class StepMachine:
         self._standing = Stage.IDLE
         """IDLE, FORWARD or ENDED."""
         self.in_pass = False
-        self._running: dict[int, Running] = {}
+        self.running: dict[int, Running] = {}
         """Optimizers inside their step, by id."""
         self.started: bool = False
         """Whether training has begun. The data of its first step may come before that."""
@@ -92,7 +92,7 @@ class StepMachine:
         """Number of the step that is under way or has just ended."""
         self.last_attempt: int = session.step
         """Step of the last attempted update: where evaluations and checkpoints belong."""
-        self._first = session.step
+        self.began_after = session.step
         """The step after which this run began."""
         step, batch = (lambda: max(1, self.last_attempt)), (lambda: self.events.batch)
         self.evaluations = Evaluations(session, view, started=lambda: self.started, step=step, batch=batch)
@@ -123,7 +123,7 @@ class StepMachine:
         """Where the training is now; of what lies inside each other, the innermost."""
         if self.in_pass:
             return Stage.BACKWARD
-        return Stage.UPDATING if self._running else self._standing
+        return Stage.UPDATING if self.running else self._standing
 
     @property
     def under_way(self) -> bool:
@@ -138,13 +138,13 @@ class StepMachine:
     @property
     def updates_withheld(self) -> bool:
         """Whether an optimizer that is stepping now finds no gradients, because we took them away."""
-        return any(running.withheld is not None for running in self._running.values())
+        return any(running.withheld is not None for running in self.running.values())
 
     # -- begin and end of a run -------------------------------------------------------
 
     def start_at(self, step: int) -> None:
         """The run goes on after ``step`` updates that were made before (a resume). Before the first event."""
-        self._first = self.number = self.last_attempt = step
+        self.began_after = self.number = self.last_attempt = step
 
     def start(self) -> None:
         """Training begins, unless it has begun: a framework knows before the first backward pass."""
@@ -192,7 +192,7 @@ class StepMachine:
         with contextlib.suppress(BaseException):
             self.evaluations.end()
         # Batches and results of an evaluation are shown in step 1, also where nothing was trained.
-        session.step = max(self.last_attempt, self._first) if self.started else min(session.step, judged)
+        session.step = max(self.last_attempt, self.began_after) if self.started else min(session.step, judged)
 
     def _prepare(self) -> None:
         prepare, self.before_first = self.before_first, None
@@ -214,7 +214,7 @@ class StepMachine:
         self.events.batch = batch
         if self.session.wants(EventKind.BATCH_READY):
             if self._standing is not Stage.FORWARD:
-                self._begin_step(wait=True)
+                self.begin_step(wait=True)
             if self.notes.noting:
                 self.notes.batch(waited, *batch_counts(batch))
             if EventKind.BATCH_READY in self.session.wanted:
@@ -223,7 +223,7 @@ class StepMachine:
     def checkpoint_saved(self, path: str) -> None:
         """A file was written, in the step that has ended last."""
         if self.started:
-            self.events.checkpoint_saved(max(self.last_attempt, self._first), path)
+            self.events.checkpoint_saved(max(self.last_attempt, self.began_after), path)
 
     # -- backward ---------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class StepMachine:
             if self.region.stepped is not None:
                 unseen.catch_up(self)
             if self._standing is not Stage.FORWARD:
-                self._begin_step(wait=True)
+                self.begin_step(wait=True)
             if self.unattempted is not None:
                 self.unattempted.pass_begins()
             if self.facts.closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
@@ -297,14 +297,14 @@ class StepMachine:
         if self.announced:  # passes may not be seen, so that this is the first sign of a step
             self.start()
             if self._standing is not Stage.FORWARD:
-                self._begin_step()
+                self.begin_step()
         if self._fresh is False and len(self.optimizers) == 1:
             self._clipped_idly = self._clipped_idly or parameters is not None
             return
         if self._standing is not Stage.FORWARD:
             if not self.optimizers.stepped:
                 return  # nothing was differentiated yet
-            self._begin_step(wait=True)
+            self.begin_step(wait=True)
         facts = self.facts
         if norm is not None:
             facts.grad_norm = detached(norm)
@@ -340,7 +340,7 @@ class StepMachine:
         only = self.optimizers.only
         if only is not None and optimizer not in only:
             return None
-        known = self._running.get(id(optimizer))
+        known = self.running.get(id(optimizer))
         if known is not None and known.announced and not announced:
             return None
         session = self.session
@@ -353,8 +353,8 @@ class StepMachine:
             if self.in_pass:
                 unseen.update_inside_pass(self, optimizer)
                 return None
-            plan = self._attempt(optimizer)
-            running = self._running[id(optimizer)] = Running(plan.index, announced)
+            plan = self.attempt(optimizer)
+            running = self.running[id(optimizer)] = Running(plan.index, announced)
             if getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer):
                 return None
             closure = args[1] if len(args) > 1 else kwargs.get("closure") if kwargs else None
@@ -376,7 +376,7 @@ class StepMachine:
 
     def update_ends(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
-        running = self._running.pop(id(optimizer), None)
+        running = self.running.pop(id(optimizer), None)
         if running is None:
             return
         session, facts = self.session, self.facts
@@ -387,13 +387,13 @@ class StepMachine:
             skipped = getattr(optimizer, "found_inf", None) is not None and found_inf_on_host(optimizer)
             if EventKind.AFTER_UPDATE in session.wanted and not skipped:
                 self.events.show((EventKind.AFTER_UPDATE,), self.number, facts, optimizer, running.index)
-            self._update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
+            self.update_over(optimizer, running.index, None if facts.loss_scale is None else skipped)
         finally:
             session.own_ns = own + perf_counter_ns() - began
 
     def update_fails(self, optimizer: Any) -> None:
         """An announced update was left by an exception, or never made."""
-        self._running.pop(id(optimizer), None)
+        self.running.pop(id(optimizer), None)
 
     def update_skipped(self, optimizer: Any, scale: Any) -> None:
         """A ``GradScaler`` found non-finite gradients and did not step."""
@@ -402,11 +402,11 @@ class StepMachine:
             return
         if self.stop.state.request is not None:
             self.stop.check()
-        plan = self._attempt(optimizer)
+        plan = self.attempt(optimizer)
         self.facts.loss_scale = scale
-        self._update_over(optimizer, plan.index, True)
+        self.update_over(optimizer, plan.index, True)
 
-    def _attempt(self, optimizer: Any) -> UpdatePlan:
+    def attempt(self, optimizer: Any) -> UpdatePlan:
         """An optimizer is about to step, or to be skipped. Returns what is to be done about it."""
         if not self.started:
             self.start()
@@ -424,11 +424,11 @@ class StepMachine:
             # attempt belongs to the next step.
             coming = self.facts, self.events.batch, self.notes.put_aside(self.number, index)
             self.facts = UpdateFacts()
-            self._end_step(optimizer, index)
+            self.end_step(optimizer, index)
             self.facts, self.events.batch, self.notes.row = coming
         # Else an update after the step's end belongs to it: that of an optimizer which steps less often than others.
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
-            self._begin_step()
+            self.begin_step()
         optimizers.stepped.add(index)
         if self._fresh:
             self._fresh = False
@@ -453,7 +453,7 @@ class StepMachine:
         """Have ``function`` called with an optimizer's index before its gradients are shown for an update."""
         self._hold.on_final_gradients = function
 
-    def _update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
+    def update_over(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An attempt was made. The step is over, unless other optimizers are waited for, or somebody says when it is."""
         self.updates += 1
         notes, optimizers = self.notes, self.optimizers
@@ -466,7 +466,7 @@ class StepMachine:
             if optimizers.expected is None
             else optimizers.stepped >= optimizers.expected
         ):
-            self._end_step(optimizer, index, skipped=skipped)
+            self.end_step(optimizer, index, skipped=skipped)
         else:
             if notes.row is not None:
                 notes.close(self.number, index)
@@ -481,7 +481,7 @@ class StepMachine:
         self.start()
         if self._standing is not Stage.FORWARD:
             self.number = number - 1
-            self._begin_step()
+            self.begin_step()
         elif number != self.number:
             self.number = number
             self.session.begin_step(number, self.notes.noting)
@@ -515,7 +515,7 @@ class StepMachine:
         if number is not None:
             self.step_begins(number)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
-            self._begin_step()
+            self.begin_step()
         self.last_attempt = self.number
         loss, facts = detached(loss), self.facts
         reported = loss is not None and self._loss_shown_in != self.number
@@ -528,9 +528,9 @@ class StepMachine:
         if facts.max_norm is None:
             facts.max_norm = max_norm
         skipped = facts.skipped if skipped is None else skipped
-        self._end_step(facts.optimizer, facts.index, skipped=skipped, loss=loss, losses=losses, **more)
+        self.end_step(facts.optimizer, facts.index, skipped=skipped, loss=loss, losses=losses, **more)
 
-    def _begin_step(self, *, wait: bool = False) -> None:
+    def begin_step(self, *, wait: bool = False) -> None:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
         optimizers = self.optimizers
         stepped, known = optimizers.stepped, len(optimizers.plans)
@@ -553,14 +553,14 @@ class StepMachine:
         if EventKind.STEP_START in self.session.wanted:
             self.events.emit(EventKind.STEP_START, self.number)
 
-    def _end_step(self, optimizer: Any, index: int, **more: Any) -> None:
+    def end_step(self, optimizer: Any, index: int, **more: Any) -> None:
         """-> ENDED. ``more``: what else is known of the step, by the names in an event."""
         self._standing = Stage.ENDED
         facts_of_run = self.session.facts
         loads: StateLoads | None = None
         if facts_of_run.loads.unmatched or facts_of_run.loads.own:
             loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
-        elif self.number == self._first + 1:
+        elif self.number == self.began_after + 1:
             loads = StateLoads()
         flags = self.gate.flags
         held_back = flags[1] if flags[0] == self.number else None
@@ -594,6 +594,6 @@ class StepMachine:
 
     def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""
-        self._asked_end.check(self.number, made=self.number - self._first)
+        self._asked_end.check(self.number, made=self.number - self.began_after)
         if self.stop.state.request is not None:
             self.stop.check()

@@ -28,8 +28,7 @@ from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
-from healthcheck.run.explosion import name_explosion
-from healthcheck.run.history import History
+from healthcheck.run.history import History, name_explosion
 from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:

@@ -198,7 +198,7 @@ def _rules(
     for draft in merged.rules.values():
         if len(problems) > 2 * ENOUGH:
             break
-        if any("metric" not in p.entries or "when" not in p.entries for p in draft.parts()) and excused(draft):
+        if any("metric" not in p.entries or "when" not in p.entries for p in draft.parts) and excused(draft):
             continue
         rule = compiler.compile(draft, gone)  # rules that are off too: they may be switched on for one run
         if rule is not None and rule.id not in gone:

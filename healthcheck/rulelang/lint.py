@@ -199,7 +199,7 @@ def _unused_metrics(rules: RuleSet, merged: Merged) -> Iterator[Problem]:
     used = {r.selector.metric for r in rules.causes} | {g.metric for r in rules.causes for g in r.only_if}
     used |= {d for f in rules.derived for d in f.inputs}
     used |= {s.metric for r in rules.causes for s, _ in r.condition.parts if s is not None}
-    off = [part for draft in merged.rules.values() for part in draft.parts() if part.id not in by_id]
+    off = [part for draft in merged.rules.values() for part in draft.parts if part.id not in by_id]
     used |= {str(part.value("metric", "")).split("[")[0] for part in off}
     for formula in rules.derived:
         entry: Entry = merged.metrics[formula.name]

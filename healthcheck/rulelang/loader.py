@@ -8,6 +8,7 @@ refused; and size, number of nodes, depth, alias expansion and time are bounded.
 
 from __future__ import annotations
 
+import marshal
 import stat
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -103,7 +104,8 @@ def parse(text: str, document: Document) -> Document:
             _read.pop(oldest, None)
         _read[text] = known
     document.text = text
-    document.data, document.root = _copy(known[0]), known[1]
+    # Lists and maps of its own for every document: what is done to the one must not show in the next.
+    document.data, document.root = marshal.loads(marshal.dumps(known[0])), known[1]
     return document
 
 
@@ -112,16 +114,6 @@ def shape_is_right(text: str, format: str) -> None:
     parsed.known.setdefault(parsed.digest(text), set()).add(format)
     if text in _read:
         parsed.keep(text, *_read[text])
-
-
-def _copy(value: Any) -> Any:
-    """Lists and maps of its own for every document: what is done to the one must not show in the next."""
-    if type(value) is dict:
-        copied = dict(value)
-        for key in copied:
-            copied[key] = _copy(copied[key])
-        return copied
-    return list(map(_copy, value)) if type(value) is list else value
 
 
 def _refuse(document: Document, slug: str, message: str, *, suggestion: str = "") -> Document:

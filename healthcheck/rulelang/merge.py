@@ -72,6 +72,7 @@ class Draft:
         else:
             self.entries[key] = new
 
+    @property
     def parts(self) -> list[Draft]:
         """What is compiled: the rule itself, or each of its causes with the keys of the rule as defaults."""
         return [self.part(cause) for cause in self.causes.values()] if self.causes else [self]
@@ -249,13 +250,13 @@ class Merger:
             if body in SEVERITIES:
                 draft.write("severity", Entry(body, document, where, rank, self._turn))
             return {}
-        # Within `causes` each cause is looked at for itself.
-        return {
-            key: value
-            for key, value in body.items()
-            if (key == "causes" and (value is None or isinstance(value, Mapping)))
-            or not self.is_bad(document, (*where, key))
-        }
+        kept = {}
+        for key, value in body.items():
+            # Within `causes` each cause is looked at for itself.
+            apart = key == "causes" and (value is None or isinstance(value, Mapping))
+            if apart or not self.is_bad(document, (*where, key)):
+                kept[key] = value
+        return kept
 
     def _cause(self, draft: Draft, name: str, body: Any, document: Document, where: KeyPath, rank: int) -> None:
         """What one file writes about one cause of a rule."""

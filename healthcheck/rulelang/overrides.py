@@ -116,7 +116,7 @@ def switched_off(
     """
     names = all_names(rules)
     gone: set[str] = set()
-    gone.update(part.id for draft in rules.values() for part in draft.parts() if part.value("enabled") is False)
+    gone.update(part.id for draft in rules.values() for part in draft.parts if part.value("enabled") is False)
     wanted: set[str] = set()
     only = list(only)
     for flag, patterns, target in (("--off", off, gone), ("--only", only, wanted)):
@@ -135,7 +135,7 @@ def switched_off(
 
 def all_names(rules: dict[str, Draft]) -> list[str]:
     """Every cause as it is named outside of its rule; a rule that is its own only cause by its id."""
-    return [part.id for draft in rules.values() for part in draft.parts()]
+    return [part.id for draft in rules.values() for part in draft.parts]
 
 
 def _exactly(name: str, only: Iterable[str]) -> bool:
@@ -205,7 +205,7 @@ def _mutable(
     force: bool,
     problems: list[Problem],
 ) -> bool:
-    hits = [part for draft in rules.values() for part in draft.parts() if named(mute.rule, part.id)]
+    hits = [part for draft in rules.values() for part in draft.parts if named(mute.rule, part.id)]
     if not hits:
         problems.append(no_such(document, where, mute.rule, rules))
         return False

@@ -152,17 +152,15 @@ def parse_span(value: Any, *, default: str = "steps") -> Span:
 def parse_hold(value: Any) -> Hold:
     """The value of ``for``: ``3``, ``3 samples``, ``3 of 5``, ``30s``."""
     text = value if isinstance(value, str) and len(value) <= LONGEST else ""
-    seconds = duration_or_none(text)
-    if seconds is not None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        need = of = value
+    elif of_both := _K_OF_N.fullmatch(text):
+        need, of = int(of_both[1]), int(of_both[2])
+    elif (seconds := duration_or_none(text)) is not None:
         if seconds <= 0:
             raise QuantityError("`for` must be longer than zero")
         return Hold(seconds=seconds)
-    of_both, counted = _K_OF_N.fullmatch(text), _COUNT.fullmatch(text)
-    if isinstance(value, int) and not isinstance(value, bool):
-        need = of = value
-    elif of_both is not None:
-        need, of = int(of_both[1]), int(of_both[2])
-    elif counted is not None:
+    elif counted := _COUNT.fullmatch(text):
         if (counted[2] or "").startswith("step"):
             raise QuantityError(
                 f'`for` counts samples, not steps; write "{counted[1]} samples", or a duration such as "30s"'

@@ -41,11 +41,16 @@ class RuleCompiler:
         :param gone: causes that are switched off: looked at, since they may be switched on for one run, and left out.
         """
         before = len(self.problems)
-        cooldown = self._cooldown(draft)
-        applies_if = self._applies_if(draft)
-        self._order(draft)
-        self._useless(draft)
-        causes = [self._cause(part, cooldown, applies_if) for part in draft.parts()]
+        self._draft = draft
+        cooldown = self._steps("cooldown", None, least=0)
+        parts = draft.parts
+        # None for what a person names or demands: without data that is not judged, instead of out of place.
+        automatic = not draft.named and not any(part.value("required") is True for part in parts)
+        applies_if = _applies_if(draft.value("applies_if")) if automatic else None
+        if draft.causes:
+            self._order(parts)
+            self._useless(draft)
+        causes = [self._cause(part, cooldown, applies_if) for part in parts]
         # What is wrong with a key of the rule is wrong in each of its causes, and said once.
         self.problems[before:] = list(dict.fromkeys(self.problems[before:]))
         if any(p.severity == "error" for p in self.problems[before:]):
@@ -64,28 +69,10 @@ class RuleCompiler:
 
     # -- the rule as a whole ------------------------------------------------------------
 
-    def _cooldown(self, draft: Draft) -> int | None:
-        self._draft = draft
-        return self._steps("cooldown", None, least=0)
-
-    def _applies_if(self, draft: Draft) -> AppliesIf | None:
-        """None for what a person names or demands: without data that is not judged, instead of out of place."""
-        written = draft.value("applies_if")
-        required = any(part.value("required") is True for part in draft.parts())
-        if not isinstance(written, Mapping) or draft.named or required:
-            return None
-        return AppliesIf(
-            metrics=tuple(written.get("metrics", ())),
-            optimizers=int(written.get("optimizers", 0)),
-            ranks=int(written.get("ranks", 0)),
-            adapters=written.get("adapters") is True,
-            router=written.get("router") is True,
-        )
-
-    def _order(self, draft: Draft) -> None:
+    def _order(self, causes: Sequence[Draft]) -> None:
         """A trend never stands before a fact: the order says what is believed first."""
         trend: Draft | None = None
-        for cause in draft.parts() if draft.causes else ():
+        for cause in causes:
             kind = cause.value("kind", "measure")
             if kind == "trend":
                 trend = trend or cause
@@ -102,7 +89,7 @@ class RuleCompiler:
         """A metric or condition of a rule whose causes all have their own would change nothing, or all of them alike."""
         for key in ("metric", "when"):
             entry = draft.entries.get(key)
-            if draft.causes and entry is not None and all(key in cause.entries for cause in draft.causes.values()):
+            if entry is not None and all(key in cause.entries for cause in draft.causes.values()):
                 first = next(iter(draft.causes))
                 text = f'every cause of "{draft.id}" has a `{key}` of its own, so this one is not used'
                 hint = f"write `causes: {{{first}: {{{key}: ...}}}}`, or `causes: null` to have none of them"
@@ -369,6 +356,18 @@ class RuleCompiler:
         self.problems.append(
             draft.document.problem(draft.where, "missing-key", f'rule "{draft.id}" needs `{key}`', key=True)
         )
+
+
+def _applies_if(written: Any) -> AppliesIf | None:
+    if not isinstance(written, Mapping):
+        return None
+    return AppliesIf(
+        metrics=tuple(written.get("metrics", ())),
+        optimizers=int(written.get("optimizers", 0)),
+        ranks=int(written.get("ranks", 0)),
+        adapters=written.get("adapters") is True,
+        router=written.get("router") is True,
+    )
 
 
 class _PartRefused(Exception):

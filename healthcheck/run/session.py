@@ -37,8 +37,7 @@ from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
-from healthcheck.run.explosion import name_explosion
-from healthcheck.run.history import History
+from healthcheck.run.history import History, name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog

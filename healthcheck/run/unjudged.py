@@ -174,7 +174,7 @@ class UnjudgedReasons:
         if not metric.needs:
             return []
         engine = self._engine
-        names = {state.rule.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
+        names = {state.cause.selector.metric for state in engine.states if state.samples} | engine.lookups.last.keys()
         met = {need for known in self._registry.metrics.values() if known.name in names for need in known.needs}
         if {EventKind.EVAL_START, EventKind.EVAL_END} & set(seen):
             met.add("evaluation")

@@ -251,7 +251,7 @@ def test_gradients_are_held_until_their_update_is_over_and_no_longer(watch: Any)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     health = watch(model, optimizer, rules=RULES)
     inside: list[bool] = []
-    running = health._source.machine._running
+    running = health._source.machine.running
     optimizer.register_step_pre_hook(lambda *_: inside.append(any(r.gradients is not None for r in running.values())))
     train(model, optimizer, x, health, 3)
     assert inside[1:] == [True, True]

@@ -96,7 +96,7 @@ def told(results: Sequence[Evaluation]) -> list[str]:
 
 def standing(engine: Engine) -> str:
     saved = json.dumps(engine.state_dict(), sort_keys=True, allow_nan=False)
-    return saved + repr([(s.rule.id, s.closest, s.held, s.shut, s.samples, sorted(s.firing)) for s in engine.states])
+    return saved + repr([(s.cause.id, s.closest, s.held, s.shut, s.samples, sorted(s.firing)) for s in engine.states])
 
 
 def judged(

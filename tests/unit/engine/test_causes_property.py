@@ -129,7 +129,7 @@ def test_a_rule_has_one_alert_per_episode(text: dict[str, Any], seed: int) -> No
             assert open_now.pop(alert.rule) is alert
         assert set(open_now) == {name for name, state in engine.rules.items() if state.firing}
         for name, alert in open_now.items():
-            firing = [s.rule.name for s in engine.rules[name].causes if s.firing]
+            firing = [s.cause.name for s in engine.rules[name].causes if s.firing]
             assert set(firing) <= {f.cause for f in alert.findings}, "all that fires is in the alert"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 RANK_SCRIPT = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -28,8 +28,11 @@ for whole, placement in ((torch.arange(5.0), Shard(0)), (torch.full((4,), 2.0), 
     p.grad = distribute_tensor(whole, mesh, [placement])
     params.append(p)
 stats = gradient_stats(params)
-print("norms", [round(n, 6) for n in stats.row("norm")], round(stats.norm, 6))
-dist.destroy_process_group()
+print("norms", [round(n, 6) for n in stats.row("norm")], round(stats.norm, 6), flush=True)
+dist.barrier()
+# Not an ordinary end: after collectives on a mesh one process in twenty is aborted while the interpreter shuts down
+# ("terminate called without an active exception"), by torch 2.13 over gloo, with nothing of ours imported.
+os._exit(0)
 """
 
 

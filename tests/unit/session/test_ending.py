@@ -51,7 +51,7 @@ class Run:
 
     def missing(self, rule: str, capabilities: Capabilities | None = None, step: int = 1) -> Missing:
         return self.reasons.why(
-            self.engine.by_id[rule].rule, step=step, capabilities=capabilities, seen={EventKind.STEP_END}
+            self.engine.by_id[rule].cause, step=step, capabilities=capabilities, seen={EventKind.STEP_END}
         )
 
     def ended(self, ending: Ending) -> tuple[int, str]:

@@ -535,10 +535,10 @@ def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int
 
 
 def cap(cause: Cause, finding: Finding, unknown: Callable[[str], bool]) -> None:
-    """In a record that cannot know a cause's guard, nothing that it finds is more than a warning."""
+    """In a record that cannot know its guard, an error is a note: the record does not say whether it is one at all."""
     unsaid = [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
     if unsaid and finding.severity > Severity.WARNING:
-        finding.severity = Severity.WARNING
+        finding.severity = Severity.INFO
         finding.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
 
 

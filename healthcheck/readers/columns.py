@@ -80,10 +80,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "reward", "rewards", "mean_reward", "reward_mean", "ep_rew_mean", "rollout_ep_rew_mean", "episode_reward",
         "episode_reward_mean", "mean_episode_reward", "episode_return", "episode_return_mean", "mean_return", "return",
         "returns", "avg_reward", "average_reward", "ep_reward", "ep_ret", "averageepret", "eprewmean", "rewards_mean",
-        "critic_rewards_mean", "critic_score_mean", "average_return", "mean_100_episode_reward", "environment", "charts_episodic_return",
+        "critic_rewards_mean", "critic_score_mean", "average_return", "mean_100_episode_reward", "charts_episodic_return",
         "total_reward", "cumulative_reward", "rollout_return_history", "rollout_return",
         "episodic_return", "env_runners_episode_return_mean", "objective_scores", "eplenrewmean", "env_return",
     ),
+    "eval.reward": ("environment",),
     "kl": ("kl", "approx_kl", "objective_kl", "mean_kl", "kl_mean", "actor_ppo_kl", "ppo_mean_non_score_reward_kl", "kl_div", "approxkl"),
     "entropy": ("entropy", "policy_entropy", "objective_entropy", "actor_entropy", "mean_entropy", "policy_entropy_mean"),
     "param_norm": ("param_norm", "params_norm", "weight_norm", "parameter_norm"),
@@ -245,6 +246,8 @@ def _identify(name: str, given: list[str], datasets: frozenset[str]) -> Identity
         metric, scale = (own if phase == "eval" or len(rest) < len(given) else safe(name)), 1.0
     part = _part(bare) if metric == "loss" else ""
     labels.update(more)
+    if metric.startswith("eval."):  # a name that only evaluations have
+        phase, metric = "eval", metric.removeprefix("eval.")
     if phase == "eval":
         metric = f"eval.{metric}"
         rank += 5 if test else 0

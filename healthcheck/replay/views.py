@@ -120,7 +120,7 @@ def alert_text(alert: Mapping[str, Any]) -> str:
     if alert.get("muted"):
         after.append(f"muted: {alert['muted']}")
     if alert.get("facts", {}).get("capped"):
-        after.append(f"at most a warning: {alert['facts']['capped']}")
+        after.append(f"a note only: {alert['facts']['capped']}")
     return f"{text} ({'; '.join(after)})" if after else text
 
 

@@ -297,6 +297,11 @@ class _Translation:
 
     # -- values -----------------------------------------------------------------------
 
+    def _may_be_an_item(self, text: str) -> bool:
+        """Whether a text could stand in the list that is expected in its place."""
+        items = self.schema.get("items", {})
+        return items.get("type") not in ("integer", "number") or text.strip().lstrip("+-").isdecimal()
+
     def _bad_value(self) -> Answer:
         keyword, value, limit = self.keyword, self.value, self.limit
         text, hint = self._said()
@@ -307,7 +312,7 @@ class _Translation:
         if keyword == "minProperties":
             return Answer(text or "at least one key is expected here", hint, "empty")
         if keyword == "type":
-            if "array" in limit and isinstance(value, str):
+            if "array" in limit and isinstance(value, str) and self._may_be_an_item(value):
                 hint = hint or f"write [{shorten(value)}]"
             usual = Answer(f"{text or f'expected {_types(limit)}'}; found {_kind(value)}", hint)
             return self.format.wrong_type(self.where, value) or usual

@@ -15,6 +15,7 @@ from healthcheck.rulelang.conditions.aggregates import AGGREGATES
 from healthcheck.rulelang.conditions.baselines import RATIO
 from healthcheck.rulelang.conditions.changes import DELTA, INCREASE, NO_IMPROVEMENT, UNCHANGED
 from healthcheck.rulelang.conditions.combined import ALL, ANY
+from healthcheck.rulelang.conditions.drawdown import DRAWDOWN
 from healthcheck.rulelang.conditions.levels import NONFINITE, OUTLIER, THRESHOLDS
 from healthcheck.rulelang.conditions.rebound import REBOUND
 from healthcheck.rulelang.conditions.spikes import ROBUST_Z, ZSCORE
@@ -32,6 +33,7 @@ CONDITIONS: tuple[ConditionType, ...] = (
     SLOPE,
     DRIFT,
     REBOUND,
+    DRAWDOWN,
     NO_IMPROVEMENT,
     UNCHANGED,
     STALE,

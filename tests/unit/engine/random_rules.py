@@ -68,6 +68,9 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
         st.sampled_from([0, 0.05]),
         st.sampled_from([0, 0.2]),
     ),
+    "drawdown": st.builds(
+        lambda a, z: {"drawdown": {"above": a, "sigmas": z}}, st.sampled_from([0.2, 1]), st.sampled_from([0, 2])
+    ),
     "unchanged": st.builds(lambda n: {"unchanged": {"over": n}}, st.integers(2, 5)),
     "stale": st.builds(lambda s: {"stale": {"after": f"{s}s", "first": "2s"}}, st.integers(2, 6)),
     "missing": st.builds(lambda n: {"missing": n}, st.integers(2, 6)),

@@ -93,6 +93,7 @@ def test_a_threshold_that_holds_costs_no_call() -> None:
     [
         ("{robust_z: {above: 10, window: 128, log: true, min_ratio: 1.25}}", 2.1),
         ("{rebound: {above: 1.05, sigmas: 5, fell: 5%}}", 2.2),
+        ("{drawdown: {above: 50%, sigmas: 4}}", 3.2),
         ("{mean: {above: 5, window: 50}}", 1.1),
         ("{ratio: {above: 2, to: first}}", 0.0),
         ("{slope: {above: 1, over: 50}}", 1.4),

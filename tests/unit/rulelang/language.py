@@ -85,6 +85,7 @@ EXAMPLES: dict[str, Any] = {
     "slope": {"above": 0, "over": 20},
     "drift": {"above": 10, "window": 20},
     "rebound": {"above": 1.05, "sigmas": 3, "fell": "5%", "behind": "10%"},
+    "drawdown": {"above": 0.5, "sigmas": 3},
     "no_improvement": {"over": 10, "min_rel": 0.01, "smooth": 3},
     "unchanged": {"over": 3},
     "stale": {"after": "300s", "times": 3},

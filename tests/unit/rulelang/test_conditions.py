@@ -312,6 +312,39 @@ def test_options_that_cannot_work_are_refused(name, options, rule) -> None:
         condition(name, options, **rule)
 
 
+def test_drawdown_is_the_share_of_the_gain_that_was_lost_whatever_the_sign() -> None:
+    rising = [float(x) for x in range(-20, 0)]
+    for offset in (0.0, 100.0, -100.0):
+        back = scores(condition("drawdown", {"above": 0.5}), [x + offset for x in [*rising, -10.0, -10.0, -20.0, -20.0, -20.0]])
+        assert set(back[8:20]) == {0.0}
+        assert back[-1] == pytest.approx(1.0, abs=0.1)
+
+
+def test_drawdown_does_not_forget_the_peak() -> None:
+    fallen = [*noisy(60, level=1.0), *noisy(400, level=0.2, seed=1)]
+    found = scores(condition("drawdown", {"above": 0.5, "sigmas": 4}), fallen)
+    assert max(found[8:60]) == 0.0
+    assert min(found[80:]) > 0.5
+
+
+def test_drawdown_leaves_single_bad_episodes_and_small_dips_alone() -> None:
+    explored = [x if i % 5 else -100.0 for i, x in enumerate(noisy(300, level=100.0, noise=1.0))]
+    assert max(scores(condition("drawdown", {"above": 0.5, "sigmas": 4}), explored)[8:]) == 0.0
+    settled = [*noisy(100, level=200.0, noise=0.01), *noisy(100, level=199.5, noise=0.01)]
+    assert max(scores(condition("drawdown", {"above": 0.5, "sigmas": 4}), settled)[8:]) == 0.0
+
+
+def test_drawdown_takes_noise_for_no_fall() -> None:
+    for seed in range(20):
+        values = noisy(300, seed=seed, level=0.5, noise=0.3)
+        assert max(scores(condition("drawdown", {"above": 0.5, "sigmas": 4}), values)[8:]) == 0.0
+
+
+def test_drawdown_compares_with_a_share_that_is_lost() -> None:
+    with pytest.raises(OptionError, match="above"):
+        condition("drawdown", {"below": 0.5})
+
+
 def test_rebound_divides_the_level_by_the_lowest_so_far() -> None:
     found = scores(condition("rebound", {"above": 1.05}), [10, 8, 5, 6, 10])
     assert found[1:] == [1.0, 1.0, 1.2, 2.0]

@@ -1,0 +1,165 @@
+"""``drawdown``: what should rise, such as a reward, has lost what it had gained.
+
+The *level* is the median of the newest samples, an eighth of all so far and at most ``smooth`` of them, as in
+``rebound``. The score is how far it lies below the highest level so far, divided by what had been gained until then: the
+highest level less the lowest one before it. 1 is back at the start, more than 1 below it. Unlike the ratios of ``rebound`` it
+holds for values of any sign. The peak is never forgotten: a reward that fell and stays is as bad after a thousand samples.
+
+``sigmas`` keeps noise apart: while the fall is no more than so many times the scatter of single samples, the score is 0. While
+the level is a single sample, twice as much is asked for, since both it and the peak are extremes. A series that had gained
+nothing to speak of is measured by that scatter: a fall from a level that was there from the start counts as well.
+
+The maximum drawdown of finance, relative to the gain (Magdon-Ismail and Atiya, "Maximum drawdown", 2004); the peak
+is what an early stop would have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
+from healthcheck.rulelang.conditions.base import (
+    CompiledCondition,
+    Found,
+    OptionError,
+    UnboundedScorer,
+    min_samples_of,
+    number_schema,
+    options_schema,
+    sample_count,
+    the_comparator,
+    window_schema,
+)
+from healthcheck.rulelang.conditions.baselines import SortedWindow
+from healthcheck.rulelang.conditions.rebound import SHARE, NeighbourNoise
+
+FEWEST_DIFFERENCES = 3
+"""Settled differences of neighbours from which on their scatter is known."""
+ALWAYS, ANEW = 32, 16
+"""The scatter is measured at each of the first samples, then at one in so many."""
+LEAST_SCATTER = 0.01
+"""Scatter is at least this share of the peak: a reward that wavers by less stands still."""
+SETTLED = 4
+"""Samples in the level from which on a fall counts where nothing to speak of had been gained before it."""
+
+
+class Drawdown(UnboundedScorer):
+    """Score: (highest level - level) / (highest level - lowest level before it); 0 within the noise."""
+
+    __slots__ = (
+        "_count",
+        "_fallen",
+        "_last",
+        "_lowest",
+        "_min_samples",
+        "_noise",
+        "_peak",
+        "_recent",
+        "_scatter",
+        "_sigmas",
+        "_smooth",
+        "_trough",
+        "normal",
+    )
+
+    def __init__(self, min_samples: int, *, smooth: int, sigmas: float) -> None:
+        self.normal: float | None = None
+        self._min_samples, self._smooth, self._sigmas = min_samples, smooth, sigmas
+        self._recent = SortedWindow(1)
+        self._noise = NeighbourNoise()
+        """Of differences as they are, not of logarithms."""
+        self._count = 0
+        self._last = self._peak = self._trough = self._lowest = 0.0
+        """The newest value, the highest level, the lowest before it, and the lowest of all."""
+        self._scatter: float | None = None
+        """Of single samples; None while it is not known."""
+        self._fallen = False
+        """Whether the level lies below the peak by more than the noise: what the fall does is no noise."""
+
+    def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        recent = self._recent
+        ordered, push = recent.ordered, recent.push
+        differences = self._noise.differences
+        found: Found = ()
+        for value in values:
+            count = self._count = self._count + 1
+            if recent.size < self._smooth:
+                recent.size = max(1, min(self._smooth, count // SHARE))
+            push(value)
+            level = recent.median
+            if count == 1:
+                self._peak = self._trough = self._lowest = self.normal = level
+            else:
+                if not self._fallen:
+                    differences.append(value - self._last)
+                    if count <= ALWAYS or not count % ANEW:
+                        self._scatter = self._noise.usual() if self._noise.known >= FEWEST_DIFFERENCES else None
+                if level < self._lowest:
+                    self._lowest = level
+                if level > self._peak:
+                    self._peak = self.normal = level
+                    self._trough = self._lowest
+            self._last = value
+            score: float | None = None
+            if count >= self._min_samples and self._scatter is not None:
+                fall, gain = self._peak - level, self._peak - self._trough
+                scatter = max(self._scatter, LEAST_SCATTER * abs(self._peak))
+                n = len(ordered)
+                asked = self._sigmas * (1.0 + 1.0 / sqrt(n)) * scatter
+                # The better quarter must have fallen as well: episodes of exploration are bad ones among good ones.
+                fallen = fall > 0.0 and self._peak - ordered[3 * n // 4] > asked
+                self._fallen = fallen and (gain > asked or n >= SETTLED)
+                score = fall / max(gain, asked, scatter) if self._fallen else 0.0
+            if found:
+                found.append((score, self.normal))
+            elif score is None or not quiet.low <= score <= quiet.high:
+                found = [(score, self.normal)]
+        return found
+
+    def state(self) -> Any:
+        return {
+            "recent": list(self._recent.values),
+            "differences": list(self._noise.differences),
+            "numbers": [self._count, self._last, self._peak, self._trough, self._lowest],
+            "found": [self.normal, self._fallen, self._scatter],
+        }
+
+    def restore(self, state: Any) -> None:
+        self._count, self._last, self._peak, self._trough, self._lowest = state["numbers"]
+        self.normal, self._fallen, self._scatter = state["found"]
+        self._recent.size = max(1, min(self._smooth, self._count // SHARE))
+        self._recent.fill(state["recent"])
+        self._noise.differences.clear()
+        self._noise.differences.extend(float(d) for d in state["differences"])
+
+
+def compile_drawdown(options: Any, rule: Mapping[str, Any]) -> Condition:
+    breaches = the_comparator(options, "drawdown")
+    if breaches.direction <= 0 or breaches.high is None or breaches.high < 0.0:
+        raise OptionError("the drawdown is a share of the gain, from 0; compare it with `above: ...`, such as 50%")
+    smooth = sample_count(options, "smooth", 32)
+    sigmas = float(options.get("sigmas", 0.0))
+    min_samples = max(2, min_samples_of(rule, 1_000_000, default=8))
+    return CompiledCondition(
+        "drawdown",
+        breaches,
+        lambda: Drawdown(min_samples, smooth=smooth, sigmas=sigmas),
+        "{series} {value} has lost {score:.0%} of what it had gained up to {normal}",
+        baseline=True,
+        min_samples=min_samples,
+        window=smooth,
+    )
+
+
+DRAWDOWN = ConditionType(
+    "drawdown",
+    options_schema(
+        "The share of its gain that a value has lost: its level (median of an eighth of the samples so far) against the highest so far.",
+        smooth=window_schema("Samples in the median, at most (32).", least=1),
+        sigmas=number_schema("The fall must exceed so many times the scatter of neighbours (0).", minimum=0),
+    ),
+    compile_drawdown,
+    help="What should rise has lost what it had gained.",
+)

@@ -315,7 +315,9 @@ def test_options_that_cannot_work_are_refused(name, options, rule) -> None:
 def test_drawdown_is_the_share_of_the_gain_that_was_lost_whatever_the_sign() -> None:
     rising = [float(x) for x in range(-20, 0)]
     for offset in (0.0, 100.0, -100.0):
-        back = scores(condition("drawdown", {"above": 0.5}), [x + offset for x in [*rising, -10.0, -10.0, -20.0, -20.0, -20.0]])
+        back = scores(
+            condition("drawdown", {"above": 0.5}), [x + offset for x in [*rising, -10.0, -10.0, -20.0, -20.0, -20.0]]
+        )
         assert set(back[8:20]) == {0.0}
         assert back[-1] == pytest.approx(1.0, abs=0.1)
 

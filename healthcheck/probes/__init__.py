@@ -12,7 +12,11 @@ from healthcheck.core.protocols import Probe
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
+from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.copies import CopyProbe
+from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -21,7 +25,7 @@ from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
-from healthcheck.probes.loss_construction import LossGraphProbe, LossKindProbe, LossSignProbe
+from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -40,8 +44,10 @@ from healthcheck.probes.optimizers import (
     ResumedOptimizerProbe,
 )
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
+from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
+from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
@@ -72,12 +78,16 @@ PROBES: tuple[type[Probe], ...] = (
     StepCountProbe,
     WiringProbe,
     ForgottenParameterProbe,
+    FreshParameterProbe,
+    CopyProbe,
     MovementProbe,
     WeightGrowthProbe,
     RestoredWeightProbe,
     LeftoverProbe,
     StepOrderProbe,
     DiscardedGradientProbe,
+    IncompleteGroupProbe,
+    OtherLossProbe,
     UnclippedGradientProbe,
     UnsyncedGradientProbe,
     ModeProbe,
@@ -89,6 +99,7 @@ PROBES: tuple[type[Probe], ...] = (
     TiedWeightProbe,
     InitialWeightProbe,
     OptimizerStateProbe,
+    SmallEpsilonProbe,
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     ScheduleReachProbe,
@@ -103,11 +114,15 @@ PROBES: tuple[type[Probe], ...] = (
     LossGraphProbe,
     FrequencyProbe,
     LossKindProbe,
+    AdvantageProbe,
     TokenProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,
     PredictionProbe,
+    RareLabelProbe,
+    DataDriftProbe,
+    NoiseScaleProbe,
     LatentProbe,
     BatchLayoutProbe,
     CompilationProbe,

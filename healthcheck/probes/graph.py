@@ -154,6 +154,27 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}", None)
 
 
+def made_by(node: Any, most: int) -> Any:
+    """What a node made, at most about so many of its rows, at even distances: a tensor without a graph, or None.
+
+    Read from what the node keeps, or calculated once more where that is a product of what it keeps.
+    """
+    kind = kind_of(node)
+    if kind in ("Addmm", "Mm"):
+        first, second = ("mat1", "mat2") if kind == "Addmm" else ("self", "mat2")
+        rows, columns = saved(node, first), saved(node, second)
+        if not is_tensor(rows) or not is_tensor(columns):
+            return None
+        product = rows.detach()[:: max(1, -(-rows.shape[0] // most))] @ columns.detach()
+        bias = getattr(source_of(node), "variable", None) if kind == "Addmm" else None
+        return product if bias is None else product + bias.detach()
+    if kind == "Div":
+        whole, part = saved(node, "self"), saved(node, "other")
+        return whole.detach() / part.detach() if is_tensor(whole) and is_tensor(part) else None
+    result = saved(node, "result")
+    return result.detach() if is_tensor(result) else None
+
+
 def keeps(node: Any, name: str) -> bool | None:
     """Whether a node keeps a tensor of this name, without reading it; None where torch does not tell."""
     raw = getattr(node, f"_raw_saved_{name}", None)

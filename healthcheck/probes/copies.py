@@ -1,0 +1,208 @@
+"""Copies of the trained model that should follow it and do not: target networks, averaged weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number
+from healthcheck.device.tensors import live_objects
+from healthcheck.probes.labels import first_few
+
+SEARCHES = (20, 200)
+"""Steps after which the process is searched for copies, some 20 ms each."""
+TENSORS, VALUES = 4, 256
+"""Largest tensors of a copy that are compared, and values of each."""
+ALIKE = 0.5
+"""Relative distance under which weights are those of a copy, some steps apart."""
+EVALUATIONS = 2
+"""Calls of ``eval()`` on a copy after which it counts as evaluated."""
+RARELY = 5
+"""Steps between two of these calls, at the least: whoever calls it in each step takes it for a teacher, not for a result."""
+
+_KEYS = ("copies.rewritten", "copies.evaluated")
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A module that is not trained, made like one that is."""
+
+    name: str
+    module: Callable[[], Any]
+    original: Callable[[], Any]
+    alike: Any
+    """Whether its weights were nearly those of the original when it was found: a boolean tensor."""
+    since: int
+    """Step at which it was found."""
+    first: Any
+    before: Any
+    before_original: Any
+    """Values at the first look, at the last one, and of the original then."""
+    version: int
+
+
+class CopyProbe:
+    """Compares copies of the trained model with what they were at the look before, and with the model.
+
+    A copy is a module of the class and the shapes of a trained one, in no optimizer and without gradients, whose weights
+    were close to the other's when it was found. Most copies are frozen on purpose (teachers, reference models), so that it
+    proves nothing that one stands still. Two things do: it was written to, and is what it was (*rewritten*); or the script
+    puts it, and not the model, into eval mode now and then to evaluate it (*evaluated*).
+    """
+
+    name = "copies"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "copies.rewritten",
+            "Copies of the trained model that were written to since the last look and did not change, while the model did.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.evaluated",
+            "Copies of the trained model that are evaluated and still have the weights of the beginning.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = SEARCHES[0]
+        self._searches = list(SEARCHES)
+        self._copies: list[_Copy] = []
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.model is None or event.optimizer is None or event.optimizer_index > 0:
+            return ()
+        if self._searches and step >= self._searches[0]:
+            while self._searches and step >= self._searches[0]:
+                self._searches.pop(0)
+            self._copies += _search(event, [copy.module() for copy in self._copies])
+            return ()
+        due = [key for key in _KEYS if demand.due(key, step)]
+        samples = self._look(event, due) if due and self._copies else []
+        coming = self._searches[0] if self._searches else sys.maxsize
+        self.rests_until = min(coming, demand.next_due(_KEYS, step)) if self._copies else coming
+        return samples
+
+    def _look(self, event: Event, due: Sequence[str]) -> list[Sample]:
+        rewritten: list[tuple[str, Any]] = []
+        evaluated: list[tuple[str, Any]] = []
+        since = event.step
+        self._copies = [copy for copy in self._copies if copy.module() is not None and copy.original() is not None]
+        for copy in self._copies:
+            module, original = copy.module(), copy.original()
+            now, now_original = _values(module), _values(original)
+            version = _version(module)
+            if now is None or now_original is None or now.shape != copy.before.shape:
+                continue
+            trains = (now_original != copy.before_original).any() & (now != now_original).any() & copy.alike
+            if version != copy.version:
+                rewritten.append((copy.name, ~(now != copy.before).any() & trains))
+            if _is_evaluated(module, event):
+                evaluated.append((copy.name, ~(now != copy.first).any() & trains))
+                since = min(since, copy.since)
+            copy.before, copy.before_original, copy.version = now, now_original, version
+        return [
+            _counted(key, found, event.step, since)
+            for key, found in (("copies.rewritten", rewritten), ("copies.evaluated", evaluated))
+            if key in due and found
+        ]
+
+
+def _counted(key: str, found: Sequence[tuple[str, Any]], step: int, since: int) -> Sample:
+    import torch
+
+    flags = torch.stack([flag for _, flag in found])
+
+    def facts() -> Mapping[str, Any]:
+        which = first_few(name for name, _ in found)
+        return {"which": which} | ({"since": f"step {since:,}, or longer"} if key == "copies.evaluated" else {})
+
+    return Sample(key, step, number(flags.sum()), detail=facts)
+
+
+def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
+    """Modules that live in this process and are made like one that is trained."""
+    assert event.model is not None
+    held = {id(p) for o in (*event.model.optimizers(), event.optimizer) for g in o.param_groups for p in g["params"]}
+    trained: dict[Any, Any] = {}
+    for _, module in event.model.named_modules():
+        own = list(module.parameters())
+        if own and any(id(p) in held for p in own):
+            trained.setdefault(signature(module), module)
+    kinds = {type(module) for module in trained.values()}
+    likely = [m for m in live_objects("Module") if type(m) in kinds and not any(m is other for other in known)]
+    found: list[tuple[Any, Any]] = []
+    for module in likely:
+        own = list(module.parameters())
+        if own and not any(id(p) in held or p.grad is not None for p in own):
+            original = trained.get(signature(module))
+            if original is not None:
+                found.append((module, original))
+    inside = {id(part) for module, _ in found for part in module.modules() if part is not module}
+    copies = []
+    for module, original in found:
+        if id(module) not in inside:
+            now, now_original = _values(module), _values(original)
+            if now is not None and now_original is not None:
+                alike = (now - now_original).norm() <= ALIKE * now_original.norm()
+                copies.append(
+                    _Copy(
+                        _called(module),
+                        weak(module),
+                        weak(original),
+                        alike,
+                        event.step,
+                        now,
+                        now,
+                        now_original,
+                        _version(module),
+                    )
+                )
+    return copies
+
+
+def signature(module: Any) -> Any:
+    """What a module and its copy have in common: the class, and the shapes of all parameters."""
+    return type(module), tuple(tuple(p.shape) for p in module.parameters())
+
+
+def _called(module: Any) -> str:
+    """The script's global name for it, else its class."""
+    names = (name for name, thing in vars(sys.modules["__main__"]).items() if thing is module)
+    return next(names, type(module).__name__)
+
+
+def _largest(module: Any) -> list[Any]:
+    return sorted(module.parameters(), key=lambda p: -int(p.numel()))[:TENSORS]
+
+
+def _values(module: Any) -> Any:
+    """A few values of its largest tensors, as they are now; None where they cannot be read."""
+    import torch
+
+    largest = _largest(module)
+    if any(type(p.data) is not torch.Tensor or p.is_meta or p.device != largest[0].device for p in largest):
+        return None
+    return torch.cat([p.detach().flatten()[:VALUES].float() for p in largest])
+
+
+def _version(module: Any) -> int:
+    """How often its largest tensors have been written, as torch counts it."""
+    return sum(int(p._version) for p in _largest(module))
+
+
+def _is_evaluated(module: Any, event: Event) -> bool:
+    if event.run is None:
+        return False
+    calls = sum(n for holder, n in event.run.set_to_eval.items() if any(part is module for part in holder.modules()))
+    return EVALUATIONS <= calls <= event.step / RARELY and not event.run.model_evaluated

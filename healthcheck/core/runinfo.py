@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections import deque
+from collections.abc import Callable, MutableMapping, MutableSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,11 @@ class RunFacts:
     loads: StateLoads = field(default_factory=StateLoads)
     set_to_eval: MutableMapping[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     """Modules beside the trained model that were put into eval mode while it trained, and how often."""
+    loaded_themselves: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Those that were given a state dict of their own tensors."""
     model_evaluated: bool = False
     """Whether the trained model was put into eval mode since training began."""
+    losses_in_train_mode: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""

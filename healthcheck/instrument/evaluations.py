@@ -48,6 +48,8 @@ class Evaluations:
             evaluating=self._evaluates,
             batch=lambda: tensors_of(batch()),
             wanted=lambda: session.wants(EventKind.EVAL_END),
+            training=self._in_train_mode,
+            in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),
         )
         self.evaluating = False
         self.announced = False
@@ -116,6 +118,10 @@ class Evaluations:
             self.begin()
         return self.evaluating
 
+    def _in_train_mode(self) -> bool:
+        roots = self._view.roots()
+        return bool(roots) and all(root.training for root in roots)
+
     def batch(self, dataset: Any = None) -> None:
         """One batch of an evaluation was drawn, from this data set."""
         if self.announced:
@@ -131,9 +137,9 @@ class Evaluations:
         if self.open:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
-            inferred = self.heldout.take()
-            if metrics or not inferred:
-                self._emit(EventKind.EVAL_END, metrics=metrics or None)
+            inferred, labels = self.heldout.take(), self.heldout.take_labels()
+            if metrics or not inferred or labels is not None:
+                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels)
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
@@ -161,7 +167,7 @@ class Evaluations:
     def _note_open(self) -> None:
         self.open = not self.announced and (self.evaluating or bool(self._metrics))
 
-    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None, **facts: str) -> None:
+    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None, **facts: Any) -> None:
         if self._session.wants(kind):
-            event = Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics, **facts)  # type: ignore[arg-type]
+            event = Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics, **facts)
             self._session.emit(event)

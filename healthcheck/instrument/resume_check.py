@@ -59,6 +59,7 @@ def _own_loaded(machine: StepMachine, module: Any, state: Any) -> None:
         known = loads.own
     elif signature(module) in map(signature, modules):
         known = loads.copies
+        machine.session.facts.loaded_themselves.add(module)
     else:
         return
     if len(known) < LOOKED_AT:

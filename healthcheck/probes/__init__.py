@@ -16,6 +16,7 @@ from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLoss
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.edges import EdgeProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
@@ -35,7 +36,7 @@ from healthcheck.probes.memory import (
     MemoryForecastProbe,
     MemoryProbe,
 )
-from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe
+from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe, TrainModeLossProbe
 from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
@@ -47,10 +48,12 @@ from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, Predicti
 from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
+from healthcheck.probes.schedule_plan import SchedulePlanProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
+from healthcheck.probes.unseen_classes import UnseenClassProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
@@ -93,6 +96,7 @@ PROBES: tuple[type[Probe], ...] = (
     ModeProbe,
     EvaluationModeProbe,
     EvalStartProbe,
+    TrainModeLossProbe,
     WeightProbe,
     RunningStatisticsProbe,
     LoadedStateProbe,
@@ -103,6 +107,7 @@ PROBES: tuple[type[Probe], ...] = (
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     ScheduleReachProbe,
+    SchedulePlanProbe,
     ResumedOptimizerProbe,
     BatchProbe,
     DryLoaderProbe,
@@ -112,7 +117,9 @@ PROBES: tuple[type[Probe], ...] = (
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    EdgeProbe,
     FrequencyProbe,
+    UnseenClassProbe,
     LossKindProbe,
     AdvantageProbe,
     TokenProbe,

@@ -105,7 +105,7 @@ class CopyProbe:
             if now is None or now_original is None or now.shape != copy.before.shape:
                 continue
             trains = (now_original != copy.before_original).any() & (now != now_original).any() & copy.alike
-            if version != copy.version:
+            if version != copy.version and not (event.run is not None and module in event.run.loaded_themselves):
                 rewritten.append((copy.name, ~(now != copy.before).any() & trains))
             if _is_evaluated(module, event):
                 evaluated.append((copy.name, ~(now != copy.first).any() & trains))
@@ -140,7 +140,8 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
         if own and any(id(p) in held for p in own):
             trained.setdefault(signature(module), module)
     kinds = {type(module) for module in trained.values()}
-    likely = [m for m in live_objects("Module") if type(m) in kinds and not any(m is other for other in known)]
+    seen = {id(part) for module in known if module is not None for part in module.modules()}
+    likely = [module for module in live_objects("Module") if type(module) in kinds and id(module) not in seen]
     found: list[tuple[Any, Any]] = []
     for module in likely:
         own = list(module.parameters())

@@ -21,6 +21,8 @@ TENSORS, VALUES = 4, 256
 """Largest tensors of a copy that are compared, and values of each."""
 ALIKE = 0.5
 """Relative distance under which weights are those of a copy, some steps apart."""
+ROUNDING, SHARE = 1e-5, 1e-3
+"""Relative change that may be rounding, and part of the model's change that an average moves in any case."""
 EVALUATIONS = 2
 """Calls of ``eval()`` on a copy after which it counts as evaluated."""
 RARELY = 5
@@ -106,9 +108,9 @@ class CopyProbe:
                 continue
             trains = (now_original != copy.before_original).any() & (now != now_original).any() & copy.alike
             if version != copy.version and not (event.run is not None and module in event.run.loaded_themselves):
-                rewritten.append((copy.name, ~(now != copy.before).any() & trains))
+                rewritten.append((copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains))
             if _is_evaluated(module, event):
-                evaluated.append((copy.name, ~(now != copy.first).any() & trains))
+                evaluated.append((copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains))
                 since = min(since, copy.since)
             copy.before, copy.before_original, copy.version = now, now_original, version
         return [
@@ -181,6 +183,12 @@ def _called(module: Any) -> str:
     """The script's global name for it, else its class."""
     names = (name for name, thing in vars(sys.modules["__main__"]).items() if thing is module)
     return next(names, type(module).__name__)
+
+
+def _stood_still(now: Any, before: Any, model: Any, model_before: Any) -> Any:
+    """Whether a copy has not changed but for rounding, next to nothing beside the change of the model since the last look."""
+    change = (now - before).norm()
+    return (change <= ROUNDING * now.norm()) & (change <= SHARE * (model - model_before).norm())
 
 
 def _largest(module: Any) -> list[Any]:

@@ -14,10 +14,10 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
-from healthcheck.probes.graph import DISTANCES, all_behind, kind_of, near, saved
+from healthcheck.probes.graph import all_behind, kind_of, regression_targets, saved
 from healthcheck.probes.looks import ask_again
 
-FIRST, LAST = 5, 5
+FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
 MOST_VALUES = 65_536
 """Values of a batch that are read, at even distances."""
@@ -62,7 +62,7 @@ class DataDriftProbe:
         if demand.due("inputs.drift", event.step) and event.batch is not None:
             found.append(("inputs.drift", _first_floating(event.batch)))
         if demand.due("targets.drift", event.step) and event.loss_graph is not None:
-            found.append(("targets.drift", next(_targets(event.loss_graph), None)))
+            found.append(("targets.drift", next(iter(regression_targets(event.loss_graph)), None)))
         return [
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
@@ -83,12 +83,6 @@ class DataDriftProbe:
 
 def _first_floating(batch: Any) -> Any:
     return next((t for _, t in named_tensors(batch) if t.is_floating_point() and t.numel() > 1), None)
-
-
-def _targets(root: Any) -> Iterator[Any]:
-    for node in near(root):
-        if kind_of(node) in DISTANCES and is_tensor(targets := saved(node, "target")) and targets.numel() > 1:
-            yield targets
 
 
 def _some(values: Any) -> Any:
@@ -139,7 +133,7 @@ class NoiseScaleProbe:
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
         self._step = step
-        for targets in _targets(event.loss_graph):
+        for targets in regression_targets(event.loss_graph):
             if targets.numel() < FEWEST or targets.dim() < 2:
                 continue
             for inputs in _inputs(event.loss_graph, targets):

@@ -26,7 +26,15 @@ _THROUGH = frozenset((
     *REDUCING, *NEUTRAL, "Where", "MaskedFill", "Clamp", "ClampMin", "Exp", "Log", "Rsub", "Gather", "Cat", "Stack",
     "Minimum", "Maximum", "Expand", "IndexSelect", "Relu", "Softplus", "LogSigmoid",
 ))  # fmt: skip
-_READ = {"Log": "self", "Log2": "self", "Log10": "self", "Sqrt": "result", "Rsqrt": "result", "Div": "other", "Pow": "self"}
+_READ = {
+    "Log": "self",
+    "Log2": "self",
+    "Log10": "self",
+    "Sqrt": "result",
+    "Rsqrt": "result",
+    "Div": "other",
+    "Pow": "self",
+}
 """Operations without a finite derivative at zero (at infinity, for what ``rsqrt`` gives), and what each keeps."""
 
 
@@ -95,7 +103,7 @@ class EdgeProbe:
             for turn in place.way:
                 inputs = node.next_functions if node is not None else ()
                 node = inputs[turn][0] if turn < len(inputs) else None
-            values = saved(node, _READ[place.kind]) if kind_of(node) == place.kind else None
+            values: Any = saved(node, _READ[place.kind]) if kind_of(node) == place.kind else None
             if is_tensor(values) and values.is_floating_point():
                 bad = values.detach().isinf() if place.kind == "Rsqrt" else values.detach() == 0
                 self._found.append((place.what, number(bad.sum()), int(values.numel())))

@@ -53,7 +53,7 @@ class FreshParameterProbe:
         optimizers = event.model.optimizers()
         held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         held |= {id(p) for _, p in event.model.named_parameters()}
-        leaves = [getattr(node, "variable", None) for node in all_behind(event.loss_graph)]
+        leaves: list[Any] = [getattr(node, "variable", None) for node in all_behind(event.loss_graph)]
         leaves = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
         strange = [leaf for leaf in leaves if id(leaf) not in held]
         gone = Counter(shape for shape, ref in self._before if ref() is None)

@@ -162,7 +162,7 @@ def _one_number_per_row(node: Any, given: Any, n: int) -> bool:
     """Whether the targets have the shape (N, 1), or are a table of numbers (N, N) for which one row is learnt."""
     targets: Any = saved(node, "target")
     if is_tensor(targets):  # broadcast: a column that is read again and again
-        return targets.dim() == 2 and targets.stride(1) == 0
+        return bool(targets.dim() == 2 and targets.stride(1) == 0)
     # A difference by hand does not keep the targets. Predictions have lost a dimension; a learnt row never had one.
     rows = past_neutral(given)
     return rows is not given and len(shape_of(rows)) == 2 and shape_of(rows)[0] == n

@@ -146,9 +146,9 @@ class PredictionProbe:
                     yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
             elif kind in ("Sub", "Mm") and _EMBEDDINGS in due:
                 source = _each_with_each(node)
-                vectors = None if source is None else made_by(source, ROWS)
-                if is_tensor(vectors) and vectors.dim() == 2 and vectors.shape[0] >= FEW:
-                    yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=False)
+                compared: Any = None if source is None else made_by(source, ROWS)
+                if is_tensor(compared) and compared.dim() == 2 and compared.shape[0] >= FEW:
+                    yield _EMBEDDINGS, _apart(_rows(compared, 1), angles=False)
 
     def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
         labels: Any = saved(node, "target")
@@ -192,12 +192,21 @@ def _each_with_each(node: Any) -> Any:
     """The node of vectors (N, D) that are compared among themselves by hand: ``e[:, None] - e[None]``, ``e @ e.T``."""
     if len(node.next_functions) != 2:
         return None
-    first, second = (past_neutral(parent) for parent, _ in node.next_functions)
+    first, second = (_past_factor(past_neutral(parent)) for parent, _ in node.next_functions)
     shape = shape_of(first)
     if first is None or first is not second or len(shape) != 2 or shape[0] < FEW or shape[1] < 2:
         return None
     across = (shape[0], shape[0], shape[1]) if kind_of(node) == "Sub" else (shape[0], shape[0])
     return first if shape_of(node) == across else None
+
+
+def _past_factor(node: Any) -> Any:
+    """What stands behind a multiplication with a number: ``2 * e @ e.T``."""
+    if kind_of(node) in ("Mul", "Div") and [parent for parent, _ in node.next_functions].count(None) == 1:
+        factor: Any = saved(node, "other")
+        if not is_tensor(factor) or factor.numel() == 1:
+            return past_neutral(source_of(node))
+    return node
 
 
 def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:

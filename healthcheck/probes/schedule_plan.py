@@ -34,8 +34,8 @@ class _Plan:
     length: float
     """Steps for which it is planned."""
     first: int
-    """Its counter and the update at which it was found."""
     found_at: int
+    """Its counter when it was found, and the update then."""
     made: int = 0
     """Its own steps since then."""
 
@@ -63,7 +63,6 @@ class SchedulePlanProbe:
         self.rests_until = SEARCHES[0]
         self._searches = list(SEARCHES)
         self._plans: list[_Plan] = []
-        self._begun: int | None = None
         self._where: dict[str, str] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -71,8 +70,6 @@ class SchedulePlanProbe:
             return self._judge(event)
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
-        if self._begun is None:
-            self._begun = max(0, event.step - SEARCHES[0]) if event.step <= SEARCHES[0] + 1 else event.step
         if self._searches and event.step >= self._searches[0]:
             while self._searches and event.step >= self._searches[0]:
                 self._searches.pop(0)
@@ -104,7 +101,9 @@ class SchedulePlanProbe:
         for plan in self._plans:
             scheduler = plan.scheduler()
             made = int(scheduler.last_epoch) - plan.first if scheduler is not None else plan.made
-            updates, total = event.step - plan.found_at, event.step
+            total = event.step
+            # Where it had not been stepped when it was found, it is as old as the run.
+            updates = total - (plan.found_at if plan.first else 0)
             if made < FEWEST or updates < RARELY * made:
                 continue
             each = updates / made

@@ -38,7 +38,9 @@ class SmallEpsilonProbe:
             return ()
         self._seen.add(index)
         self.rests_until = sys.maxsize
-        lost = [(group["eps"], p) for group in _unfused(optimizer) for p in group["params"] if _is_lost(group["eps"], p)]
+        lost = [
+            (group["eps"], p) for group in _unfused(optimizer) for p in group["params"] if _is_lost(group["eps"], p)
+        ]
 
         place = where_made(event, optimizer)
 

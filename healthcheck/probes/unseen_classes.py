@@ -13,7 +13,7 @@ from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import CROSS_ENTROPIES, kind_of, log_probabilities, near, saved
 from healthcheck.probes.looks import ask_again, next_look
 
-FEWEST, EACH = 500, 20
+FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
 EVERY = 10
 """Steps between two looks once that many were seen."""
@@ -55,7 +55,8 @@ class UnseenClassProbe:
         import torch
 
         node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
-        labels, answers = (None, None) if node is None else (saved(node, "target"), log_probabilities(node))
+        labels: Any = None if node is None else saved(node, "target")
+        answers: Any = None if node is None else log_probabilities(node)
         if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
             self.rests_until = ask_again(event.step)
             return
@@ -80,7 +81,9 @@ class UnseenClassProbe:
 
         def facts() -> Mapping[str, Any]:
             which = missing.nonzero().flatten().tolist()
-            return {"classes": ", ".join(map(str, which[:8])) + (f" and {len(which) - 8} more" if len(which) > 8 else "")}
+            return {
+                "classes": ", ".join(map(str, which[:8])) + (f" and {len(which) - 8} more" if len(which) > 8 else "")
+            }
 
         share = missing.sum() / counts.sum().clamp(min=1)
         return (Sample("targets.unseen", event.step, number(share), phase="eval", detail=facts),)

@@ -53,7 +53,7 @@ from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
-from healthcheck.probes.unseen_classes import UnseenClassProbe
+from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
@@ -119,6 +119,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossGraphProbe,
     EdgeProbe,
     FrequencyProbe,
+    TrainedClassProbe,
     UnseenClassProbe,
     LossKindProbe,
     AdvantageProbe,
@@ -145,6 +146,12 @@ PROBES: tuple[type[Probe], ...] = (
 def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
     """Fresh instances for every session: probes hold the state of one run."""
     gradients = RecentGradients()  # what one of them knows of a step's gradients, the other says beside a bad loss
-    shared: dict[type[Probe], Probe] = {LossProbe: LossProbe(gradients), GradientProbe: GradientProbe(gradients)}
+    classes = TrainedClasses()
+    shared: dict[type[Probe], Probe] = {
+        LossProbe: LossProbe(gradients),
+        GradientProbe: GradientProbe(gradients),
+        TrainedClassProbe: TrainedClassProbe(classes),
+        UnseenClassProbe: UnseenClassProbe(classes),
+    }
     for probe in PROBES:
         register(shared.get(probe) or probe())

@@ -108,9 +108,13 @@ class CopyProbe:
                 continue
             trains = (now_original != copy.before_original).any() & (now != now_original).any() & copy.alike
             if version != copy.version and not (event.run is not None and module in event.run.loaded_themselves):
-                rewritten.append((copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains))
+                rewritten.append(
+                    (copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains)
+                )
             if _is_evaluated(module, event):
-                evaluated.append((copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains))
+                evaluated.append(
+                    (copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains)
+                )
                 since = min(since, copy.since)
             copy.before, copy.before_original, copy.version = now, now_original, version
         return [

@@ -19,15 +19,74 @@ EVERY = 10
 """Steps between two looks once that many were seen."""
 
 
-class UnseenClassProbe:
-    """Keeps which classes were labels in training, and compares those of each evaluation with them.
+class TrainedClasses:
+    """Which classes were labels in training. One for the probes of a session: one fills it, the other reads it."""
 
-    Labels of the training are read from what torch keeps for the backward pass of a cross entropy, those of an evaluation
-    from the loss functions that it calls.
-    """
+    def __init__(self) -> None:
+        self.seen: Any = None
+        """For each class whether it was a label: a boolean tensor (classes)."""
+        self.labels = 0
+        """Labels looked at."""
+
+    @property
+    def known(self) -> bool:
+        """Whether so many were looked at that a class which never came is missing."""
+        return self.seen is not None and self.labels >= max(FEWEST, EACH * len(self.seen))
+
+    def add(self, labels: Any, classes: int) -> None:
+        """Labels of one batch, of so many classes; others are ignored."""
+        import torch
+
+        if self.seen is None or len(self.seen) != classes or self.seen.device != labels.device:
+            self.seen, self.labels = torch.zeros(classes, dtype=torch.bool, device=labels.device), 0
+        inside = (labels >= 0) & (labels < classes)
+        there = torch.zeros(classes + 1, dtype=torch.bool, device=labels.device)
+        there[torch.where(inside, labels, classes).flatten()] = True  # what is ignored goes to a place of its own
+        self.seen = self.seen | there[:classes]
+        self.labels += int(labels.numel())
+
+
+class TrainedClassProbe:
+    """Notes the classes of the training, as torch keeps them for the backward pass of a cross entropy."""
+
+    name = "trained-classes"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "targets.classes",
+            "Classes that have been labels in training so far.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a cross entropy"),
+        ),
+    )
+
+    def __init__(self, classes: TrainedClasses | None = None) -> None:
+        self.rests_until = 0
+        self._classes = classes or TrainedClasses()
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        import torch
+
+        if event.phase != "train":
+            return ()
+        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+        labels: Any = None if node is None else saved(node, "target")
+        answers: Any = None if node is None else log_probabilities(node)
+        if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
+            self.rests_until = ask_again(event.step)
+            return ()
+        self._classes.add(labels, int(answers.shape[-1]))
+        if self._classes.known:
+            self.rests_until = next_look(event.step, EVERY)
+        return (Sample("targets.classes", event.step, number(self._classes.seen.sum())),)
+
+
+class UnseenClassProbe:
+    """Compares the labels of each evaluation, as its loss functions get them, with the classes of the training."""
 
     name = "unseen-classes"
-    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.EVAL_END)
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_END,)
     provides: tuple[Metric, ...] = (
         Metric(
             "targets.unseen",
@@ -38,44 +97,12 @@ class UnseenClassProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self.rests_until = 0
-        self._seen: Any = None
-        """For each class whether it was a label: a boolean tensor."""
-        self._labels = 0
+    def __init__(self, classes: TrainedClasses | None = None) -> None:
+        self._classes = classes or TrainedClasses()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.kind is EventKind.EVAL_END:
-            return self._compare(event)
-        if event.phase == "train" and event.loss_graph is not None:
-            self._count(event)
-        return ()
-
-    def _count(self, event: Event) -> None:
-        import torch
-
-        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
-        labels: Any = None if node is None else saved(node, "target")
-        answers: Any = None if node is None else log_probabilities(node)
-        if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
-            self.rests_until = ask_again(event.step)
-            return
-        classes = int(answers.shape[-1])
-        if self._seen is None or len(self._seen) != classes or self._seen.device != labels.device:
-            self._seen, self._labels = torch.zeros(classes + 1, dtype=torch.bool, device=labels.device)[:classes], 0
-        inside = (labels >= 0) & (labels < classes)
-        padded = torch.zeros(classes + 1, dtype=torch.bool, device=labels.device)
-        padded[torch.where(inside, labels, classes).flatten()] = True  # what is ignored goes to a place of its own
-        self._seen = self._seen | padded[:classes]
-        self._labels += int(labels.numel())
-        if self._labels >= max(FEWEST, EACH * classes):
-            self.rests_until = next_look(event.step, EVERY)
-
-    def _compare(self, event: Event) -> Iterable[Sample]:
-        counts, seen = event.label_counts, self._seen
-        if counts is None or seen is None or len(counts) != len(seen) or counts.device != seen.device:
-            return ()
-        if self._labels < max(FEWEST, EACH * len(seen)):
+        counts, seen = event.label_counts, self._classes.seen
+        if counts is None or not self._classes.known or len(counts) != len(seen) or counts.device != seen.device:
             return ()
         missing = counts * ~seen
 

@@ -138,13 +138,16 @@ class Evaluations:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
             inferred, labels = self.heldout.take(), self.heldout.take_labels()
-            if metrics or not inferred or labels is not None:
+            if metrics or not inferred:
                 self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels)
+                labels = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
                 for dataset, loss, said in inferred:
-                    self._emit(EventKind.EVAL_END, {"loss": loss}, dataset=dataset or "", inferred=said)
+                    facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
+                    self._emit(EventKind.EVAL_END, {"loss": loss}, **facts)
+                    labels = None
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""

@@ -15,6 +15,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.tensors import evenly, on_host
 from healthcheck.probes.labels import optimizer_labels, where_called
+from healthcheck.probes.looks import next_look
 from healthcheck.probes.step_order import divisor_of
 
 ALIKE = 3
@@ -124,6 +125,8 @@ class IncompleteGroupProbe:
         return self._version - before if known else self._version
 
 
+REST = 50
+"""Steps between two looks for a second optimizer."""
 TENSORS = 16
 """Tensors looked at, spread over the optimizer's."""
 MOST = 0.9
@@ -180,6 +183,9 @@ class OtherLossProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None:
+            return ()
+        if len(event.model.optimizers()) < 2:  # a new one ends the rest
+            self.rests_until = next_look(event.step, REST)
             return ()
         if event.kind is EventKind.LOSS:
             return self._pass_begins(event, demand)

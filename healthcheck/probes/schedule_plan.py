@@ -114,10 +114,9 @@ class SchedulePlanProbe:
                 worst = share
                 of = "of the run" if whole else "of one epoch"
                 said = (
-                    f"{plan.name} is planned for {plan.length:,.0f} steps, the number of updates {of}, and was stepped "
-                    f"{plan.first + made:,} times in {total:,} updates"
+                    f"{plan.length:,.0f} steps, the updates {of}; {plan.name} was stepped {plan.first + made:,} times"
                 )
-        facts = {"plan": said} | self._where
+        facts = {"planned": said} | self._where
         return (Sample("schedule.used", event.step, worst, detail=(lambda: facts) if said else None),)
 
 

@@ -108,6 +108,9 @@ def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
             yield f"cross entropy of a {squashed.lower()}: logits are any number, above and below 0"
         elif given is log_softmax and len(shape_of(given)) == 2 and dimension(given, 2) == 0:
             yield "log_softmax over dimension 0, which is the batch; the classes are dimension 1"
+    elif kind == "Log" and kind_of(over := past_neutral(source_of(past_neutral(given)))) == "Softmax":
+        if len(shape_of(over)) == 2 and dimension(over, 2) == 0:
+            yield "softmax over dimension 0, which is the batch; the classes are dimension 1"
     elif kind == "Softmax":
         yield "nll_loss of a softmax: it expects log probabilities (log_softmax), or use cross_entropy on the logits"
     elif kind == "Addmm":

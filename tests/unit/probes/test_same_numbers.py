@@ -248,6 +248,7 @@ def denoiser(play: Play) -> None:
         with torch.no_grad():
             for parameter in copied.parameters():
                 parameter.copy_(parameter.clone())
+    play.emit(EventKind.TRAIN_END, STEPS, model=play.state["view"])
 
 
 def rare(play: Play) -> None:

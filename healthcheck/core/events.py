@@ -162,6 +162,8 @@ class Event:
     """Evaluation results (``eval_end``), or metrics that the script logged itself."""
     inferred: str = ""
     """How these metrics were found, where the script has not reported them itself (``eval_end``)."""
+    label_counts: Any = None
+    """How often each class was a label of the losses computed in a pause (``eval_end``): a tensor (classes), else None."""
     dataset: str = ""
     """Name of the evaluation set."""
     path: str | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, MutableMapping, MutableSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ class StateLoads:
     """Not one name fitted: a weak reference to the module, and words."""
     own: list[str] = field(default_factory=list)
     """It consisted of a module's own tensors, in words: at the end of the run, when it is said, the model may be gone."""
+    copies: list[str] = field(default_factory=list)
+    """The same of a module that is not trained, but made like one that is."""
 
     def __bool__(self) -> bool:
-        return bool(self.unmatched or self.own)
+        return bool(self.unmatched or self.own or self.copies)
 
 
 class Places:
@@ -88,5 +91,13 @@ class RunFacts:
     actions_done: dict[str, int] = field(default_factory=dict)
     """Name of an action -> how often it has done something."""
     loads: StateLoads = field(default_factory=StateLoads)
+    set_to_eval: MutableMapping[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    """Modules beside the trained model that were put into eval mode while it trained, and how often."""
+    loaded_themselves: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Those that were given a state dict of their own tensors."""
+    model_evaluated: bool = False
+    """Whether the trained model was put into eval mode since training began."""
+    losses_in_train_mode: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""

@@ -48,6 +48,8 @@ class Evaluations:
             evaluating=self._evaluates,
             batch=lambda: tensors_of(batch()),
             wanted=lambda: session.wants(EventKind.EVAL_END),
+            training=self._in_train_mode,
+            in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),
         )
         self.evaluating = False
         self.announced = False
@@ -116,6 +118,10 @@ class Evaluations:
             self.begin()
         return self.evaluating
 
+    def _in_train_mode(self) -> bool:
+        roots = self._view.roots()
+        return bool(roots) and all(root.training for root in roots)
+
     def batch(self, dataset: Any = None) -> None:
         """One batch of an evaluation was drawn, from this data set."""
         if self.announced:
@@ -131,14 +137,17 @@ class Evaluations:
         if self.open:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
-            inferred = self.heldout.take()
+            inferred, labels = self.heldout.take(), self.heldout.take_labels()
             if metrics or not inferred:
-                self._emit(EventKind.EVAL_END, metrics=metrics or None)
+                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels)
+                labels = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
                 for dataset, loss, said in inferred:
-                    self._emit(EventKind.EVAL_END, {"loss": loss}, dataset=dataset or "", inferred=said)
+                    facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
+                    self._emit(EventKind.EVAL_END, {"loss": loss}, **facts)
+                    labels = None
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""
@@ -161,7 +170,7 @@ class Evaluations:
     def _note_open(self) -> None:
         self.open = not self.announced and (self.evaluating or bool(self._metrics))
 
-    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None, **facts: str) -> None:
+    def _emit(self, kind: EventKind, metrics: Mapping[str, Any] | None = None, **facts: Any) -> None:
         if self._session.wants(kind):
-            event = Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics, **facts)  # type: ignore[arg-type]
+            event = Event(kind, self._step(), phase="eval", model=self._view, metrics=metrics, **facts)
             self._session.emit(event)

@@ -52,6 +52,8 @@ MARKS = 500
 """Calls that are marked at most."""
 _CLASSES = ("cross_entropy", "nll_loss")
 """Functions whose targets may be one class for each row."""
+_LOOSE = 16
+"""Calls of one pause that are kept at most, to see whether their rows are trained on next."""
 _SETS = 8
 """Data sets of one pause that are kept apart at most."""
 
@@ -77,14 +79,28 @@ class HeldOutLosses:
     :param evaluating: whether somebody evaluates now, as far as is known: by the model's mode, or by what is drawn.
     :param batch: the tensors of the batch that is trained on.
     :param wanted: whether anybody wants the loss of an evaluation.
+    :param training: whether all that is trained is in train mode.
+    :param in_train_mode: called once for each pause in which losses were computed in that mode, of rows not trained on.
     """
 
     def __init__(
-        self, *, evaluating: Callable[[], bool], batch: Callable[[], Iterable[Any]], wanted: Callable[[], bool]
+        self,
+        *,
+        evaluating: Callable[[], bool],
+        batch: Callable[[], Iterable[Any]],
+        wanted: Callable[[], bool],
+        training: Callable[[], bool],
+        in_train_mode: Callable[[], None],
     ) -> None:
         self._evaluating = evaluating
         self._batch = batch
         self._wanted = wanted
+        self._training = training
+        self._in_train_mode = in_train_mode
+        self._loose: list[weakref.ref[Any]] = []
+        """Targets of losses computed without gradients in train mode, since the last one with gradients."""
+        self._labels: Any = None
+        """How often each class was a label in the calls of a pause: a tensor on their device."""
         self.on = False
         """Whether calls are looked at: training has begun, and somebody wants to know."""
         self.learning = True
@@ -98,7 +114,7 @@ class HeldOutLosses:
         self._passes = self._marks = 0
         self._sets: dict[tuple[int, str], SetLoss] = {}
         self._names: dict[int, str] = {}
-        self._last: tuple[tuple[int, str], Any, float, weakref.ref[Any] | None] | None = None
+        self._last: tuple[tuple[int, str], Any, float, weakref.ref[Any] | None, Any] | None = None
         """The last call, which is counted once it is known that its rows are not trained on next."""
 
     # -- while training -----------------------------------------------------------------
@@ -117,6 +133,8 @@ class HeldOutLosses:
                 return result
             try:
                 if result.requires_grad:
+                    if self._loose:
+                        self._settle(args[1] if len(args) > 1 else None)
                     if len(args) > 1:
                         self.trained_on = reference(args[1])
                     if self.learning:
@@ -158,10 +176,14 @@ class HeldOutLosses:
         """A loss was computed without gradients."""
         import torch
 
-        if torch.is_grad_enabled() or not self._evaluating():
+        if torch.is_grad_enabled():
             return
         given = _bound(original, args, kwargs)
         target = given.get("target")
+        if name in self.served and len(self._loose) < _LOOSE and self._training() and not self._is_trained_on(target):
+            self._loose.append(weakref.ref(target))
+        if not self._evaluating():
+            return
         rows = _rows(name, given)
         if rows <= 0 or self._is_trained_on(target):
             return
@@ -177,7 +199,14 @@ class HeldOutLosses:
         key = 0 if drawn is None else id(drawn)
         if key not in self._names and len(self._names) < _SETS:
             self._names[key] = _name_of(drawn)
-        self._last = (key, name), value, rows, None if target is None else weakref.ref(target)
+        labels = _label_counts(given) if name in _CLASSES else None
+        self._last = (key, name), value, rows, None if target is None else weakref.ref(target), labels
+
+    def _settle(self, target: Any) -> None:
+        """A loss with gradients follows: those without it were of other rows, or of these."""
+        loose, self._loose = [ref() for ref in self._loose], []
+        if not any(rows is not None and target is not None and _same_memory(rows, target) for rows in loose):
+            self._in_train_mode()
 
     def _is_trained_on(self, target: Any) -> bool:
         """Whether these are the rows of the last call with gradients, or of the batch that was drawn to be trained on."""
@@ -191,10 +220,13 @@ class HeldOutLosses:
     def _count_last(self) -> None:
         if self._last is None:
             return
-        key, value, rows, target = self._last
+        key, value, rows, target, labels = self._last
         self._last = None
         if target is None or not self._is_trained_on(target()):
             self._sets.setdefault(key, SetLoss()).add(value, rows)
+            if labels is not None:
+                same = self._labels is not None and self._labels.shape == labels.shape
+                self._labels = self._labels + labels if same else labels
 
     def take(self) -> list[tuple[str | None, Any, str]]:
         """What the pause came to: data set (None where there is one only), mean loss, and how it was found. Forgets it."""
@@ -219,6 +251,11 @@ class HeldOutLosses:
             said = f"mean of {' + '.join(chosen)} over {calls:,} calls without gradients"
             found.append((names.get(drawn) if len(names) > 1 else None, loss, said))
         return found
+
+    def take_labels(self) -> Any:
+        """How often each class was a label in the pause: a tensor (classes), or None. Forgets it."""
+        labels, self._labels = self._labels, None
+        return labels
 
     def _mean(self, name: str, losses: SetLoss) -> Any:
         """In the unit of the training loss: of a value, or of a whole batch where training adds up."""
@@ -254,6 +291,20 @@ def _rows(name: str, given: Mapping[str, Any]) -> float:
         classes = shaped.shape[1] if shaped.dim() > 1 else shaped.shape[0]
         return rows / max(1, int(classes))
     return rows
+
+
+def _label_counts(given: Mapping[str, Any]) -> Any:
+    """How often each class is a label of this call: a tensor (classes) on its device; None where labels are no classes."""
+    import torch
+
+    answers, target = given.get("input"), given.get("target")
+    if answers is None or target is None or target.is_floating_point() or answers.dim() < 2:
+        return None
+    classes = int(answers.shape[1])
+    with no_grad():
+        labels = target.flatten()
+        counts = ((labels >= 0) & (labels < classes)).float()
+        return torch.zeros(classes, device=labels.device).index_add_(0, labels.clamp(0, classes - 1), counts)
 
 
 def _same_memory(one: Any, other: Any) -> bool:

@@ -25,6 +25,9 @@ from healthcheck.instrument.resume_check import seen_loads
 
 Function = Callable[..., Any]
 
+OTHERS = 64
+"""Modules beside the trained model whose calls of ``eval()`` are counted."""
+
 
 class Passes(Protocol):
     """Whom backward passes are shown to: the step machine, or a source that makes something else of them."""
@@ -376,8 +379,12 @@ class TorchHooks:
         if not machine.started or not optimizers:
             return
         trained = {id(p) for p in parameters_of(optimizers[0])}
-        own = sum(id(p) in trained for p in module.parameters())
-        if 2 * own > len(trained):
+        own = [id(p) in trained for p in module.parameters()]
+        facts = machine.session.facts
+        if own and not any(own) and (module in facts.set_to_eval or len(facts.set_to_eval) < OTHERS):
+            facts.set_to_eval[module] = facts.set_to_eval.get(module, 0) + 1
+        if 2 * sum(own) > len(trained):
+            facts.model_evaluated = True
             machine.session.facts.places.note_call("eval", place_of(sys._getframe(1)))
             machine.evaluations.begin()
 

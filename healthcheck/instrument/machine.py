@@ -558,7 +558,7 @@ class StepMachine:
         self._standing = Stage.ENDED
         facts_of_run = self.session.facts
         loads: StateLoads | None = None
-        if facts_of_run.loads.unmatched or facts_of_run.loads.own:
+        if facts_of_run.loads:
             loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
         elif self.number == self.began_after + 1:
             loads = StateLoads()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.instrument.guarding import guarded
+from healthcheck.probes.copies import signature
 
 if TYPE_CHECKING:
     from healthcheck.instrument.machine import StepMachine
@@ -52,9 +53,17 @@ def _own_loaded(machine: StepMachine, module: Any, state: Any) -> None:
     few = own[:: max(1, len(own) // LOOKED_AT)]
     if not few or not all(_same_memory(state.get(name), p) for name, p in few):
         return
-    known = machine.session.facts.loads.own
-    if len(known) < LOOKED_AT and any(m is module for _, m in machine.view.named_modules()):
-        known.append(f"{type(module).__name__}, {len(own):,} tensors")
+    loads, modules = machine.session.facts.loads, [m for _, m in machine.view.named_modules()]
+    words = f"{type(module).__name__}, {len(own):,} tensors"
+    if any(m is module for m in modules):
+        known = loads.own
+    elif signature(module) in map(signature, modules):
+        known = loads.copies
+        machine.session.facts.loaded_themselves.add(module)
+    else:
+        return
+    if len(known) < LOOKED_AT:
+        known.append(words)
 
 
 def _same_memory(value: Any, parameter: Any) -> bool:

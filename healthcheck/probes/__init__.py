@@ -12,7 +12,12 @@ from healthcheck.core.protocols import Probe
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
+from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.copies import CopyProbe
+from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.edges import EdgeProbe
+from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -21,7 +26,7 @@ from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
-from healthcheck.probes.loss_construction import LossGraphProbe, LossKindProbe, LossSignProbe
+from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -31,7 +36,7 @@ from healthcheck.probes.memory import (
     MemoryForecastProbe,
     MemoryProbe,
 )
-from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe
+from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe, TrainModeLossProbe
 from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
@@ -40,11 +45,15 @@ from healthcheck.probes.optimizers import (
     ResumedOptimizerProbe,
 )
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
+from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
+from healthcheck.probes.schedule_plan import SchedulePlanProbe
+from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
+from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
@@ -72,26 +81,33 @@ PROBES: tuple[type[Probe], ...] = (
     StepCountProbe,
     WiringProbe,
     ForgottenParameterProbe,
+    FreshParameterProbe,
+    CopyProbe,
     MovementProbe,
     WeightGrowthProbe,
     RestoredWeightProbe,
     LeftoverProbe,
     StepOrderProbe,
     DiscardedGradientProbe,
+    IncompleteGroupProbe,
+    OtherLossProbe,
     UnclippedGradientProbe,
     UnsyncedGradientProbe,
     ModeProbe,
     EvaluationModeProbe,
     EvalStartProbe,
+    TrainModeLossProbe,
     WeightProbe,
     RunningStatisticsProbe,
     LoadedStateProbe,
     TiedWeightProbe,
     InitialWeightProbe,
     OptimizerStateProbe,
+    SmallEpsilonProbe,
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     ScheduleReachProbe,
+    SchedulePlanProbe,
     ResumedOptimizerProbe,
     BatchProbe,
     DryLoaderProbe,
@@ -101,13 +117,20 @@ PROBES: tuple[type[Probe], ...] = (
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    EdgeProbe,
     FrequencyProbe,
+    TrainedClassProbe,
+    UnseenClassProbe,
     LossKindProbe,
+    AdvantageProbe,
     TokenProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,
     PredictionProbe,
+    RareLabelProbe,
+    DataDriftProbe,
+    NoiseScaleProbe,
     LatentProbe,
     BatchLayoutProbe,
     CompilationProbe,
@@ -123,6 +146,12 @@ PROBES: tuple[type[Probe], ...] = (
 def healthcheck_register_probes(register: Callable[[Probe], None]) -> None:
     """Fresh instances for every session: probes hold the state of one run."""
     gradients = RecentGradients()  # what one of them knows of a step's gradients, the other says beside a bad loss
-    shared: dict[type[Probe], Probe] = {LossProbe: LossProbe(gradients), GradientProbe: GradientProbe(gradients)}
+    classes = TrainedClasses()
+    shared: dict[type[Probe], Probe] = {
+        LossProbe: LossProbe(gradients),
+        GradientProbe: GradientProbe(gradients),
+        TrainedClassProbe: TrainedClassProbe(classes),
+        UnseenClassProbe: UnseenClassProbe(classes),
+    }
     for probe in PROBES:
         register(shared.get(probe) or probe())

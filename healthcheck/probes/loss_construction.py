@@ -16,6 +16,7 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number, smallest
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
@@ -34,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, GraphLooks
+from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
 
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a
@@ -89,8 +90,9 @@ def _mistakes(root: Any) -> Iterator[str]:
                 yield "binary_cross_entropy_with_logits of a sigmoid: it takes the sigmoid itself"
             elif squashed in _SQUASHING:
                 yield f"binary_cross_entropy_with_logits of a {squashed.lower()}: logits are any number, above and below 0"
-        elif kind in (*DISTANCES, "Sub") and (n := _broadcast(node)):
-            yield f"a prediction of shape ({n}, 1) against {n} targets: compared each with each, {n} x {n}"
+        elif kind in (*DISTANCES, "Sub") and (shapes := _broadcast(node)):
+            n = shape_of(node)[0] if kind == "Sub" else _saved_shape(node)[0]
+            yield f"{shapes}: compared each with each, {n} x {n}"
         elif kind == "Sub" and (what := _without_logarithm(node)):
             yield f"kl_div of {what}: its first argument must be log probabilities (log_softmax)"
 
@@ -106,6 +108,9 @@ def _of_cross_entropy(node: Any, given: Any) -> Iterator[str]:
             yield f"cross entropy of a {squashed.lower()}: logits are any number, above and below 0"
         elif given is log_softmax and len(shape_of(given)) == 2 and dimension(given, 2) == 0:
             yield "log_softmax over dimension 0, which is the batch; the classes are dimension 1"
+    elif kind == "Log" and kind_of(over := past_neutral(source_of(past_neutral(given)))) == "Softmax":
+        if len(shape_of(over)) == 2 and dimension(over, 2) == 0:
+            yield "softmax over dimension 0, which is the batch; the classes are dimension 1"
     elif kind == "Softmax":
         yield "nll_loss of a softmax: it expects log probabilities (log_softmax), or use cross_entropy on the logits"
     elif kind == "Addmm":
@@ -139,14 +144,31 @@ def _are_probabilities(values: Any) -> bool:
     return bool((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 0.01).all() & (rows.amax(1) < 0.999).any())
 
 
-def _broadcast(node: Any) -> int:
-    """N of a prediction (N, 1) against targets (N), which have no gradient: N x N differences. Else 0."""
+def _broadcast(node: Any) -> str:
+    """A prediction (N, 1) against N targets, or N predictions against targets (N, 1), in words: N x N differences.
+
+    Targets have no gradient: a difference of two predictions, each with each, may well be meant.
+    """
     shape = shape_of(node) if kind_of(node) == "Sub" else _saved_shape(node)
     parents = parents_of(node)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(parents) != 1:
-        return 0
-    given = source_of(parents[0]) if kind_of(parents[0]) == "Expand" else parents[0]
-    return shape[0] if shape_of(given) == (shape[0], 1) else 0
+        return ""
+    n, given = shape[0], source_of(parents[0]) if kind_of(parents[0]) == "Expand" else parents[0]
+    if shape_of(given) == (n, 1):
+        return f"a prediction of shape ({n}, 1) against {n} targets"
+    if shape_of(given) == (n,) and _one_number_per_row(node, given, n):
+        return f"{n} predictions against targets of shape ({n}, 1)"
+    return ""
+
+
+def _one_number_per_row(node: Any, given: Any, n: int) -> bool:
+    """Whether the targets have the shape (N, 1), or are a table of numbers (N, N) for which one row is learnt."""
+    targets: Any = saved(node, "target")
+    if is_tensor(targets):  # broadcast: a column that is read again and again
+        return bool(targets.dim() == 2 and targets.stride(1) == 0)
+    # A difference by hand does not keep the targets. Predictions have lost a dimension; a learnt row never had one.
+    rows = past_neutral(given)
+    return rows is not given and len(shape_of(rows)) == 2 and shape_of(rows)[0] == n
 
 
 def _saved_shape(node: Any) -> tuple[int, ...]:
@@ -256,6 +278,8 @@ def _is_log_probability(node: Any) -> bool:
         kind = kind_of(node)
         if kind == "Gather" or (kind == "Index" and _one_per_row(node)):
             before = past_neutral(source_of(node))
+            if kind_of(before) == "Expand":  # several actions were drawn for each state
+                before = past_neutral(source_of(before))
             if kind_of(before) in ("LogSoftmax", "Log"):
                 return True
             return kind_of(before) == "Sub" and any(
@@ -277,10 +301,62 @@ def _weighs_log_probabilities(node: Any) -> bool:
         return False
     if kind_of(past_neutral(graphs[0])) in ("Exp", "Clamp"):
         return True
-    weights: Any = saved(node, "other" if parents[0] is not None else "self")
-    if not is_tensor(weights) or not on_host(weights):
+    weights = _weights(node)
+    if weights is None or not on_host(weights):
         return False
-    return bool(((weights < 0) | (weights > LARGE_WEIGHT)).any())
+    # A mask or a weight of a class may be 0 here and there; where all are 0, nothing is weighed.
+    return bool(((weights < 0) | (weights > LARGE_WEIGHT)).any() | ~weights.any())
+
+
+def _weights(node: Any) -> Any:
+    """What a product with one trained factor is multiplied with; None where it is not kept."""
+    weights: Any = saved(node, "other" if node.next_functions[0][0] is not None else "self")
+    return weights if is_tensor(weights) else None
+
+
+class AdvantageProbe:
+    """Looks whether the numbers that log probabilities of actions are multiplied with are all zero in a batch.
+
+    So it is where the rewards within each group are alike, or the estimate of the value is the return itself: such a batch
+    teaches nothing. The same operations as in :class:`LossKindProbe`.
+    """
+
+    name = "advantages"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "advantages.zero",
+            "1 if all advantages of a batch (what log probabilities of actions are multiplied with) are 0, else 0.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a loss of reinforcement learning"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._shown = False
+        self._step = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.loss_graph is None or event.phase != "train" or step == self._step:
+            return ()
+        self._step = step
+        weighed = [
+            weights
+            for node, kind in made_of(event.loss_graph, _BETWEEN, KIND_NODES)
+            if kind == "Mul" and _weighs_log_probabilities(node) and (weights := _weights(node)) is not None
+        ]
+        if not weighed:
+            if not self._shown:
+                self.rests_until = max(ask_again(step), demand.next_due(("advantages.zero",), step))
+            return ()
+        self._shown = True
+        found = [number((weights == 0).all()) for weights in weighed]
+        facts = {"advantages": f"{max(weights.numel() for weights in weighed):,} in this batch, all 0"}
+        return (Sample("advantages.zero", step, smallest(found), detail=lambda: facts),)
 
 
 SIGN_LOOKS = 6

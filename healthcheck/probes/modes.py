@@ -12,7 +12,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.tensors import on_host
+from healthcheck.device.tensors import live_objects, on_host
 from healthcheck.probes.labels import first_few, where_called, where_in_model
 from healthcheck.probes.looks import SeenModules
 
@@ -182,6 +182,62 @@ def _counting(model: Any) -> Iterable[tuple[str, Any]]:
 def _version(module: Any) -> int:
     counter = module.num_batches_tracked
     return int(counter._version) if counter is not None else -1
+
+
+PAUSES = 2
+"""Pauses after which a loss computed in train mode is taken for an evaluation."""
+APART = 5
+"""Steps between two of them, on average, at the least: who computes such a loss in each step chooses rows by it."""
+
+
+class TrainModeLossProbe:
+    """Counts layers that behave differently in train mode, where losses are computed without gradients in that mode.
+
+    Such a loss is an estimate, of an evaluation without ``model.eval()``: dropout makes it larger and noisy, batch norm
+    mixes the rows. Left alone are losses of rows that are trained on, those of nearly each step (hard examples are chosen
+    by them), and runs with a copy of the model in eval mode, which may be what is evaluated.
+    """
+
+    name = "train-mode-losses"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.train_in_loss",
+            "Dropout, normalisation and RNN layers in train mode while losses were computed without gradients.",
+            cost=Cost.HOST,
+            needs=("a loss computed without gradients in train mode",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._pauses = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.run is None or event.optimizer_index > 0:
+            return ()
+        steps = event.run.losses_in_train_mode
+        if len(steps) == self._pauses or not demand.due("modules.train_in_loss", event.step):
+            return ()
+        self._pauses = len(steps)
+        often = (steps[-1] - steps[0]) < APART * (len(steps) - 1)
+        hit: list[str] = []
+        if len(steps) >= PAUSES and not often:
+            modules = event.model.named_modules()
+            hit = [part.name for part in sensitive_parts(modules) if part.module.training]
+            if hit and _has_copy_in_eval(modules):
+                hit = []
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(hit), "pauses": f"{len(steps)} so far"}
+
+        return (Sample("modules.train_in_loss", event.step, float(len(hit)), detail=facts if hit else None),)
+
+
+def _has_copy_in_eval(modules: Sequence[tuple[str, Any]]) -> bool:
+    own = {id(module) for _, module in modules}
+    kinds = {type(module) for _, module in modules if any(True for _ in module.children())}
+    return any(type(m) in kinds and id(m) not in own and not m.training for m in live_objects("Module"))
 
 
 LOOKS = 10

@@ -18,10 +18,12 @@ from healthcheck.probes.graph import (
     REDUCING,
     kind_of,
     log_probabilities,
+    made_by,
     made_of,
     near,
     past_neutral,
     saved,
+    shape_of,
     signed,
     source_of,
 )
@@ -142,6 +144,11 @@ class PredictionProbe:
                 vectors = saved(node, _EMBEDDED[kind])
                 if is_tensor(vectors) and _are_vectors(node, vectors):
                     yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
+            elif kind in ("Sub", "Mm") and _EMBEDDINGS in due:
+                source = _each_with_each(node)
+                compared: Any = None if source is None else made_by(source, ROWS)
+                if is_tensor(compared) and compared.dim() == 2 and compared.shape[0] >= FEW:
+                    yield _EMBEDDINGS, _apart(_rows(compared, 1), angles=False)
 
     def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
         labels: Any = saved(node, "target")
@@ -179,6 +186,27 @@ def _are_vectors(node: Any, values: Any) -> bool:
         return kind_of(source) in ("Sub", "Rsub")
     lengths = saved(node, "other") if kind_of(node) == "Div" else None
     return lengths is None or tuple(lengths.shape) in ((values.shape[0], 1), tuple(values.shape))
+
+
+def _each_with_each(node: Any) -> Any:
+    """The node of vectors (N, D) that are compared among themselves by hand: ``e[:, None] - e[None]``, ``e @ e.T``."""
+    if len(node.next_functions) != 2:
+        return None
+    first, second = (_past_factor(past_neutral(parent)) for parent, _ in node.next_functions)
+    shape = shape_of(first)
+    if first is None or first is not second or len(shape) != 2 or shape[0] < FEW or shape[1] < 2:
+        return None
+    across = (shape[0], shape[0], shape[1]) if kind_of(node) == "Sub" else (shape[0], shape[0])
+    return first if shape_of(node) == across else None
+
+
+def _past_factor(node: Any) -> Any:
+    """What stands behind a multiplication with a number: ``2 * e @ e.T``."""
+    if kind_of(node) in ("Mul", "Div") and [parent for parent, _ in node.next_functions].count(None) == 1:
+        factor: Any = saved(node, "other")
+        if not is_tensor(factor) or factor.numel() == 1:
+            return past_neutral(source_of(node))
+    return node
 
 
 def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:

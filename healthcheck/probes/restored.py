@@ -115,7 +115,8 @@ class LoadedStateProbe:
     a wrapped model (``module.``, ``model.``, ``_orig_mod.``) is the usual case. Loads of which a part fits are a way to
     begin with another model's body, and are not counted.
 
-    *Own*: during the training, from tensors that are the module's own. ``best = model.state_dict()`` is no copy.
+    *Own*: during the training, from tensors that are the module's own. ``best = model.state_dict()`` is no copy. The
+    same is counted for *copies* of the trained model, which should have been given the model's weights.
     """
 
     name = "loaded-state"
@@ -126,6 +127,10 @@ class LoadedStateProbe:
         Metric(
             "state.own",
             "State dicts loaded since the last step that were the module's own tensors, not copies of them.",
+        ),
+        Metric(
+            "state.own_copy",
+            "The same for copies of the trained model, such as target networks: they were given their own weights.",
         ),
     )
 
@@ -141,6 +146,7 @@ class LoadedStateProbe:
         samples = [
             *self._samples("state.unmatched", unmatched, event),
             *self._samples("state.own", [*loads.own], event),
+            *self._samples("state.own_copy", [*loads.copies], event),
         ]
         self._begun = self._begun or bool(samples)
         return samples

@@ -290,7 +290,7 @@ class DiscardedGradientProbe:
         self._fresh = False
         self._passes += 1
         if event.loss_graph is not None:
-            self._divided = _divisor(event.loss_graph) > 1
+            self._divided = divisor_of(event.loss_graph) > 1
 
     def _took(self, parameter: Any) -> None:
         self._fresh = self._fresh or not _is_gone(parameter.grad)
@@ -322,7 +322,7 @@ class DiscardedGradientProbe:
             self._hooks.pop().remove()
 
 
-def _divisor(root: Any) -> float:
+def divisor_of(root: Any) -> float:
     """The number that a loss was divided by, directly or behind the scale of a GradScaler; 1 without one."""
     node = root
     for _ in range(3):

@@ -10,7 +10,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
+from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor, live_objects
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules
@@ -27,6 +27,9 @@ LOOK_EVERY = 10
 """Steps after which it is looked again which parameters no optimizer holds."""
 SETTLED = 50
 """Steps after which such a look is enough once in so many, where optimizers hold them all."""
+
+SEARCHES = 3
+"""How often the process is searched for the model that runs, where nothing in the optimizer gets a gradient."""
 
 _KEYS = ("params.no_gradient", "params.not_in_optimizer", "params.optimizer_orphans")
 
@@ -77,6 +80,9 @@ class WiringProbe:
         self._outside: list[tuple[str, Callable[[], Any]]] = []
         self._modules = SeenModules()
         self._inside: set[int] = set()
+        self._searches = SEARCHES
+        self._elsewhere: list[Callable[[], Any]] = []
+        """Parameters that train in a module of which no optimizer holds anything."""
         self._optimizer: dict[int, Callable[[], Any]] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -162,14 +168,18 @@ class WiringProbe:
         def names(params: Iterable[Any]) -> list[str]:
             return [name_of.get(id(p), "?") for p in params]
 
+        never = [p for p in own if id(p) not in self._ever]
+        orphans, twins = self._orphans(event, never, stray, nothing_trains=len(never) == len(own))
+        strangers = set(map(id, orphans))
         if demand.due("params.no_gradient", step):
-            hit = self._without_gradient(own, name_of)
-            never = [p for p in hit if id(p) not in self._ever]
+            # The tensors of another model are a matter of their own.
+            hit = [p for p in self._without_gradient(own, name_of) if id(p) not in strangers]
+            lacking = [p for p in hit if id(p) not in self._ever]
             place = where_in_model(event, names(hit)) if hit else {}
 
             def no_gradient() -> Mapping[str, Any]:
                 frozen = sum(not p.requires_grad for _, p in named)
-                facts = {"which": in_groups(names(hit), names(own)), "never": f"{len(never):,} never got one"}
+                facts = {"which": in_groups(names(hit), names(own)), "never": f"{len(lacking):,} never got one"}
                 facts |= place
                 return facts | ({"frozen": f"{frozen:,} frozen on purpose: ignored"} if frozen else {})
 
@@ -186,9 +196,7 @@ class WiringProbe:
                 detail=lambda: {"which": in_groups(lost, everyone)} | built,
             )
         if demand.due("params.optimizer_orphans", step):
-            never = [p for p in own if id(p) not in self._ever]
-            orphans, twins = self._orphans(event, never, stray, nothing_trains=len(never) == len(own))
-            orphans += self._replaced(event, own, stray)
+            orphans = orphans + self._replaced(event, own, stray)
             held_at = where_made(event, event.optimizer)
 
             def orphaned() -> Mapping[str, Any]:
@@ -224,6 +232,11 @@ class WiringProbe:
         # Each stray tensor is the twin of one orphan at most.
         shapes = Counter(tuple(p.shape) for _, p in stray if self._stray[id(p)] >= PATIENCE)
         inside = self._in_modules(event)
+        if nothing_trains and not shapes:
+            if not self._elsewhere and self._searches:
+                self._searches -= 1
+                self._elsewhere = [weak(p) for p in _trained_elsewhere(inside | set(map(id, never)))]
+            shapes = Counter(tuple(p.shape) for ref in self._elsewhere if (p := ref()) is not None)
         orphans, twins = [], 0
         for parameter in never:
             shape = tuple(parameter.shape)
@@ -249,6 +262,12 @@ class WiringProbe:
         if self._modules.changed(modules) or anew:
             self._inside = {id(p) for _, m in modules for p in getattr(m, "_parameters", {}).values() if p is not None}
         return self._inside
+
+
+def _trained_elsewhere(known: set[int]) -> list[Any]:
+    """Parameters with gradients of all modules in this process, but for those that are known already."""
+    found = {id(p): p for m in live_objects("Module") for p in vars(m).get("_parameters", {}).values() if p is not None}
+    return [p for key, p in found.items() if key not in known and p.requires_grad and p.grad is not None]
 
 
 def _rows(name: str) -> set[str]:

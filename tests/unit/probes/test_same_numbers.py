@@ -7,6 +7,7 @@ silent at the same steps.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Probe
+from healthcheck.core.runinfo import RunFacts
 from healthcheck.core.samples import Sample, series_name
 from healthcheck.device.deferred import Deferred
 from healthcheck.device.mailbox import StepMailbox
 from healthcheck.instrument.gate import GATEABLE_METRICS
-from healthcheck.probes import PROBES
+from healthcheck.probes import PROBES, healthcheck_register_probes
 
 STEPS = 36
 
@@ -212,7 +215,68 @@ def contrastive(play: Play) -> None:
         play.update(model, optimizer, [lambda x=x, y=other: (model(x) - model(y)).norm(dim=1).mean()])
 
 
-PLAYS = [classifier, regression, scaled, zero_gradients, autoencoder, adversaries, language, contrastive]
+def policy(play: Play) -> None:
+    """Answers weighted by their advantages, which are zero now and then."""
+    torch.manual_seed(8)
+    model = nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for play.step in range(1, STEPS + 1):
+        x, action = torch.randn(16, 6), torch.randint(0, 5, (16, 4))
+        advantage = torch.randn(16, 4) * (play.step % 5 != 0)
+
+        def loss(
+            x: torch.Tensor = x, action: torch.Tensor = action, advantage: torch.Tensor = advantage
+        ) -> torch.Tensor:
+            scores = model(x).log_softmax(-1).gather(1, action)
+            return -((scores - scores.detach()).exp() * advantage).mean()
+
+        play.update(model, optimizer, [loss])
+
+
+def denoiser(play: Play) -> None:
+    """Finds noise in data of ten times its size; a copy of it is written to, evaluated and does not follow."""
+    torch.manual_seed(9)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 12))
+    copied = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    facts = play.state["run"] = RunFacts()
+    facts.set_to_eval[copied] = 2
+    for play.step in range(1, STEPS + 1):
+        noise = torch.randn(32, 12)
+        noisy = 10 * torch.randn(32, 12) + noise
+        play.update(model, optimizer, [lambda x=noisy, y=noise: F.mse_loss(model(x), y).sqrt()])
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.copy_(parameter.clone())
+    play.emit(EventKind.TRAIN_END, STEPS, model=play.state["view"])
+
+
+def rare(play: Play) -> None:
+    """Ten labels with a yes or no each, few of them yes."""
+    torch.manual_seed(10)
+    model = nn.Linear(8, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for play.step in range(1, STEPS + 1):
+        x, y = torch.randn(32, 8), (torch.rand(32, 10) < 0.05).float()
+        play.update(model, optimizer, [lambda x=x, y=y: F.binary_cross_entropy_with_logits(model(x), y)])
+
+
+def evaluated(play: Play) -> None:
+    """A classifier that is evaluated on a class which it has never seen."""
+    torch.manual_seed(11)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for play.step in range(1, STEPS + 1):
+        x, y = torch.randn(32, 8), torch.randint(0, 3, (32,))
+        play.update(model, optimizer, [lambda x=x, y=y: F.cross_entropy(model(x), y)])
+        if play.step % 9 == 0:
+            play.emit(EventKind.EVAL_END, play.step, label_counts=torch.tensor([3.0, 2.0, 2.0, 3.0]), phase="eval")
+
+
+PLAYS = [
+    classifier, regression, scaled, zero_gradients, autoencoder, adversaries, language, contrastive, policy, denoiser, rare,
+    evaluated,
+]  # fmt: skip
 
 
 def played(
@@ -226,13 +290,16 @@ def played(
     :param see: is shown each sample as its probe made it.
     """
     demand, samples = Everything(), list[Sample]()
-    probes = [probe for probe in (kind() for kind in PROBES) if probe.name not in OF_THIS_MACHINE]
+    made_for_a_session = list[Probe]()
+    healthcheck_register_probes(made_for_a_session.append)
+    probes = [probe for probe in made_for_a_session if probe.name not in OF_THIS_MACHINE]
     state: dict[str, Any] = {"user_state": {}}
     for probe in probes:
         getattr(probe, "plan", lambda demand: None)(demand)
 
     def emit(kind: EventKind, step: int, **facts: Any) -> None:
-        event = Event(kind, step, user_state=state["user_state"], held_back=state.get("held_back"), **facts)
+        known = {"user_state": state["user_state"], "held_back": state.get("held_back"), "run": state.get("run")}
+        event = Event(kind, step, **known, **facts)
         with torch.no_grad(), guard():
             made = [s for probe in probes if kind in probe.listens_to for s in probe.sample(event, demand)]
             for sample in made:

@@ -1,0 +1,240 @@
+"""Copies of the trained model that should follow it and do not: target networks, averaged weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.references import weak
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import number, smallest
+from healthcheck.device.tensors import live_objects
+from healthcheck.probes.labels import first_few
+
+SEARCHES = (20, 200)
+"""Steps after which the process is searched for copies, some 20 ms each."""
+TENSORS, VALUES = 4, 256
+"""Largest tensors of a copy that are compared, and values of each."""
+ALIKE = 0.5
+"""Relative distance under which weights are those of a copy, some steps apart."""
+ROUNDING, SHARE = 1e-5, 1e-3
+"""Relative change that may be rounding, and part of the model's change that an average moves in any case."""
+EVALUATIONS = 2
+"""Calls of ``eval()`` on a copy after which it counts as evaluated."""
+RARELY = 5
+"""Steps between two of these calls, at the least: whoever calls it in each step takes it for a teacher, not for a result."""
+
+_KEYS = ("copies.rewritten", "copies.evaluated")
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A module that is not trained, made like one that is."""
+
+    name: str
+    module: Callable[[], Any]
+    original: Callable[[], Any]
+    alike: Any
+    """Whether its weights were nearly those of the original when it was found: a boolean tensor."""
+    since: int
+    """Step at which it was found."""
+    first: Any
+    before: Any
+    before_original: Any
+    """Values at the first look, at the last one, and of the original then."""
+    version: int
+
+
+class CopyProbe:
+    """Compares copies of the trained model with what they were at the look before, and with the model.
+
+    A copy is a module of the class and the shapes of a trained one, in no optimizer and without gradients, whose weights
+    were close to the other's when it was found. Most copies are frozen on purpose (teachers, reference models), so that it
+    proves nothing that one stands still. Two things do: it was written to, and is what it was (*rewritten*); or the script
+    puts it, and not the model, into eval mode now and then to evaluate it (*evaluated*). Of these it is said at the end how
+    far they have come: an average with a decay of 0.9999 has gone a hundredth of the way after a hundred updates.
+    """
+
+    name = "copies"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.TRAIN_END)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "copies.rewritten",
+            "Copies of the trained model that were written to since the last look and did not change, while the model did.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.evaluated",
+            "Copies of the trained model that are evaluated and still have the weights of the beginning.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.way",
+            "At the end of a run: how far a copy that is evaluated has come, as a part of the model's own way; the least of them.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model that is evaluated",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = SEARCHES[0]
+        self._searches = list(SEARCHES)
+        self._copies: list[_Copy] = []
+        self._way: tuple[Any, str] | None = None
+        """Of the copy that has come least far, at the last look."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.kind is EventKind.TRAIN_END:
+            way, self._way = self._way, None
+            return () if way is None else (Sample("copies.way", step, way[0], detail=lambda: {"which": way[1]}),)
+        if event.model is None or event.optimizer is None or event.optimizer_index > 0:
+            return ()
+        if self._searches and step >= self._searches[0]:
+            while self._searches and step >= self._searches[0]:
+                self._searches.pop(0)
+            self._copies += _search(event, [copy.module() for copy in self._copies])
+            return ()
+        due = [key for key in _KEYS if demand.due(key, step)]
+        samples = self._look(event, due) if due and self._copies else []
+        coming = self._searches[0] if self._searches else sys.maxsize
+        self.rests_until = min(coming, demand.next_due(_KEYS, step)) if self._copies else coming
+        return samples
+
+    def _look(self, event: Event, due: Sequence[str]) -> list[Sample]:
+        rewritten: list[tuple[str, Any]] = []
+        evaluated: list[tuple[str, Any]] = []
+        ways: list[Any] = []
+        since = event.step
+        self._copies = [copy for copy in self._copies if copy.module() is not None and copy.original() is not None]
+        for copy in self._copies:
+            module, original = copy.module(), copy.original()
+            now, now_original = _values(module), _values(original)
+            version = _version(module)
+            if now is None or now_original is None or now.shape != copy.before.shape:
+                continue
+            trains = (now_original != copy.before_original).any() & (now != now_original).any() & copy.alike
+            if version != copy.version and not (event.run is not None and module in event.run.loaded_themselves):
+                rewritten.append(
+                    (copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains)
+                )
+            if _is_evaluated(module, event):
+                evaluated.append(
+                    (copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains)
+                )
+                since = min(since, copy.since)
+                gone, model_gone = (now - copy.first).norm(), (now_original - copy.first).norm()
+                ways.append(
+                    (gone / model_gone.clamp(min=1e-12)).where(copy.alike & (model_gone > 0), gone.new_ones(()))
+                )
+            copy.before, copy.before_original, copy.version = now, now_original, version
+        if ways:
+            self._way = smallest([number(way) for way in ways]), first_few(name for name, _ in evaluated)
+        return [
+            _counted(key, found, event.step, since)
+            for key, found in (("copies.rewritten", rewritten), ("copies.evaluated", evaluated))
+            if key in due and found
+        ]
+
+
+def _counted(key: str, found: Sequence[tuple[str, Any]], step: int, since: int) -> Sample:
+    import torch
+
+    flags = torch.stack([flag for _, flag in found])
+
+    def facts() -> Mapping[str, Any]:
+        which = first_few(name for name, _ in found)
+        return {"which": which} | ({"since": f"step {since:,}, or longer"} if key == "copies.evaluated" else {})
+
+    return Sample(key, step, number(flags.sum()), detail=facts)
+
+
+def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
+    """Modules that live in this process and are made like one that is trained."""
+    assert event.model is not None
+    held = {id(p) for o in (*event.model.optimizers(), event.optimizer) for g in o.param_groups for p in g["params"]}
+    trained: dict[Any, Any] = {}
+    for _, module in event.model.named_modules():
+        own = list(module.parameters())
+        if own and any(id(p) in held for p in own):
+            trained.setdefault(signature(module), module)
+    kinds = {type(module) for module in trained.values()}
+    seen = {id(part) for module in known if module is not None for part in module.modules()}
+    likely = [module for module in live_objects("Module") if type(module) in kinds and id(module) not in seen]
+    found: list[tuple[Any, Any]] = []
+    for module in likely:
+        own = list(module.parameters())
+        if own and not any(id(p) in held or p.grad is not None for p in own):
+            original = trained.get(signature(module))
+            if original is not None:
+                found.append((module, original))
+    inside = {id(part) for module, _ in found for part in module.modules() if part is not module}
+    copies = []
+    for module, original in found:
+        if id(module) not in inside:
+            now, now_original = _values(module), _values(original)
+            if now is not None and now_original is not None:
+                alike = (now - now_original).norm() <= ALIKE * now_original.norm()
+                copies.append(
+                    _Copy(
+                        _called(module),
+                        weak(module),
+                        weak(original),
+                        alike,
+                        event.step,
+                        now,
+                        now,
+                        now_original,
+                        _version(module),
+                    )
+                )
+    return copies
+
+
+def signature(module: Any) -> Any:
+    """What a module and its copy have in common: the class, and the shapes of all parameters."""
+    return type(module), tuple(tuple(p.shape) for p in module.parameters())
+
+
+def _called(module: Any) -> str:
+    """The script's global name for it, else its class."""
+    names = (name for name, thing in vars(sys.modules["__main__"]).items() if thing is module)
+    return next(names, type(module).__name__)
+
+
+def _stood_still(now: Any, before: Any, model: Any, model_before: Any) -> Any:
+    """Whether a copy has not changed but for rounding, next to nothing beside the change of the model since the last look."""
+    change = (now - before).norm()
+    return (change <= ROUNDING * now.norm()) & (change <= SHARE * (model - model_before).norm())
+
+
+def _largest(module: Any) -> list[Any]:
+    return sorted(module.parameters(), key=lambda p: -int(p.numel()))[:TENSORS]
+
+
+def _values(module: Any) -> Any:
+    """A few values of its largest tensors, as they are now; None where they cannot be read."""
+    import torch
+
+    largest = _largest(module)
+    if any(type(p.data) is not torch.Tensor or p.is_meta or p.device != largest[0].device for p in largest):
+        return None
+    return torch.cat([p.detach().flatten()[:VALUES].float() for p in largest])
+
+
+def _version(module: Any) -> int:
+    """How often its largest tensors have been written, as torch counts it."""
+    return sum(int(p._version) for p in _largest(module))
+
+
+def _is_evaluated(module: Any, event: Event) -> bool:
+    if event.run is None:
+        return False
+    calls = sum(n for holder, n in event.run.set_to_eval.items() if any(part is module for part in holder.modules()))
+    return EVALUATIONS <= calls <= event.step / RARELY and not event.run.model_evaluated

@@ -1,0 +1,173 @@
+"""Numbers that the data should keep: the size of inputs and targets from epoch to epoch, and of inputs against noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.device.deferred import calculate, number
+from healthcheck.device.tensors import is_tensor
+from healthcheck.probes.batches import named_tensors
+from healthcheck.probes.graph import all_behind, kind_of, regression_targets, saved
+from healthcheck.probes.looks import ask_again
+
+FIRST, LAST = 3, 3
+"""Looks at the beginning and at the end whose sizes are compared."""
+MOST_VALUES = 65_536
+"""Values of a batch that are read, at even distances."""
+
+
+class DataDriftProbe:
+    """Compares the size (root of the mean square) of inputs and targets with that of the first batches.
+
+    Data that are changed in place where they are stored are changed again at each access: normalised images shrink from
+    epoch to epoch, and boxes. Inputs are the first floating-point tensor of a batch from a loader, targets those of
+    squared and absolute errors. For a quantity to have shrunk, all of the last looks must have; to have grown, likewise.
+    """
+
+    name = "data-drift"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "inputs.drift",
+            f"Size of the inputs in the last {LAST} batches looked at, divided by that in the first {FIRST}.",
+            cost=Cost.DEVICE,
+            needs=("a batch from a loader",),
+        ),
+        Metric(
+            "targets.drift",
+            f"Size of a regression's targets in the last {LAST} batches looked at, divided by that in the first {FIRST}.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a regression"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._first: dict[str, list[float]] = {"inputs.drift": [], "targets.drift": []}
+        self._last: dict[str, deque[float]] = {key: deque(maxlen=LAST) for key in self._first}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.phase != "train" or event.step == self._step:
+            return ()
+        self._step = event.step
+        found: list[tuple[str, Any]] = []
+        if demand.due("inputs.drift", event.step) and event.batch is not None:
+            found.append(("inputs.drift", _first_floating(event.batch)))
+        if demand.due("targets.drift", event.step) and event.loss_graph is not None:
+            found.append(("targets.drift", next(iter(regression_targets(event.loss_graph)), None)))
+        return [
+            Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
+            for key, values in found
+            if values is not None
+        ]
+
+    def _drift(self, key: str, size: float) -> float | None:
+        first, last = self._first[key], self._last[key]
+        if len(first) < FIRST:
+            first.append(size)
+            return 1.0
+        last.append(size)
+        begun = statistics.median(first)
+        if begun <= 0 or len(last) < LAST:
+            return 1.0
+        return max(last) / begun if max(last) < begun else max(1.0, min(last) / begun)
+
+
+def _first_floating(batch: Any) -> Any:
+    return next((t for _, t in named_tensors(batch) if t.is_floating_point() and t.numel() > 1), None)
+
+
+def _some(values: Any) -> Any:
+    values = values.detach().flatten()
+    return values[:: max(1, -(-values.numel() // MOST_VALUES))].float()
+
+
+def _size(values: Any) -> Any:
+    return _some(values).square().mean().sqrt()
+
+
+FEWEST = 256
+"""Values of a batch from which its distribution is judged."""
+UNRELATED = 0.2
+"""Correlation of inputs with noise under which next to nothing of it can be read off them."""
+_INPUTS = {"Addmm": (1, "mat1"), "Mm": (0, "self"), "Convolution": (0, "input")}
+"""Layers that read inputs: which of what they were made from these are, and how they keep them."""
+
+
+class NoiseScaleProbe:
+    """Compares the size of a model's inputs with that of the noise that it should find in them.
+
+    Noise is a target of squared or absolute errors whose values look like a standard normal distribution (mean, spread and
+    fourth moment) and which has the shape of an input of the model. Diffusion models are trained like this, and their
+    data must be of about the size of the noise. Where inputs are many times larger and next to uncorrelated with it,
+    the noise is lost in them. Further columns or channels of the input, such as those of the time, are left out.
+    """
+
+    name = "noise-scale"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "inputs.over_noise",
+            "Size of the inputs divided by that of the noise to be predicted, where these are all but unrelated; else 0.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "noise as a target"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._step = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        if event.loss_graph is None or event.phase != "train" or step == self._step:
+            return ()
+        self._step = step
+        for targets in regression_targets(event.loss_graph):
+            if targets.numel() < FEWEST or targets.dim() < 2:
+                continue
+            for inputs in _inputs(event.loss_graph, targets):
+                return (Sample("inputs.over_noise", step, number(_over_noise(inputs, targets))),)
+        self.rests_until = max(ask_again(step), demand.next_due(("inputs.over_noise",), step))
+        return ()
+
+
+def _inputs(root: Any, targets: Any) -> Iterator[Any]:
+    """What a layer reads that the model has not made, in the shape of the targets."""
+    for node in all_behind(root):
+        position, name = _INPUTS.get(kind_of(node), (0, ""))
+        if not name:
+            continue
+        made = node.next_functions[position][0]
+        # A table of learnt vectors may have been put beside the input.
+        if made is not None and not (kind_of(made) == "Cat" and made.next_functions[0][0] is None):
+            continue
+        read = saved(node, name)
+        if is_tensor(read) and read.device == targets.device and read.dim() >= 2 and len(read) == len(targets):
+            if read.dim() == targets.dim() and read.shape[1] >= targets.shape[1]:
+                read = read.detach()[:, : targets.shape[1]]
+            if read.numel() == targets.numel():
+                yield read.reshape(targets.shape)
+
+
+def _over_noise(inputs: Any, targets: Any) -> Any:
+    import torch
+
+    noise, read = _some(targets), _some(inputs)
+    mean, spread = noise.mean(), noise.std()
+    normal = (noise - mean) / spread.clamp(min=1e-12)
+    is_noise = (mean.abs() < 0.15) & ((spread - 1).abs() < 0.15) & ((normal.pow(4).mean() / 3 - 1).abs() < 0.3)
+    size = read.square().mean().sqrt()
+    apart = (read - read.mean()) / read.std().clamp(min=1e-12)
+    unrelated = (apart * normal).mean().abs() < UNRELATED
+    return torch.where(is_noise & unrelated, size / spread.clamp(min=1e-12), torch.zeros_like(size))

@@ -1,0 +1,31 @@
+"""Fault: every answer gets the same reward, so that each advantage is zero."""
+
+import argparse
+
+import torch
+from torch import nn
+
+STEPS = 150
+
+
+def main(steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    policy = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 10))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    for _ in range(steps):
+        state = torch.randn(16, 6)
+        scores = policy(state).log_softmax(-1)
+        action = scores.detach().exp().multinomial(8, replacement=True)
+        reward = torch.ones(16, 8)
+        advantage = reward - reward.mean(1, keepdim=True)
+        loss = -(scores.gather(1, action) * advantage).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

@@ -20,7 +20,7 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.core.text import load_json
-from healthcheck.readers.base import PEEK_ROWS, to_number
+from healthcheck.readers.base import PEEK_ROWS, UNNAMED, UnreadableRunError, to_number
 from healthcheck.readers.columns import (
     EVAL_WORDS,
     TRAIN_WORDS,
@@ -367,8 +367,21 @@ class RecordedRun:
         """How the columns were read; looks at the first rows only."""
         if self._columns is None:
             items = self._items([])
-            self._columns = decide(list(islice(items, PEEK_ROWS)), self.mapping)
+            self._columns = self._decided(list(islice(items, PEEK_ROWS)))
         return self._columns
+
+    def _decided(self, peek: Sequence[Item]) -> Columns:
+        columns = decide(peek, self.mapping)
+        names = {name for _, row in peek for name in row}
+        if names and not self.mapping and all(re.fullmatch(rf"{UNNAMED}\d+", name) for name in names):
+            first = ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in peek[0][1].values())
+            raise UnreadableRunError(
+                self.path,
+                f"this table has no header: its first line is {first[:60]}{' ...' if len(first) > 60 else ''}",
+                "write the names of the columns above it, or say which is which, for example "
+                f"--map {UNNAMED}1=step --map {UNNAMED}2=loss",
+            )
+        return columns
 
     def show_columns(self) -> str:
         """Text for ``--show-columns``: which column became which metric."""
@@ -425,7 +438,7 @@ class RecordedRun:
     def _normalised(self) -> Iterator[Batch]:
         items = self._items(self.notes)
         peek = list(islice(items, PEEK_ROWS))
-        columns = self._columns = decide(peek, self.mapping)
+        columns = self._columns = self._decided(peek)
         self.notes.extend(columns.notes)
         rows = [row for _, row in peek]
         unused = frozenset(n for n, t in columns.targets.items() if t is None)

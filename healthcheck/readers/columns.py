@@ -20,16 +20,18 @@ STEP_NAMES = (
     ("step", "steps", "global_step", "iter", "iteration", "iterations", "iters", "it", "n_iter", "num_iter", "niter",
      "train_step", "training_step", "opt_step", "optimizer_step", "optim_step", "current_step", "step_num",
      "current_steps", "cur_step", "cur_iter", "batch_num", "global_iter", "global_batch", "time_batch"),
-    ("update", "updates", "num_updates", "n_updates"),
+    ("update", "updates", "num_updates"),
     ("total_timesteps", "time_total_timesteps", "timesteps_total", "timesteps", "timestep", "num_timesteps",
      "total_num_steps", "total_steps", "total_env_steps", "env_step", "env_steps", "num_env_steps_sampled", "frames", "frame",
      "num_frames", "misc_total_timesteps", "steps_total"),
+    ("n_updates", "nupdates"),
     ("training_iteration", "time_iterations"),
     ("batch", "batch_idx", "minibatch", "index", "idx", "unnamed_0"),
     ("_step",),
     ("epoch", "epochs", "ep", "epoch_num", "current_epoch", "cur_epoch", "episode", "episodes", "round", "cycle"),
 )  # fmt: skip
-"""Names of step columns in order of preference; ``_step`` (W&B) counts log calls, so it comes late."""
+"""Names of step columns in order of preference; ``_step`` (W&B) counts log calls, so it comes late. ``n_updates``
+(Stable-Baselines3) counts passes over a batch of experience, and is missing before the first: after the timesteps."""
 
 EPOCH_NAMES = frozenset({"epoch", "epochs", "ep", "epoch_num", "current_epoch", "cur_epoch", "train_epoch"})
 
@@ -402,6 +404,8 @@ class Columns:
     owners: dict[Series, str] = field(default_factory=dict)
     datasets: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
+    declared: frozenset[str] = frozenset()
+    """Names that the file says before its rows (a header), also of columns that fill later."""
     positioned: bool = False
     """The format itself says the step."""
 
@@ -423,12 +427,32 @@ class Columns:
 
     def _fit(self, name: str, identity: Identity) -> Target:
         target = Target(identity.metric, identity.labels, identity.phase, identity.scale)
-        if target.series in self.owners:
+        if target.series in self.owners or self.is_batch_of(name, identity):
             target = own_name(name, identity)
             if target.series in self.owners:  # its own name is the metric's
                 target = Target(f"{target.metric}_", target.labels, target.phase)
         self.owners[target.series] = name
         return target
+
+    def is_batch_of(self, name: str, identity: Identity) -> bool:
+        """Whether a column has a value for each batch of an evaluation, of which another has the result.
+
+        Lightning writes ``val_loss_step`` and ``val_loss_epoch`` together, or ``val_loss`` alone.
+        """
+        if identity.phase != "eval" or not of_batch(name):
+            return False
+        if not self.declared:
+            return words(name)[-1] == "step"
+        others = (identify(n, self.datasets) for n in self.declared if not of_batch(n))
+        return any((o.metric, o.labels) == (identity.metric, identity.labels) for o in others)
+
+
+_BATCH_WORDS = frozenset({"step", "batch", "iter", "iteration"})
+
+
+def of_batch(name: str) -> bool:
+    """Whether a name says that its values are of single steps or batches."""
+    return not _BATCH_WORDS.isdisjoint(words(name))
 
 
 def own_name(name: str, identity: Identity) -> Target:

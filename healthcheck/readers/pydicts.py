@@ -72,7 +72,7 @@ def _row(tree: ast.Dict) -> dict[str, Any]:
             if of and (first := name.split("/")[0]) != name and step_rank(first) is not None:
                 row[first] = float(of[1])
                 continue
-            value = cell(value)  # noqa: PLW2901
+            value = cell(value)
         if isinstance(value, float):
             row[name] = value
     return row

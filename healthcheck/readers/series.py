@@ -31,6 +31,7 @@ from healthcheck.readers.columns import (
     Target,
     identify,
     joined,
+    of_batch,
     own_name,
     show,
     step_rank,
@@ -55,9 +56,16 @@ IGNORE = frozenset({"-", "ignore", "off"})
 """Names that ``--map COLUMN=`` understands as "leave it out"."""
 
 
-def decide(rows: Sequence[tuple[Position | None, Row]], mapping: Mapping[str, str] | None = None) -> Columns:
-    """Read the columns of a file from its first rows. ``mapping``: column -> name, wins over all."""
-    columns = Columns()
+def decide(
+    rows: Sequence[tuple[Position | None, Row]],
+    mapping: Mapping[str, str] | None = None,
+    declared: frozenset[str] = frozenset(),
+) -> Columns:
+    """Read the columns of a file from its first rows. ``mapping``: column -> name, wins over all.
+
+    ``declared``: names that the file says before its rows, also of columns that fill later.
+    """
+    columns = Columns(declared=declared)
     peek = [row for _, row in rows]
     columns.positioned = any(p is not None and p.step is not None for p, _ in rows)
     numbers: dict[str, list[tuple[int, float]]] = {}
@@ -125,9 +133,13 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
     for name, identity in known.items():
         groups.setdefault((identity.metric, identity.labels), []).append(name)
     for series, names in groups.items():
-        fullest = max(counts[n] for n in names)
-        running = [n for n in names if counts[n] >= 0.8 * fullest]
-        winner = min(running, key=lambda n: known[n].rank) if series not in columns.owners else ""
+        # The result of an evaluation is what it says of the whole set, however many batches are listed beside it.
+        whole = [n for n in names if not (known[n].phase == "eval" and of_batch(n))] or [
+            n for n in names if not (columns.declared and columns.is_batch_of(n, known[n]))
+        ]
+        fullest = max((counts[n] for n in whole), default=0)
+        running = [n for n in whole if counts[n] >= 0.8 * fullest]
+        winner = min(running, key=lambda n: known[n].rank, default="") if series not in columns.owners else ""
         for name in names:
             identity = known[name]
             target = Target(*series, identity.phase, identity.scale) if name == winner else own_name(name, identity)
@@ -371,7 +383,8 @@ class RecordedRun:
         return self._columns
 
     def _decided(self, peek: Sequence[Item]) -> Columns:
-        columns = decide(peek, self.mapping)
+        said = getattr(self.reader, "names", None)
+        columns = decide(peek, self.mapping, frozenset(said(self.path)) if said is not None else frozenset())
         names = {name for _, row in peek for name in row}
         if names and not self.mapping and all(re.fullmatch(rf"{UNNAMED}\d+", name) for name in names):
             first = ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in peek[0][1].values())

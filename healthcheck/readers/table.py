@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from healthcheck.readers.base import UNNAMED, UnreadableRunError, cell, head_tex
 from healthcheck.readers.columns import identify, step_rank
 
 _DELIMITERS = (",", "\t", ";", "|")
+_START = 40
+"""Lines that decide what the delimiter is, and whether there is a header."""
 _BLANKS = re.compile(r"\s{1,}")
 _MONITOR = {"r": "reward", "l": "episode_length", "t": "time_elapsed"}
 """What the Monitor of OpenAI Baselines and Stable-Baselines writes, one row per episode."""
@@ -33,7 +35,7 @@ class TableReader:
     def recognises(self, path: Path, head: bytes) -> float:
         if is_binary(head):
             return 0.0
-        lines = _useful(head_text(head).split("\n")[:40])
+        lines = _useful(head_text(head).split("\n")[:_START])
         if len(head) == 65536 and len(lines) > 2:
             lines.pop()
         if len(lines) < 2 or lines[0].lstrip().startswith(("{", "[", "<", "---")):
@@ -55,13 +57,17 @@ class TableReader:
         score = 0.8 if header else 0.4 if delimiter == " " or _known_layout(rows[0]) else 0.35
         return score - (0.15 if delimiter == " " else 0.0)
 
+    def names(self, path: Path) -> list[str]:
+        """The header, with columns that have no value in the first rows; empty without a header."""
+        with open_text(path) as file:
+            start = list(islice(file, _START))
+        lines = _useful(start)
+        first = next(_split(lines, find_delimiter(lines) or ","), [])
+        return [] if _is_nameless(first) else _header(path, first)
+
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
         with open_text(path) as file:
-            start: list[str] = []
-            for line in file:
-                start.append(line)
-                if len(start) == 40:
-                    break
+            start = list(islice(file, _START))
             lines = _useful(start)
             if not lines:
                 raise UnreadableRunError(path, "the file is empty")

@@ -140,6 +140,12 @@ NETS = {
 }  # fmt: skip
 """Networks with an optimizer of their own. The actor is missing on purpose: its loss is minus the expected
 return, and up is not worse; it stays a part (``loss[part=actor]``)."""
+POLICY_WORDS = frozenset({"policy", "actor", "pi", "pg", "surrogate", "surr", "reinforce", "a2c"})
+"""Words of what a policy minimises: minus an expected return, often 0 by construction, and up is not worse."""
+AGENT_WORDS = POLICY_WORDS | frozenset(
+    {"entropy", "ent", "kl", "alpha", "temp", "temperature", "dual", "value", "vf", "critic", "qf", "td", "advantage", "coef"}
+)  # fmt: skip
+"""Words of the terms that stand beside it: of a policy's objective, not of another model's loss."""
 NO_LOSS = frozenset(
     {
         "band",
@@ -157,6 +163,7 @@ NO_LOSS = frozenset(
         "coef",
         "scaler",
         "spike",
+        "delta",
         "ppl",
         "perplexity",
         "time",

@@ -22,7 +22,9 @@ from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.core.text import load_json
 from healthcheck.readers.base import PEEK_ROWS, UNNAMED, UnreadableRunError, to_number
 from healthcheck.readers.columns import (
+    AGENT_WORDS,
     EVAL_WORDS,
+    POLICY_WORDS,
     TRAIN_WORDS,
     Columns,
     Identity,
@@ -169,6 +171,9 @@ def _settle_losses(
         nets = [n for n, i in losses.items() if "optimizer" in dict(i.labels)]
         if nets or any("dataset" in dict(i.labels) for i in losses.values()):
             continue
+        losses = _without_agent(losses, acts=any(i.metric in _OF_AGENTS for i in known.values()))
+        if not losses:
+            continue
         kinds = [n for n, i in losses.items() if i.rank < 40]
         chosen = sorted(kinds, key=lambda n: (-counts[n], losses[n].rank))[:1]
         parts = list(losses)
@@ -180,6 +185,22 @@ def _settle_losses(
         chosen = chosen or [max(parts, key=lambda n: counts[n])]
         known[chosen[0]] = replace(losses[chosen[0]], labels=NO_LABELS)
         columns.notes.append(f'"{chosen[0]}" is taken as {metric}: no column has a plainer name')
+
+
+_OF_AGENTS = frozenset({"reward", "kl", "entropy", "clip_fraction", "explained_variance"})
+"""Metrics that only runs of agents have: there, the loss of a policy is no loss even if it is alone."""
+
+
+def _without_agent(losses: dict[str, Identity], *, acts: bool) -> dict[str, Identity]:
+    """The losses without the terms of a policy's objective, which add up to nothing that should fall.
+
+    An entropy or KL term alone is no sign of a policy: a variational autoencoder has the latter.
+    """
+    said = {n: set(i.part.split("_")) for n, i in losses.items()}
+    if all(POLICY_WORDS.isdisjoint(words) for words in said.values()):
+        return losses
+    left = {n: i for n, i in losses.items() if AGENT_WORDS.isdisjoint(said[n])}
+    return left if left or acts or len(losses) > 1 else losses  # a cloned behaviour has a policy's loss, and no reward
 
 
 def _settle_rates(known: dict[str, Identity], counts: Mapping[str, int]) -> None:

@@ -385,6 +385,34 @@ def test_a_recording_is_read_without_options(
     assert not set(shape.absent) & set(run.series())
 
 
+SUMS: dict[str, tuple[str, dict[str, float | None]]] = {
+    "terms of one model": ("step,box_loss,cls_loss,dfl_loss", {"loss": 6.0}),
+    "a variational autoencoder": ("step,recon_loss,kl_loss,reg_loss", {"loss": 6.0}),
+    "a model and a policy": ("step,MVMAE_Loss,Policy_Loss,entropy_loss", {"loss": 1.0, "loss[part=policy]": 2.0}),
+    "a world model of two terms and a policy": ("step,recon_loss,actor_loss,dynamics_loss", {"loss": 4.0}),
+    "terms of a policy's objective (verl)": (
+        "step,actor/pg_loss,actor/kl_loss,critic/rewards/mean",
+        {"loss": None, "reward": 3.0},
+    ),
+    "those of rsl_rl": ("step,Loss/surrogate,Loss/value_function,Loss/entropy", {"loss": None}),
+    "a policy's loss alone, with rewards": ("step,policy_loss,reward,lr", {"loss": None, "loss[part=policy]": 1.0}),
+    "a policy that is cloned": ("step,policy_loss,grad_norm,lr", {"loss": 1.0}),
+    "Spinning Up": ("Epoch,LossPi,DeltaLossPi,AverageEpRet", {"loss": None, "reward": 3.0}),
+    "actor and critic": ("step,actor_loss,critic_loss,reward", {"loss": None, "loss[optimizer=critic]": 2.0}),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_terms_of_one_loss_are_added_and_what_a_policy_minimises_is_no_term_of_it(
+    kind: str, read: Callable[..., RecordedRun]
+) -> None:
+    header, expected = SUMS[kind]
+    found = read("log.csv", f"{header}\n1,1.0,2.0,3.0\n2,1.0,2.0,3.0\n").series()
+    assert {name: list(found[name].values) if name in found else None for name in expected} == {
+        name: None if value is None else [value, value] for name, value in expected.items()
+    }
+
+
 EVALUATIONS = {
     "Lightning": ("val_loss_step", "val_loss_epoch"),
     "Lightning, plain beside steps": ("val/loss_step", "val/loss"),

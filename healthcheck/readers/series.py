@@ -22,10 +22,6 @@ from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.core.text import load_json
 from healthcheck.readers.base import PEEK_ROWS, UNNAMED, UnreadableRunError, to_number
 from healthcheck.readers.columns import (
-    AGENT_WORDS,
-    EVAL_WORDS,
-    POLICY_WORDS,
-    TRAIN_WORDS,
     Columns,
     Identity,
     Row,
@@ -37,6 +33,13 @@ from healthcheck.readers.columns import (
     own_name,
     show,
     step_rank,
+)
+from healthcheck.readers.names import (
+    AGENT_WORDS,
+    EVAL_WORDS,
+    OF_AGENTS,
+    POLICY_WORDS,
+    TRAIN_WORDS,
 )
 from healthcheck.readers.rows import (
     Nulls,
@@ -122,6 +125,7 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
             columns.targets[name] = None
         elif values:
             known[name] = identify(name, columns.datasets)
+    _settle_families(known)
     counts = {name: len(numbers[name]) for name in known}
     _settle_losses(columns, known, counts, numbers)
     _settle_rates(known, counts)
@@ -141,7 +145,9 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
         ]
         fullest = max((counts[n] for n in whole), default=0)
         running = [n for n in whole if counts[n] >= 0.8 * fullest]
-        winner = min(running, key=lambda n: known[n].rank, default="") if series not in columns.owners else ""
+        winner = (
+            min(running, key=lambda n: (known[n].rank, len(n), n), default="") if series not in columns.owners else ""
+        )
         for name in names:
             identity = known[name]
             target = Target(*series, identity.phase, identity.scale) if name == winner else own_name(name, identity)
@@ -149,6 +155,26 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
                 target = Target(f"{target.metric}_", target.labels, target.phase)
             columns.targets[name] = target
             columns.owners[target.series] = name
+
+
+_ENTROPY_AS_LOSS = (
+    ("train/entropy_loss", "train/policy_gradient_loss", -1.0),  # Stable-Baselines3: negated, as the loss has it
+    ("Loss/entropy", "Loss/surrogate", 1.0),  # rsl_rl
+)
+"""Columns of losses that hold the entropy of a policy, the neighbour that tells whose they are, and the factor."""
+
+
+def _settle_families(known: dict[str, Identity]) -> None:
+    """What a name means only beside its neighbours, which tell whose it is."""
+    if any(n.startswith("metrics/") and i.phase == "eval" for n, i in known.items()):
+        # Ultralytics and YOLOv5: precision, recall and accuracy beside a mean average precision are of the same evaluation.
+        for name in [n for n, i in known.items() if n.startswith("metrics/") and i.phase == "train"]:
+            known[name] = identify(f"eval/{name.removeprefix('metrics/').removesuffix('(B)')}")
+    if any(i.metric == "entropy" for i in known.values()):
+        return
+    for name, neighbour, scale in _ENTROPY_AS_LOSS:
+        if name in known and neighbour in known:
+            known[name] = replace(known[name], metric="entropy", labels=NO_LABELS, scale=scale, part="")
 
 
 def _settle_losses(
@@ -166,12 +192,12 @@ def _settle_losses(
             for name, identity in losses.items():
                 net = dict(identity.labels).get("optimizer", "")
                 if net.startswith(("critic", "value")):
-                    known[name] = replace(identity, labels=(("part", identity.part),))
+                    known[name] = replace(identity, labels=(("part", "value" if net == "value" else identity.part),))
             continue
         nets = [n for n, i in losses.items() if "optimizer" in dict(i.labels)]
         if nets or any("dataset" in dict(i.labels) for i in losses.values()):
             continue
-        losses = _without_agent(losses, acts=any(i.metric in _OF_AGENTS for i in known.values()))
+        losses = _without_agent(losses, acts=any(i.metric in OF_AGENTS for i in known.values()))
         if not losses:
             continue
         kinds = [n for n, i in losses.items() if i.rank < 40]
@@ -185,10 +211,6 @@ def _settle_losses(
         chosen = chosen or [max(parts, key=lambda n: counts[n])]
         known[chosen[0]] = replace(losses[chosen[0]], labels=NO_LABELS)
         columns.notes.append(f'"{chosen[0]}" is taken as {metric}: no column has a plainer name')
-
-
-_OF_AGENTS = frozenset({"reward", "kl", "entropy", "clip_fraction", "explained_variance"})
-"""Metrics that only runs of agents have: there, the loss of a policy is no loss even if it is alone."""
 
 
 def _without_agent(losses: dict[str, Identity], *, acts: bool) -> dict[str, Identity]:

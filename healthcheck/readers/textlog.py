@@ -12,15 +12,17 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.readers.base import GZIP, HEAD_BYTES, cell, head_text, is_binary, open_text
 from healthcheck.readers.columns import (
+    identify,
+    joined,
+    words,
+)
+from healthcheck.readers.names import (
     EPOCH_NAMES,
     EVAL_WORDS,
     STEP_NAMES,
     TEST_WORDS,
     TIME_NAMES,
     TRAIN_WORDS,
-    identify,
-    joined,
-    words,
 )
 from healthcheck.readers.pydicts import find_dict
 

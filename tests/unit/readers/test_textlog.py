@@ -47,7 +47,7 @@ LOGS: dict[str, tuple[str, dict[str, Any]]] = {
         "2023-01-01 00:00:30,000 - mmdet - INFO - Epoch [1][100/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.5, loss_cls: 1.0, loss: 2.0\n"
         "2023-01-01 00:01:00,000 - mmdet - INFO - Epoch(val) [1][20]\tbbox_mAP: 0.25\n"
         "2023-01-01 00:02:00,000 - mmdet - INFO - Epoch [2][50/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.75, loss_cls: 0.5, loss: 1.5\n",
-        {"loss": [(50, 2.5), (100, 2.0), (150, 1.5)], "eval.bbox_mAP": [(100, 0.25)]},
+        {"loss": [(50, 2.5), (100, 2.0), (150, 1.5)], "eval.map": [(100, 0.25)]},
     ),
     "Keras": (
         "Epoch 1/2\n 50/100 [======>......] - ETA: 2s - loss: 0.9\n100/100 [======] - 5s 50ms/step - loss: 0.5 - val_loss: 0.75\n"

@@ -116,6 +116,8 @@ _PREFIX = re.compile(r"^.{15,160}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR|CRITICAL)\b
 """Time, host, process and level in front of what is said."""
 _GLOG = re.compile(r"^(?:[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\s:]+:\d+\] |(?:INFO|WARNING):[\w.]+: ?)")
 """The same of absl and glog, and of Python's logging as it is at first (``INFO:tensorflow:``)."""
+_RAY = re.compile(r"^\([\w.:\- ]*\bpid=\d+[^)]*\)\s*")
+"""Which of Ray's processes says it: ``(TaskRunner pid=12, ip=10.0.0.1)``."""
 _RULED = re.compile(r"^\s*(?:[=*#]{4,}|-{4,}(?=[^|]*-{4,}\s*$)).*[=*#-]{4,}\s*$")
 """``======== Training Loss (Thu Jun 10 10:26:25 2021) ========``: a heading."""
 _PAIR = re.compile(
@@ -254,6 +256,8 @@ class _LineParser:
             line = line[line.rindex("\r") + 1 :]
         if "\x1b" in line:
             line = _ANSI.sub("", line)
+        if line.startswith("("):
+            line = _RAY.sub("", line)
         stamp = _STAMP.match(line)
         if "{" in line and (said := find_dict(line)) is not None:
             return self._dictionary(*said, stamp)

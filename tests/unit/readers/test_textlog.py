@@ -86,6 +86,16 @@ LOGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Epoch 1: {'train': {'loss': 0.75}, 'val': {'loss': 1.0}}\nEpoch 2: {'train': {'loss': 0.5}, 'val': {'loss': 1.5}}\n",
         {"loss": [(1, 0.75), (2, 0.5)], "eval.loss": [(1, 1.0), (2, 1.5)]},
     ),
+    "verl on the console, through Ray": (
+        "(TaskRunner pid=12, ip=10.0.0.1) step:1 - actor/entropy:0.5 - actor/pg_loss:-0.25 - critic/rewards/mean:0.125 - response_length/mean:201.5\n"
+        "(TaskRunner pid=12, ip=10.0.0.1) step:2 - actor/entropy:0.25 - actor/pg_loss:0.25 - critic/rewards/mean:0.25 - response_length/mean:203.5\n",
+        {
+            "reward": [(1, 0.125), (2, 0.25)],
+            "entropy": [(1, 0.5), (2, 0.25)],
+            "completion_length": [(1, 201.5), (2, 203.5)],
+            "loss[part=actor_pg]": [(1, -0.25), (2, 0.25)],
+        },
+    ),
     "epoch and step in brackets": (
         "Epoch [1/3], Step [1/4], Loss: 9.5, Perplexity: 13359.7\nEpoch [1/3], Step [4/4], Loss: 8.5, Perplexity: 4914.8\n"
         "Epoch [2/3], Step [1/4], Loss: 7.5, Perplexity: 1808.0\n",

@@ -122,14 +122,18 @@ class TableReader:
                             row[name] = value
             if row:
                 yield None, row
-        odd = [f"{shorter} have fewer: their last columns are empty"] if shorter else []
-        odd += [f"{longer} have more: what has no name above it was left out"] if longer else []
+        odd = [f"{shorter} {_have(shorter)} fewer: the last columns are empty there"] if shorter else []
+        odd += [f"{longer} {_have(longer)} more: what has no name above it was left out"] if longer else []
         if odd:
             notes.append(f"rows are not as wide as the header ({widest} columns); {'; '.join(odd)}")
         if again:
             notes.append(f"the header is repeated {again} times inside the file; skipped")
         if other:
             notes.append(f"{other} more headers inside the file: each one names the rows of its width below it")
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def find_delimiter(lines: list[str]) -> str:

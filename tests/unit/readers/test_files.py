@@ -46,7 +46,7 @@ RAGGED = {
     "rows that end early": ("episode,timestep,reward,lr\n1,100,5.0,0.5\n2,200,6.0\n3,300,7.0\n", "2 have fewer"),
     "settings in the first row only": ("step;reward;gamma;seed;\n100;5.0;0.9;1;\n200;6.0\n300;7.0\n", "2 have fewer"),
     "columns that came later": ("step,reward\n100,5.0\n200,6.0,0.5\n300,7.0,0.5\n", "2 have more"),
-    "both": ("step\treward\tloss\n100\t5.0\n200\t6.0\t0.5\t9\n300\t7.0\n", "2 have fewer: their last columns are empty; 1 have more"),
+    "both": ("step\treward\tloss\n100\t5.0\n200\t6.0\t0.5\t9\n300\t7.0\n", "2 have fewer: the last columns are empty there; 1 has more"),
 }  # fmt: skip
 
 

@@ -558,6 +558,7 @@ class Reader(Protocol):
     the surest reader is asked to read. ``read`` streams rows in the order of the file and appends to ``notes`` what a
     reader of the result should know (damaged lines, what was left out). A reader of a format with whole evaluations under
     our own names may have ``batches(path, notes)``, which yields ``(step, seconds, samples)`` and is then used instead.
+    One of a format that says the names of all columns first may have ``names(path)``, which returns them.
     """
 
     name: str

@@ -38,6 +38,9 @@ HEAD_BYTES = 65536
 PEEK_ROWS = 400
 """Rows that are looked at before columns get their names. The only rows kept in memory."""
 
+UNNAMED = "column"
+"""Columns of a table without a header are called ``column1``, ``column2``, ..."""
+
 GZIP = b"\x1f\x8b"
 
 

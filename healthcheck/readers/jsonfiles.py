@@ -26,8 +26,8 @@ class JsonDocumentReader:
         text = head_text(head).lstrip()
         if text.startswith("["):
             return 0.8 if text[1:].lstrip().startswith("{") else 0.0
-        if not text.startswith("{"):
-            return 0.0
+        if not re.match(r'\{\s*"', text):
+            return 0.0  # Python prints its dictionaries with other quotes
         if '"log_history"' in text:
             return 0.5  # the reader of trainer_state.json is surer
         try:

@@ -13,19 +13,21 @@ from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.core.samples import Row as SampleRow
 from healthcheck.readers.base import to_number, to_seconds
 from healthcheck.readers.columns import (
-    EPOCH_NAMES,
-    EVAL_WORDS,
-    PHASE_COLUMNS,
-    STEP_NAMES,
-    TEST_WORDS,
     TIME_RANK,
-    TRAIN_WORDS,
     Columns,
     Row,
     Target,
     identify,
     joined,
     step_rank,
+)
+from healthcheck.readers.names import (
+    EPOCH_NAMES,
+    EVAL_WORDS,
+    PHASE_COLUMNS,
+    STEP_NAMES,
+    TEST_WORDS,
+    TRAIN_WORDS,
 )
 
 Numbers = Mapping[str, list[tuple[int, float]]]

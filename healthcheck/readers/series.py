@@ -20,10 +20,8 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.core.text import load_json
-from healthcheck.readers.base import PEEK_ROWS, to_number
+from healthcheck.readers.base import PEEK_ROWS, UNNAMED, UnreadableRunError, to_number
 from healthcheck.readers.columns import (
-    EVAL_WORDS,
-    TRAIN_WORDS,
     Columns,
     Identity,
     Row,
@@ -31,9 +29,17 @@ from healthcheck.readers.columns import (
     Target,
     identify,
     joined,
+    of_batch,
     own_name,
     show,
     step_rank,
+)
+from healthcheck.readers.names import (
+    AGENT_WORDS,
+    EVAL_WORDS,
+    OF_AGENTS,
+    POLICY_WORDS,
+    TRAIN_WORDS,
 )
 from healthcheck.readers.rows import (
     Nulls,
@@ -55,9 +61,16 @@ IGNORE = frozenset({"-", "ignore", "off"})
 """Names that ``--map COLUMN=`` understands as "leave it out"."""
 
 
-def decide(rows: Sequence[tuple[Position | None, Row]], mapping: Mapping[str, str] | None = None) -> Columns:
-    """Read the columns of a file from its first rows. ``mapping``: column -> name, wins over all."""
-    columns = Columns()
+def decide(
+    rows: Sequence[tuple[Position | None, Row]],
+    mapping: Mapping[str, str] | None = None,
+    declared: frozenset[str] = frozenset(),
+) -> Columns:
+    """Read the columns of a file from its first rows. ``mapping``: column -> name, wins over all.
+
+    ``declared``: names that the file says before its rows, also of columns that fill later.
+    """
+    columns = Columns(declared=declared)
     peek = [row for _, row in rows]
     columns.positioned = any(p is not None and p.step is not None for p, _ in rows)
     numbers: dict[str, list[tuple[int, float]]] = {}
@@ -112,6 +125,7 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
             columns.targets[name] = None
         elif values:
             known[name] = identify(name, columns.datasets)
+    _settle_families(known)
     counts = {name: len(numbers[name]) for name in known}
     _settle_losses(columns, known, counts, numbers)
     _settle_rates(known, counts)
@@ -125,9 +139,15 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
     for name, identity in known.items():
         groups.setdefault((identity.metric, identity.labels), []).append(name)
     for series, names in groups.items():
-        fullest = max(counts[n] for n in names)
-        running = [n for n in names if counts[n] >= 0.8 * fullest]
-        winner = min(running, key=lambda n: known[n].rank) if series not in columns.owners else ""
+        # The result of an evaluation is what it says of the whole set, however many batches are listed beside it.
+        whole = [n for n in names if not (known[n].phase == "eval" and of_batch(n))] or [
+            n for n in names if not (columns.declared and columns.is_batch_of(n, known[n]))
+        ]
+        fullest = max((counts[n] for n in whole), default=0)
+        running = [n for n in whole if counts[n] >= 0.8 * fullest]
+        winner = (
+            min(running, key=lambda n: (known[n].rank, len(n), n), default="") if series not in columns.owners else ""
+        )
         for name in names:
             identity = known[name]
             target = Target(*series, identity.phase, identity.scale) if name == winner else own_name(name, identity)
@@ -135,6 +155,26 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
                 target = Target(f"{target.metric}_", target.labels, target.phase)
             columns.targets[name] = target
             columns.owners[target.series] = name
+
+
+_ENTROPY_AS_LOSS = (
+    ("train/entropy_loss", "train/policy_gradient_loss", -1.0),  # Stable-Baselines3: negated, as the loss has it
+    ("Loss/entropy", "Loss/surrogate", 1.0),  # rsl_rl
+)
+"""Columns of losses that hold the entropy of a policy, the neighbour that tells whose they are, and the factor."""
+
+
+def _settle_families(known: dict[str, Identity]) -> None:
+    """What a name means only beside its neighbours, which tell whose it is."""
+    if any(n.startswith("metrics/") and i.phase == "eval" for n, i in known.items()):
+        # Ultralytics and YOLOv5: precision, recall and accuracy beside a mean average precision are of the same evaluation.
+        for name in [n for n, i in known.items() if n.startswith("metrics/") and i.phase == "train"]:
+            known[name] = identify(f"eval/{name.removeprefix('metrics/').removesuffix('(B)')}")
+    if any(i.metric == "entropy" for i in known.values()):
+        return
+    for name, neighbour, scale in _ENTROPY_AS_LOSS:
+        if name in known and neighbour in known:
+            known[name] = replace(known[name], metric="entropy", labels=NO_LABELS, scale=scale, part="")
 
 
 def _settle_losses(
@@ -152,10 +192,13 @@ def _settle_losses(
             for name, identity in losses.items():
                 net = dict(identity.labels).get("optimizer", "")
                 if net.startswith(("critic", "value")):
-                    known[name] = replace(identity, labels=(("part", identity.part),))
+                    known[name] = replace(identity, labels=(("part", "value" if net == "value" else identity.part),))
             continue
         nets = [n for n, i in losses.items() if "optimizer" in dict(i.labels)]
         if nets or any("dataset" in dict(i.labels) for i in losses.values()):
+            continue
+        losses = _without_agent(losses, acts=any(i.metric in OF_AGENTS for i in known.values()))
+        if not losses:
             continue
         kinds = [n for n, i in losses.items() if i.rank < 40]
         chosen = sorted(kinds, key=lambda n: (-counts[n], losses[n].rank))[:1]
@@ -168,6 +211,18 @@ def _settle_losses(
         chosen = chosen or [max(parts, key=lambda n: counts[n])]
         known[chosen[0]] = replace(losses[chosen[0]], labels=NO_LABELS)
         columns.notes.append(f'"{chosen[0]}" is taken as {metric}: no column has a plainer name')
+
+
+def _without_agent(losses: dict[str, Identity], *, acts: bool) -> dict[str, Identity]:
+    """The losses without the terms of a policy's objective, which add up to nothing that should fall.
+
+    An entropy or KL term alone is no sign of a policy: a variational autoencoder has the latter.
+    """
+    said = {n: set(i.part.split("_")) for n, i in losses.items()}
+    if all(POLICY_WORDS.isdisjoint(words) for words in said.values()):
+        return losses
+    left = {n: i for n, i in losses.items() if AGENT_WORDS.isdisjoint(said[n])}
+    return left if left or acts or len(losses) > 1 else losses  # a cloned behaviour has a policy's loss, and no reward
 
 
 def _settle_rates(known: dict[str, Identity], counts: Mapping[str, int]) -> None:
@@ -367,8 +422,22 @@ class RecordedRun:
         """How the columns were read; looks at the first rows only."""
         if self._columns is None:
             items = self._items([])
-            self._columns = decide(list(islice(items, PEEK_ROWS)), self.mapping)
+            self._columns = self._decided(list(islice(items, PEEK_ROWS)))
         return self._columns
+
+    def _decided(self, peek: Sequence[Item]) -> Columns:
+        said = getattr(self.reader, "names", None)
+        columns = decide(peek, self.mapping, frozenset(said(self.path)) if said is not None else frozenset())
+        names = {name for _, row in peek for name in row}
+        if names and not self.mapping and all(re.fullmatch(rf"{UNNAMED}\d+", name) for name in names):
+            first = ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in peek[0][1].values())
+            raise UnreadableRunError(
+                self.path,
+                f"this table has no header: its first line is {first[:60]}{' ...' if len(first) > 60 else ''}",
+                "write the names of the columns above it, or say which is which, for example "
+                f"--map {UNNAMED}1=step --map {UNNAMED}2=loss",
+            )
+        return columns
 
     def show_columns(self) -> str:
         """Text for ``--show-columns``: which column became which metric."""
@@ -425,7 +494,7 @@ class RecordedRun:
     def _normalised(self) -> Iterator[Batch]:
         items = self._items(self.notes)
         peek = list(islice(items, PEEK_ROWS))
-        columns = self._columns = decide(peek, self.mapping)
+        columns = self._columns = self._decided(peek)
         self.notes.extend(columns.notes)
         rows = [row for _, row in peek]
         unused = frozenset(n for n, t in columns.targets.items() if t is None)

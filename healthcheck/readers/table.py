@@ -9,14 +9,17 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from healthcheck.core.protocols import Position
-from healthcheck.readers.base import UnreadableRunError, cell, head_text, is_binary, open_text
+from healthcheck.readers.base import UNNAMED, UnreadableRunError, cell, head_text, is_binary, open_text
+from healthcheck.readers.columns import identify, step_rank
 
 _DELIMITERS = (",", "\t", ";", "|")
+_START = 40
+"""Lines that decide what the delimiter is, and whether there is a header."""
 _BLANKS = re.compile(r"\s{1,}")
 _MONITOR = {"r": "reward", "l": "episode_length", "t": "time_elapsed"}
 """What the Monitor of OpenAI Baselines and Stable-Baselines writes, one row per episode."""
@@ -32,7 +35,7 @@ class TableReader:
     def recognises(self, path: Path, head: bytes) -> float:
         if is_binary(head):
             return 0.0
-        lines = _useful(head_text(head).split("\n")[:40])
+        lines = _useful(head_text(head).split("\n")[:_START])
         if len(head) == 65536 and len(lines) > 2:
             lines.pop()
         if len(lines) < 2 or lines[0].lstrip().startswith(("{", "[", "<", "---")):
@@ -44,33 +47,42 @@ class TableReader:
         width = len(rows[0])
         if width < 2 or len(rows) < 2:
             return 0.0
-        fitting = _fitting(rows)
-        numbers = sum(isinstance(cell(c), float) for r in rows[1:] for c in r)
-        filled = sum(bool(c.strip()) for r in rows[1:] for c in r) or 1
-        if fitting < 0.7 or numbers / filled < 0.3:
+        numeric = _numeric(rows[1:])
+        if numeric < 0.3:
             return 0.0
-        header = not any(isinstance(cell(c), float) for c in rows[0])
-        score = 0.8 if header else 0.4
+        if _fitting(rows) < 0.7:
+            return 0.6 if _is_ragged(rows) else 0.0
+        header = not _is_nameless(rows[0])
+        # Numbers that nothing names may be anything: asked for by name only.
+        score = 0.8 if header else 0.4 if delimiter == " " or _known_layout(rows[0]) else 0.35
         return score - (0.15 if delimiter == " " else 0.0)
+
+    def names(self, path: Path) -> list[str]:
+        """The header, with columns that have no value in the first rows; empty without a header."""
+        with open_text(path) as file:
+            start = list(islice(file, _START))
+        lines = _useful(start)
+        first = next(_split(lines, find_delimiter(lines) or ","), [])
+        return [] if _is_nameless(first) else _header(path, first)
 
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
         with open_text(path) as file:
-            start: list[str] = []
-            for line in file:
-                start.append(line)
-                if len(start) == 40:
-                    break
+            start = list(islice(file, _START))
             lines = _useful(start)
             if not lines:
                 raise UnreadableRunError(path, "the file is empty")
             delimiter = find_delimiter(lines) or ","
             rows = _split(chain(lines, (x for x in file if x.strip() and not x.startswith("#{"))), delimiter)
             first = next(rows)
-            if any(isinstance(cell(c), float) for c in first):
+            if _is_nameless(first):
                 header = ["step", "name", "value"] if _is_triple(first) else _invented(path, first, notes)
                 rows = chain([first], rows)
             else:
                 header = _header(path, first)
+                below = list(_split(lines, delimiter))[1:]
+                beyond = bool(below) and all(len(r) == len(header) + 1 for r in below) and any(r[-1] for r in below)
+                if beyond and _counts([r[0] for r in below]):
+                    header = ["index", *header]  # R's write.table: no name above the numbers of the rows
                 if start[0].startswith("#{") and "t_start" in start[0]:
                     header = [_MONITOR.get(name, name) for name in header]
             yield from self._rows(header, first, rows, delimiter == ";", notes)
@@ -78,10 +90,10 @@ class TableReader:
     def _rows(
         self, header: list[str], first: list[str], rows: Iterator[list[str]], comma: bool, notes: list[str]
     ) -> Iterator[tuple[Position | None, dict[str, Any]]]:
-        width = len(header)
+        width = widest = len(header)
         headers = {width: header}
-        named = header[0] != "column1"
-        odd = again = other = 0
+        named = header[0] != f"{UNNAMED}1"
+        shorter = longer = again = other = 0
         for cells in rows:
             if cells == first and named and not _any_number(cells):
                 again += 1
@@ -95,8 +107,10 @@ class TableReader:
                     continue
                 if len(cells) in headers:
                     header, width = headers[len(cells)], len(cells)
+                elif len(cells) < width:
+                    shorter += any(name for name in header[len(cells) :])
                 else:
-                    odd += 1
+                    longer += any(c.strip() for c in cells[width:])
             row: dict[str, Any] = {}
             for name, text in zip(header, cells, strict=False):
                 if text:
@@ -108,12 +122,18 @@ class TableReader:
                             row[name] = value
             if row:
                 yield None, row
+        odd = [f"{shorter} {_have(shorter)} fewer: the last columns are empty there"] if shorter else []
+        odd += [f"{longer} {_have(longer)} more: what has no name above it was left out"] if longer else []
         if odd:
-            notes.append(f"{odd} rows have more or fewer cells than the header ({width}); what fits was read")
+            notes.append(f"rows are not as wide as the header ({widest} columns); {'; '.join(odd)}")
         if again:
             notes.append(f"the header is repeated {again} times inside the file; skipped")
         if other:
             notes.append(f"{other} more headers inside the file: each one names the rows of its width below it")
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def find_delimiter(lines: list[str]) -> str:
@@ -129,6 +149,9 @@ def find_delimiter(lines: list[str]) -> str:
             best, best_score = delimiter, score
     if best:
         return best
+    for delimiter in _DELIMITERS:
+        if _is_ragged(list(_split(sample, delimiter))):
+            return delimiter
     if len(sample) > 2 and all(_is_triple(_BLANKS.split(line.strip())) for line in sample):
         return " "
     widths = [len(_BLANKS.split(line.strip())) for line in sample]
@@ -163,6 +186,32 @@ def _fitting(rows: list[list[str]]) -> float:
         below += 1
         fitting += len(cells) in widths
     return fitting / below if below else 0.0
+
+
+def _numeric(rows: list[list[str]]) -> float:
+    """Share of the filled cells that hold a number."""
+    filled = [c for cells in rows for c in cells if c.strip()]
+    return sum(isinstance(cell(c), float) for c in filled) / (len(filled) or 1)
+
+
+_COLUMN = re.compile(r"[\"']?[A-Za-z_%][^\"']{0,79}[\"']?$")
+
+
+def _is_ragged(rows: list[list[str]]) -> bool:
+    """A header of names over rows of numbers, some of them shorter or longer than it."""
+    names = [c.strip() for c in rows[0]] if rows else []
+    while names and not names[-1]:
+        names.pop()
+    below = [cells for cells in rows[1:] if len(cells) > 1]
+    if len(names) < 2 or len(below) * 2 < len(rows) - 1 or not below:
+        return False
+    return all(_COLUMN.match(n) and not isinstance(cell(n), float) for n in names) and _numeric(below) >= 0.6
+
+
+def _counts(cells: list[str]) -> bool:
+    """Whether these are the numbers of rows: 0, 1, 2, ... or 1, 2, 3, ..."""
+    numbers = [c.strip().strip("\"'") for c in cells]
+    return numbers[0] in ("0", "1") and numbers == [str(int(numbers[0]) + i) for i in range(len(numbers))]
 
 
 def _useful(lines: list[str]) -> list[str]:
@@ -219,14 +268,24 @@ def _series_of(path: Path) -> str:
     return match.group(1) if match else stem
 
 
+def _is_nameless(first: list[str]) -> bool:
+    """Whether a first line is no header: it holds numbers, and no name that we know."""
+    if not any(isinstance(cell(c), float) for c in first):
+        return False
+    return not any(step_rank(c) is not None or identify(c).known for c in first if not isinstance(cell(c), float))
+
+
+def _known_layout(first: list[str]) -> bool:
+    """Rows without names that say by their layout what they are: step and value, epoch, step and value."""
+    return _is_triple(first) or (len(first) in (2, 3) and all(c.strip().isdigit() for c in first[:-1]))
+
+
 def _invented(path: Path, first: list[str], notes: list[str]) -> list[str]:
     width = len(first)
-    if width == 2:
-        header = ["step", _series_of(path)]
-    elif width == 3 and "." not in first[0] + first[1]:
-        header = ["epoch", "step", _series_of(path)]
+    if _known_layout(first):
+        header = ["step", _series_of(path)] if width == 2 else ["epoch", "step", _series_of(path)]
     else:
-        header = [f"column{i + 1}" for i in range(width)]
+        header = [f"{UNNAMED}{i + 1}" for i in range(width)]
     notes.append(f"no header; columns taken as {', '.join(header)}")
     return header
 

@@ -10,7 +10,7 @@ from typing import Any
 from healthcheck.core.protocols import Position
 from healthcheck.extend.guard import describe
 from healthcheck.readers.base import UnreadableRunError
-from healthcheck.readers.columns import EVAL_WORDS, TEST_WORDS
+from healthcheck.readers.names import EVAL_WORDS, TEST_WORDS
 
 Item = tuple[Position, dict[str, Any]]
 

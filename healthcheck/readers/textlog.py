@@ -12,16 +12,19 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.readers.base import GZIP, HEAD_BYTES, cell, head_text, is_binary, open_text
 from healthcheck.readers.columns import (
+    identify,
+    joined,
+    words,
+)
+from healthcheck.readers.names import (
     EPOCH_NAMES,
     EVAL_WORDS,
     STEP_NAMES,
     TEST_WORDS,
     TIME_NAMES,
     TRAIN_WORDS,
-    identify,
-    joined,
-    words,
 )
+from healthcheck.readers.pydicts import find_dict
 
 TRAIN_OR_EVAL = {**dict.fromkeys(TRAIN_WORDS, "train"), **dict.fromkeys(EVAL_WORDS | TEST_WORDS, "eval")}
 
@@ -113,6 +116,8 @@ _PREFIX = re.compile(r"^.{15,160}?\b(?:INFO|WARNING|WARN|DEBUG|ERROR|CRITICAL)\b
 """Time, host, process and level in front of what is said."""
 _GLOG = re.compile(r"^(?:[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [^\s:]+:\d+\] |(?:INFO|WARNING):[\w.]+: ?)")
 """The same of absl and glog, and of Python's logging as it is at first (``INFO:tensorflow:``)."""
+_RAY = re.compile(r"^\([\w.:\- ]*\bpid=\d+[^)]*\)\s*")
+"""Which of Ray's processes says it: ``(TaskRunner pid=12, ip=10.0.0.1)``."""
 _RULED = re.compile(r"^\s*(?:[=*#]{4,}|-{4,}(?=[^|]*-{4,}\s*$)).*[=*#-]{4,}\s*$")
 """``======== Training Loss (Thu Jun 10 10:26:25 2021) ========``: a heading."""
 _PAIR = re.compile(
@@ -251,7 +256,11 @@ class _LineParser:
             line = line[line.rindex("\r") + 1 :]
         if "\x1b" in line:
             line = _ANSI.sub("", line)
+        if line.startswith("("):
+            line = _RAY.sub("", line)
         stamp = _STAMP.match(line)
+        if "{" in line and (said := find_dict(line)) is not None:
+            return self._dictionary(*said, stamp)
         if stamp is not None and (prefix := _PREFIX.match(line)) is not None:
             line = line[prefix.end() :]
         else:
@@ -293,6 +302,25 @@ class _LineParser:
         if stamp is not None:
             row["timestamp"] = stamp[1].replace(",", ".")
         return (None if step is None and phase is None else Position(step, None, phase)), row
+
+    def _dictionary(
+        self, row: dict[str, Any], before: str, stamp: re.Match[str] | None
+    ) -> tuple[Position | None, dict[str, Any]] | None:
+        """A line whose numbers stand in a dictionary; in front of it a step, an epoch or a phase may be said."""
+        if "train_runtime" in row:
+            return None  # the Trainer's summary: its train_loss is the mean of the run
+        if stamp is not None and (prefix := _PREFIX.match(before)) is not None:
+            before = before[prefix.end() :]
+        if not set(row) & (_STEPS | EPOCH_NAMES):
+            bar = _BAR.search(before)
+            said = self._pairs(before if bar is None else before[: bar.start()])
+            row = {**{k: v for k, v in said.items() if k in _STEPS or k in EPOCH_NAMES}, **row}
+        phase = _phase_of(before) if before else None
+        if not any(identify(k).known or k in _STEPS or k in EPOCH_NAMES for k in row):
+            return None
+        if stamp is not None:
+            row["timestamp"] = stamp[1].replace(",", ".")
+        return (None if phase is None else Position(None, None, phase)), row
 
     def _pairs(self, text: str) -> dict[str, Any]:
         row: dict[str, Any] = {}

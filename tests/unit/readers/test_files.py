@@ -42,6 +42,61 @@ def test_folders_hold_runs_of_several_formats(write: Write, tmp_path: Path) -> N
     ]
 
 
+RAGGED = {
+    "rows that end early": ("episode,timestep,reward,lr\n1,100,5.0,0.5\n2,200,6.0\n3,300,7.0\n", "2 have fewer"),
+    "settings in the first row only": ("step;reward;gamma;seed;\n100;5.0;0.9;1;\n200;6.0\n300;7.0\n", "2 have fewer"),
+    "columns that came later": ("step,reward\n100,5.0\n200,6.0,0.5\n300,7.0,0.5\n", "2 have more"),
+    "both": ("step\treward\tloss\n100\t5.0\n200\t6.0\t0.5\t9\n300\t7.0\n", "2 have fewer: the last columns are empty there; 1 has more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RAGGED)
+def test_a_table_whose_rows_differ_in_width_is_read_and_that_is_said_once(
+    read: Read, points: Points, kind: str
+) -> None:
+    text, said = RAGGED[kind]
+    run = read("log.csv", text)
+    assert run.reader.name == "csv"
+    assert points(run, "reward") == [(100, 5.0), (200, 6.0), (300, 7.0)]
+    assert [said in note for note in run.notes] == [True]
+
+
+def test_a_separator_at_the_end_of_each_row_is_not_worth_a_word(read: Read, points: Points) -> None:
+    run = read("log.csv", "step,loss\n1,0.5,\n2,0.25,\n3,0.125,\n")
+    assert points(run, "loss") == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert run.notes == []
+
+
+def test_numbers_of_rows_that_no_name_stands_above_are_no_column_of_another_name(read: Read, points: Points) -> None:
+    run = read("log.csv", '"loss","lr"\n"1",0.5,0.1\n"2",0.25,0.1\n"3",0.125,0.1\n')
+    assert points(run, "loss") == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_prose_with_commas_is_no_table(write: Write) -> None:
+    path = write("notes.txt", "First, some words\nthe loss was 0.5, which is high\nthen 2 epochs, or 3, later\n")
+    assert find_runs([path])[0].reader is None
+
+
+@pytest.mark.parametrize(
+    "text", ["1,0.5,0.9,3\n2,0.4,0.8,3\n", "0.5,0.9\n0.4,0.8\n0.3,0.7\n", "1 0.5 0.9 0.1\n2 0.4 0.8 0.1\n"]
+)
+def test_a_table_without_header_is_named_as_such_with_what_to_do(read: Read, points: Points, text: str) -> None:
+    with pytest.raises(UnreadableRunError, match=r"no header.*--map column1=step --map column2=loss") as caught:
+        read("log.csv", text).series()
+    assert ", ".join(text.split("\n")[0].replace(",", " ").split()) in str(caught.value)
+    assert points(read("log.csv", text, mapping={"column2": "loss"}), "loss")
+
+
+def test_a_folder_is_not_blamed_for_numbers_that_nothing_names(write: Write, tmp_path: Path) -> None:
+    write("data.csv", "1,0.5,0.9,3\n2,0.4,0.8,3\n")
+    write("log.csv", "step,loss\n1,0.5\n2,0.25\n")
+    assert [run.path.name for run in find_runs([tmp_path])] == ["log.csv"]
+
+
+def test_a_header_with_names_that_are_numbers_is_a_header(read: Read, points: Points) -> None:
+    assert points(read("log.csv", "epoch,loss,0,1\n1,0.5,0.2,0.3\n2,0.25,0.1,0.2\n"), "loss") == [(1, 0.5), (2, 0.25)]
+
+
 def test_a_run_folder_of_ours_is_one_run(write: Write, tmp_path: Path) -> None:
     write("7/samples.jsonl", '{"step": 1, "t": 0.5, "p": "train", "m": {"loss": 2.0}}\n')
     write("7/alerts.jsonl", '{"rule": "loss-spike", "step": 1}\n')

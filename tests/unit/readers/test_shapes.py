@@ -86,6 +86,27 @@ SHAPES = [
         {"reward": [(2048, 20.5), (4096, 25.5)], "loss": [(4096, 6.25)], "loss[part=value]": [(4096, 50.5)]},
     ),
     Shape(
+        "Stable-Baselines3 as CSV",
+        "progress.csv",
+        "time/iterations,rollout/ep_rew_mean,time/total_timesteps,train/n_updates,train/loss\n"
+        "1,20.5,2048,,\n2,25.5,4096,10,6.25\n3,30.5,6144,20,5.25\n4,31.5,8192,30,4.25\n",
+        "csv",
+        {
+            "reward": [(2048, 20.5), (4096, 25.5), (6144, 30.5), (8192, 31.5)],
+            "loss": [(4096, 6.25), (6144, 5.25), (8192, 4.25)],
+        },
+    ),
+    Shape(
+        "Stable-Baselines3 as JSON lines, of an off-policy agent",
+        "progress.json",
+        rows(
+            {"time/episodes": 4, "time/total_timesteps": 400, "train/n_updates": 299, "train/critic_loss": 0.5},
+            {"time/episodes": 8, "time/total_timesteps": 800, "train/n_updates": 699, "train/critic_loss": 0.25},
+        ),
+        "jsonl",
+        {"loss[optimizer=critic]": [(400, 0.5), (800, 0.25)]},
+    ),
+    Shape(
         "OpenAI Baselines on the console",
         "log.txt",
         "Logging to /tmp/x\n"
@@ -362,6 +383,65 @@ def test_a_recording_is_read_without_options(
     assert run.reader.name == shape.reader
     assert {series: points(run, series) for series in shape.expect} == shape.expect
     assert not set(shape.absent) & set(run.series())
+
+
+SUMS: dict[str, tuple[str, dict[str, float | None]]] = {
+    "terms of one model": ("step,box_loss,cls_loss,dfl_loss", {"loss": 6.0}),
+    "a variational autoencoder": ("step,recon_loss,kl_loss,reg_loss", {"loss": 6.0}),
+    "a model and a policy": ("step,MVMAE_Loss,Policy_Loss,entropy_loss", {"loss": 1.0, "loss[part=policy]": 2.0}),
+    "a world model of two terms and a policy": ("step,recon_loss,actor_loss,dynamics_loss", {"loss": 4.0}),
+    "terms of a policy's objective (verl)": (
+        "step,actor/pg_loss,actor/kl_loss,critic/rewards/mean",
+        {"loss": None, "reward": 3.0},
+    ),
+    "those of rsl_rl": ("step,Loss/surrogate,Loss/value_function,Loss/entropy", {"loss": None}),
+    "a policy's loss alone, with rewards": ("step,policy_loss,reward,lr", {"loss": None, "loss[part=policy]": 1.0}),
+    "a policy that is cloned": ("step,policy_loss,grad_norm,lr", {"loss": 1.0}),
+    "Spinning Up": ("Epoch,LossPi,DeltaLossPi,AverageEpRet", {"loss": None, "reward": 3.0}),
+    "actor and critic": ("step,actor_loss,critic_loss,reward", {"loss": None, "loss[optimizer=critic]": 2.0}),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_terms_of_one_loss_are_added_and_what_a_policy_minimises_is_no_term_of_it(
+    kind: str, read: Callable[..., RecordedRun]
+) -> None:
+    header, expected = SUMS[kind]
+    found = read("log.csv", f"{header}\n1,1.0,2.0,3.0\n2,1.0,2.0,3.0\n").series()
+    assert {name: list(found[name].values) if name in found else None for name in expected} == {
+        name: None if value is None else [value, value] for name, value in expected.items()
+    }
+
+
+EVALUATIONS = {
+    "Lightning": ("val_loss_step", "val_loss_epoch"),
+    "Lightning, plain beside steps": ("val/loss_step", "val/loss"),
+    "a phase spelled out": ("validation_loss_step", "validation_loss_epoch"),
+    "batches": ("val_batch_loss", "val_loss"),
+    "another metric": ("valid_acc_step", "valid_acc_epoch"),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after a first epoch of 500 rows"])
+@pytest.mark.parametrize("tool", EVALUATIONS)
+def test_the_result_of_an_evaluation_is_its_value_for_the_whole_set_not_for_each_batch(
+    tool: str, late: bool, read: Callable[..., RecordedRun], points: Callable[[RecordedRun, str], object]
+) -> None:
+    batch, whole = EVALUATIONS[tool]
+    first = 500 if late else 3
+    text = f"train_loss_step,step,{batch},{whole}\n" + "".join(f"0.5,{n},,\n" for n in range(1, first + 1))
+    text += "".join(f",{first},{value},\n" for value in (1.0, 3.0, 2.0, 4.0)) + f",{first},,2.5\n"
+    metric = "eval.accuracy" if "acc" in whole else "eval.loss"
+    assert points(read("metrics.csv", text), metric) == [(first, 2.5)]
+
+
+def test_values_of_batches_are_the_evaluation_where_nothing_else_is(
+    read: Callable[..., RecordedRun], points: Callable[[RecordedRun, str], object]
+) -> None:
+    assert points(read("log.csv", "step,loss,val_loss_step\n1,0.5,0.75\n2,0.4,0.5\n"), "eval.loss") == [
+        (1, 0.75),
+        (2, 0.5),
+    ]
 
 
 def test_evaluation_samples_carry_the_evaluation_phase(read: Callable[..., RecordedRun]) -> None:

@@ -47,7 +47,7 @@ LOGS: dict[str, tuple[str, dict[str, Any]]] = {
         "2023-01-01 00:00:30,000 - mmdet - INFO - Epoch [1][100/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.5, loss_cls: 1.0, loss: 2.0\n"
         "2023-01-01 00:01:00,000 - mmdet - INFO - Epoch(val) [1][20]\tbbox_mAP: 0.25\n"
         "2023-01-01 00:02:00,000 - mmdet - INFO - Epoch [2][50/100]\tlr: 5.0e-01, eta: 1:20:30, time: 0.75, loss_cls: 0.5, loss: 1.5\n",
-        {"loss": [(50, 2.5), (100, 2.0), (150, 1.5)], "eval.bbox_mAP": [(100, 0.25)]},
+        {"loss": [(50, 2.5), (100, 2.0), (150, 1.5)], "eval.map": [(100, 0.25)]},
     ),
     "Keras": (
         "Epoch 1/2\n 50/100 [======>......] - ETA: 2s - loss: 0.9\n100/100 [======] - 5s 50ms/step - loss: 0.5 - val_loss: 0.75\n"
@@ -58,6 +58,43 @@ LOGS: dict[str, tuple[str, dict[str, Any]]] = {
         "  0%|          | 0/100 [00:00<?, ?it/s]\n{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}\n"
         "{'loss': 0.25, 'grad_norm': nan, 'learning_rate': 4e-05, 'epoch': 0.2}\n{'eval_loss': 0.5, 'epoch': 0.2}\n",
         {"loss": [(1, 0.5), (2, 0.25)], "grad_norm": [(1, 1.25), (2, "nan")], "eval.loss": [(3, 0.5)]},
+    ),
+    "dictionaries alone, with whole epochs": (
+        "{'loss': 0.75, 'grad_norm': 50.0, 'epoch': 1.0}\n{'eval_loss': 0.5, 'epoch': 1.0}\n"
+        "{'loss': 0.5, 'grad_norm': 40.0, 'epoch': 2.0}\n{'eval_loss': 0.25, 'epoch': 2.0}\n",
+        {"loss": [(1, 0.75), (2, 0.5)], "grad_norm": [(1, 50.0), (2, 40.0)], "eval.loss": [(1, 0.5), (2, 0.25)]},
+    ),
+    "dictionaries behind progress bars": (
+        "***** Running training *****\n  0%|          | 0/500 [00:00<?, ?it/s]\n"
+        "  2%|▏ | 10/500 [00:05<04:00,  2.04it/s]   {'loss': '0.75', 'grad_norm': '50', 'learning_rate': '0.5', 'epoch': '0.1'}\n"
+        "  4%|▏ | 20/500 [00:05<04:00,  2.04it/s]\n"
+        "[rank0] {'loss': nan, 'grad_norm': np.float64(1.5), 'learning_rate': tensor(0.25, device='cuda:0'), 'epoch': 0.2}\n"
+        "{'train_runtime': 5.0, 'train_loss': 0.6, 'epoch': 0.3}\n",
+        {"loss": [(1, 0.75), (2, "nan")], "grad_norm": [(1, 50.0), (2, 1.5)], "lr": [(1, 0.5), (2, 0.25)]},
+    ),
+    "dictionaries behind the step, time and phase": (
+        "2024-05-01 12:00:00,000 - INFO - step 10: {'loss': 0.75, 'kl': 0.125}\nValidation: {'loss': 0.875}\n"
+        "2024-05-01 12:00:01,000 - INFO - step 20: {'loss': 0.5, 'kl': 0.25}\n",
+        {"loss": [(10, 0.75), (20, 0.5)], "kl": [(10, 0.125), (20, 0.25)], "eval.loss": [(10, 0.875)]},
+    ),
+    "dictionaries that say their step as part of a whole (ms-swift)": (
+        "{'loss': 2.5, 'memory(GiB)': 12.25, 'epoch': 0.01, 'global_step/max_steps': '1/870', 'elapsed_time': '4s'}\n"
+        "{'loss': 1.5, 'memory(GiB)': 12.25, 'epoch': 0.02, 'global_step/max_steps': '5/870', 'elapsed_time': '9s'}\n",
+        {"loss": [(1, 2.5), (5, 1.5)]},
+    ),
+    "dictionaries of dictionaries": (
+        "Epoch 1: {'train': {'loss': 0.75}, 'val': {'loss': 1.0}}\nEpoch 2: {'train': {'loss': 0.5}, 'val': {'loss': 1.5}}\n",
+        {"loss": [(1, 0.75), (2, 0.5)], "eval.loss": [(1, 1.0), (2, 1.5)]},
+    ),
+    "verl on the console, through Ray": (
+        "(TaskRunner pid=12, ip=10.0.0.1) step:1 - actor/entropy:0.5 - actor/pg_loss:-0.25 - critic/rewards/mean:0.125 - response_length/mean:201.5\n"
+        "(TaskRunner pid=12, ip=10.0.0.1) step:2 - actor/entropy:0.25 - actor/pg_loss:0.25 - critic/rewards/mean:0.25 - response_length/mean:203.5\n",
+        {
+            "reward": [(1, 0.125), (2, 0.25)],
+            "entropy": [(1, 0.5), (2, 0.25)],
+            "completion_length": [(1, 201.5), (2, 203.5)],
+            "loss[part=actor_pg]": [(1, -0.25), (2, 0.25)],
+        },
     ),
     "epoch and step in brackets": (
         "Epoch [1/3], Step [1/4], Loss: 9.5, Perplexity: 13359.7\nEpoch [1/3], Step [4/4], Loss: 8.5, Perplexity: 4914.8\n"

@@ -153,6 +153,15 @@ class Controls(Protocol):
         """Send metrics to the trainer's own logger; does nothing without one."""
 
 
+class Elsewhere(NamedTuple):
+    """What is known of other ranks at the end of a run, in words; empty where there is nothing to say."""
+
+    failed: str = ""
+    warned: str = ""
+    unseen: str = ""
+    """Why nothing is known of some of them."""
+
+
 class Agreement(Protocol):
     """How the ranks of one job decide together. The core calls it; plugins only see its outcome."""
 
@@ -173,12 +182,14 @@ class Agreement(Protocol):
     def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
         """At the end of every step on every rank: what all ranks do now, in this order."""
 
-    def close(self, failed: str = "") -> tuple[str, str]:
-        """This rank is done; the others must not wait for it.
+    def together(self, step: int) -> bool:
+        """Whether all ranks know at this step that they agree, so that each holds back what the others do."""
 
-        :param failed: what fails the run on this rank; empty if nothing does.
+    def close(self, failed: str = "", warned: str = "") -> Elsewhere:
+        """This rank is done; the others must not wait for it. Returns for the rank that speaks what it hears of others.
 
-        Returns for rank 0 what failed on other ranks, and which of them it cannot see; both in words, empty if there is none.
+        :param failed: what fails the run on this rank, in words; empty if nothing does.
+        :param warned: what it warns of and does not fail for.
         """
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:

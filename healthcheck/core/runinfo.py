@@ -16,12 +16,19 @@ class RunInfo:
     target: str
     run_dir: Path | None = None
     rank: int = 0
+    voice: bool | None = None
+    """Whether this rank speaks for all; None: if it is rank 0. Another one stands in for a rank 0 that is not watched."""
     world_size: int = 1
     argv: list[str] = field(default_factory=list)
     resumed_from: int | None = None
     name: str = ""
     notes: list[str] = field(default_factory=list)
     """Sentences for the start block, each said once."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for all of them: on the console, in the record, in reports."""
+        return self.rank == 0 if self.voice is None else self.voice
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
-from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
+from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.explosion import name_explosion
 from healthcheck.run.history import History
@@ -110,7 +110,7 @@ class Session:
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
-        self._elsewhere = self._unseen = ""
+        self._elsewhere = protocols.Elsewhere()
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
@@ -542,7 +542,7 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
-            self._elsewhere, self._unseen = self.controls.agreement.close(failed_here(self._judged_run()))
+            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run()))
         if said := self.budget.sentence(self.step, self.active()):
             self.note(said)
         self.board.close(self._guard)
@@ -593,7 +593,6 @@ class Session:
             plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
             elsewhere=self._elsewhere,
-            unseen=self._unseen,
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Ranks out of step, as processes: do they stop together or all only report, and is nothing said that is not so?
 
-    python benchmarks/soak.py --runs 200 --seed 1          # a table; exit code 1 if anything is wrong
-    python benchmarks/soak.py --only 17 --keep /tmp/soak   # one run again, with its folders
+    python benchmarks/soak.py --runs 200 --seed 1 --jobs 3   # a table; exit code 1 if anything is wrong
+    python benchmarks/soak.py --only 17 --keep /tmp/soak     # one run again, with its folders
 
 Each run is made of its seed alone: 2 or 4 gloo processes, forks of one that has torch imported, train a small model under
 ``healthcheck run``. They meet in a collective every step or every few dozen (local SGD), some are slow or begin late, some
@@ -244,7 +244,7 @@ class Outcome:
     verdict: str
 
 
-def judged(plan: Plan, folder: Path, codes: dict[int, int]) -> Outcome:
+def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL) -> Outcome:
     """What is wrong with a run; nothing if all ranks did the same and nothing untrue was said."""
     ends: dict[int, dict[str, Any]] = {}
     for rank in range(plan.world):
@@ -276,7 +276,7 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int]) -> Outcome:
     elif "lost" in how and not dead:
         wrong.append("a collective failed although nobody died")
     longest = max(ends[rank]["longest"] for rank in alive) if alive else 0.0
-    if longest > STALL:
+    if longest > stall:
         wrong.append(f"a step took {longest} s")
 
     # Ranks whose gradients are the same must stay the same, whatever was held back: NaN or not.
@@ -329,7 +329,9 @@ def name_of(plan: Plan) -> str:
     return ", ".join(filter(None, troubles)) or "healthy"
 
 
-def played(seeds: list[int], jobs: int, keep: Path | None) -> Iterator[tuple[int, Outcome]]:
+def played(
+    seeds: list[int], jobs: int, keep: Path | None = None, stall: float = STALL
+) -> Iterator[tuple[int, Outcome]]:
     """The outcome of each seed, several at a time: every one in a fork that forks its ranks."""
     waiting, running = list(reversed(seeds)), dict[int, tuple[int, int]]()
     while waiting or running:
@@ -340,7 +342,7 @@ def played(seeds: list[int], jobs: int, keep: Path | None) -> Iterator[tuple[int
             if child == 0:
                 code = 1
                 try:
-                    os.write(writing, json.dumps(asdict(one(seed, keep))).encode())
+                    os.write(writing, json.dumps(asdict(one(seed, keep, stall))).encode())
                     code = 0
                 finally:
                     os._exit(code)
@@ -356,12 +358,12 @@ def played(seeds: list[int], jobs: int, keep: Path | None) -> Iterator[tuple[int
         )
 
 
-def one(seed: int, keep: Path | None = None) -> Outcome:
+def one(seed: int, keep: Path | None = None, stall: float = STALL) -> Outcome:
     """Play the run of one seed; its folder goes away unless it is kept or something is wrong."""
     plan = plan_of(seed)
     folder = Path(tempfile.mkdtemp(prefix=f"soak-{seed}-", dir=keep))
     codes = play(plan, folder)
-    outcome = judged(plan, folder, codes)
+    outcome = judged(plan, folder, codes, stall)
     if outcome.wrong:
         outcome.wrong.append(f"see {folder}")
     elif keep is None:
@@ -374,7 +376,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the others follow")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--only", type=int, metavar="SEED")
+    parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these runs instead")
+    parser.add_argument("--stall", type=float, default=STALL, help="seconds that a step may take at most (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the folders of all runs there")
     given = parser.parse_args()
     warm_up()
@@ -383,15 +386,15 @@ def main() -> int:
     )
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
-    seeds = [given.only] if given.only is not None else range(given.seed, given.seed + given.runs)
+    seeds = given.only or list(range(given.seed, given.seed + given.runs))
     rows: dict[tuple[str, str], list[Outcome]] = collections.defaultdict(list)
     wrong = 0
-    for seed, outcome in played(list(seeds), given.jobs, given.keep):
+    for seed, outcome in played(seeds, given.jobs, given.keep, given.stall):
         plan = plan_of(seed)
         rows[name_of(plan), plan.kind].append(outcome)
-        if given.only is not None:
+        if given.keep is not None:
             print(plan)
-        if outcome.wrong or given.only is not None:
+        if outcome.wrong or given.only:
             wrong += bool(outcome.wrong)
             print(
                 f"--- seed {seed}, {plan.world} ranks, {plan.kind}, {name_of(plan)}: {outcome.how}, {outcome.verdict}"

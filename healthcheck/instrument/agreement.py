@@ -35,6 +35,8 @@ PATIENCE_SECONDS = 1.5
 """How long a rank waits at a named step for the others; then a later step is tried."""
 ROUNDS = 8
 """Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
+ENDS_SECONDS = 5.0
+"""How long the rank that speaks waits at its end for those of the others: they may still be writing evidence."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
@@ -182,7 +184,7 @@ class StoreAgreement:
 
     def _ends_of_others(self) -> Elsewhere:
         """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + ENDS_SECONDS
         here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
         while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -83,7 +83,7 @@ class JudgedRun:
     action_errors: list[dict[str, Any]] = field(default_factory=list)
     plugin_errors: list[dict[str, Any]] = field(default_factory=list)
     internal_errors: list[dict[str, Any]] = field(default_factory=list)
-    elsewhere: Elsewhere = Elsewhere()
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     """What is known of other ranks, for which this one speaks."""
 
     @property

@@ -380,5 +380,6 @@ def test_a_rank_that_begins_late_is_not_called_unwatched(store):
     assert [rank.broken for rank in (late, early)] == ["", ""]
 
 
-def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair):
+def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair, monkeypatch):
+    monkeypatch.setattr(agreement, "ENDS_SECONDS", 0.1)
     assert pair[0].close() == ("", "", "rank 1 goes on, or died")

@@ -291,15 +291,18 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
         wrong.append(f"ranks {speakers} speak")
     reports = sorted(p for p in (folder / "runs").glob("*/report.json") if not p.parent.is_symlink())
     verdict = ""
-    if alive and alive[0] == watched[0]:
-        if speakers != [watched[0]]:
-            wrong.append(f"rank {watched[0]} should speak, {speakers} do")
+    # Rank 0 speaks, or one that stands in for it: usually, not always, the lowest that is watched.
+    if plan.unwatched == 0 and not speakers and not dead:
+        wrong.append("nobody speaks")
+    elif plan.unwatched != 0 and 0 in alive and speakers != [0]:
+        wrong.append(f"rank 0 should speak, {speakers} do")
+    if speakers and speakers[0] in alive:
         if len(reports) != 1 or not (folder / "report.json").is_file():
             wrong.append(f"{len(reports)} records with a report, report.json: {(folder / 'report.json').is_file()}")
         else:
             report = json.loads(reports[0].read_text())
             verdict = report["verdict"]
-            closing = re.findall(r"^healthcheck: [A-Z].*", errors[watched[0]], re.MULTILINE)[-1:]
+            closing = re.findall(r"^healthcheck: [A-Z].*", errors[speakers[0]], re.MULTILINE)[-1:]
             if nan_seen and verdict == "ok":
                 wrong.append(f"OK over a NaN of rank {plan.bad}: {closing}")
             if (

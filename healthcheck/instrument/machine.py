@@ -28,6 +28,7 @@ from healthcheck.instrument.controls import AskedEnd, TorchControls
 from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
+from healthcheck.instrument.logged_steps import LoggedSteps
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
@@ -117,6 +118,7 @@ class StepMachine:
         """Called once, before anything of the first step is shown."""
         self.unwatched = UnwatchedSteps(self)
         self._asked_end = AskedEnd(session)
+        self.logged = LoggedSteps(self)
 
     @property
     def stage(self) -> Stage:
@@ -430,9 +432,8 @@ class StepMachine:
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
             self._begin_step()
         optimizers.stepped.add(index)
-        if self._fresh:
-            self._fresh = False
-        self.last_attempt = self.number
+        self._fresh = None if self._fresh is None else False
+        self.last_attempt = self.logged.attempt(self.number)
         return plan
 
     def _met(self, optimizer: Any) -> None:
@@ -516,7 +517,7 @@ class StepMachine:
             self.step_begins(number)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self._begin_step()
-        self.last_attempt = self.number
+        self.last_attempt = self.logged.attempt(self.number)
         loss, facts = detached(loss), self.facts
         reported = loss is not None and self._loss_shown_in != self.number
         if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):

@@ -235,8 +235,8 @@ def open_run_dir(
     named = runs_folder(settings)
     wanted = named.absolute()  # the script may change its directory
     rank = process_rank()
-    # The lowest rank that is watched is usually the first to have waited enough.
-    waits = WAIT_SECONDS + min(2.0, 0.1 * rank) if rank else 0.0
+    # So that the lowest rank that is watched is usually the first to have waited enough.
+    waits = WAIT_SECONDS + min(2.0, 0.5 * (rank - 1)) if rank else 0.0
     found = folder_of_launch(wanted, wait=waits, by_rank_zero=rank > 0) if job_size() > 1 else None
     if found is not None:
         return found / f"rank-{rank}", False

@@ -111,6 +111,7 @@ class Session:
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
         self._elsewhere = protocols.Elsewhere()
+        self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
@@ -262,7 +263,7 @@ class Session:
         """
         if self._ended or os.getpid() != self.pid:
             return
-        step = step if step is not None else max(1, self.step)
+        step = step if step is not None else self.step_of_log()
         samples, odd = samples_of(metrics, step, self.active(), phase=phase, labels=labels)
         self.judge.waiting += samples
         if any(isinstance(one.value, float) and one.value - one.value != 0.0 for one in samples):

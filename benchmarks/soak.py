@@ -314,7 +314,7 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
             if plan.bad < 0 and verdict not in (("script failed",) if dead and "lost" in how else ("ok",)):
                 wrong.append(f"healthy, and said {verdict}: {closing}")
     for rank, text in errors.items():
-        if fault := re.search(r"internal error.*|.* raised in .*|  File .*healthcheck/healthcheck/.*", text):
+        if fault := re.search(r'internal error.*|.* raised in .*|File "[^"]*/healthcheck/[^"]*\.py.*', text):
             wrong.append(f"a fault of ours on rank {rank}: {fault[0]}")
     return Outcome(wrong, "+".join(sorted(how)) or "nobody left", longest, verdict)
 

@@ -291,11 +291,9 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
         wrong.append(f"ranks {speakers} speak")
     reports = sorted(p for p in (folder / "runs").glob("*/report.json") if not p.parent.is_symlink())
     verdict = ""
-    # Rank 0 speaks, or one that stands in for it: usually, not always, the lowest that is watched.
-    if plan.unwatched == 0 and not speakers and not dead:
+    # Rank 0 speaks, or one that stands in for it: it is not watched, or began ten seconds later.
+    if not speakers and not dead:
         wrong.append("nobody speaks")
-    elif plan.unwatched != 0 and 0 in alive and speakers != [0]:
-        wrong.append(f"rank 0 should speak, {speakers} do")
     if speakers and speakers[0] in alive:
         if len(reports) != 1 or not (folder / "report.json").is_file():
             wrong.append(f"{len(reports)} records with a report, report.json: {(folder / 'report.json').is_file()}")

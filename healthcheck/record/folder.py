@@ -35,7 +35,9 @@ _LAUNCH = (
     "SLURM_STEP_ID",
 )
 _NODES = ("GROUP_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_NODE_RANK")
-WAIT_SECONDS = 5.0
+WAIT_SECONDS, STAND_IN_SECONDS = 5.0, 10.0
+"""How long another rank waits for rank 0's record, and how long until it keeps it in its place: on a busy machine ranks begin
+seconds apart."""
 FRESH_SECONDS = 120.0
 """A pointer older than this belongs to an earlier launch that used the same port."""
 
@@ -236,7 +238,8 @@ def open_run_dir(
     wanted = named.absolute()  # the script may change its directory
     rank = process_rank()
     # So that the lowest rank that is watched is usually the first to have waited enough.
-    waits = WAIT_SECONDS + min(2.0, 0.5 * (rank - 1)) if rank else 0.0
+    alone = STAND_IN_SECONDS + min(2.0, 0.5 * (rank - 1)) if _may_stand_in() else WAIT_SECONDS
+    waits = alone if rank else 0.0
     found = folder_of_launch(wanted, wait=waits, by_rank_zero=rank > 0) if job_size() > 1 else None
     if found is not None:
         return found / f"rank-{rank}", False
@@ -248,7 +251,7 @@ def open_run_dir(
         found = folder_of_launch(wanted, wait=0.0)
         if found is not None:
             return found / f"rank-{rank}", False
-        notes.append(f"rank 0 has begun no record in {WAIT_SECONDS:.0f} s (is it watched?): rank {rank} keeps it")
+        notes.append(f"rank 0 has begun no record in {STAND_IN_SECONDS:.0f} s (is it watched?): rank {rank} keeps it")
         return _new_run_dir(target, named, wanted, settings, notes, rank), True
 
 

@@ -164,7 +164,7 @@ class TestManyRanks:
     def test_where_rank_0_makes_no_record_the_first_that_has_waited_speaks_for_the_others_and_for_a_late_rank_0(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(rundir, "WAIT_SECONDS", 0.0)
+        monkeypatch.setattr(rundir, "STAND_IN_SECONDS", 0.0)
         monkeypatch.setenv("WORLD_SIZE", "4")
         notes: list[str] = []
         monkeypatch.setenv("RANK", "2")

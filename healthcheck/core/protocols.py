@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.events import Event, EventKind
-from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.runinfo import Elsewhere, RunInfo
 from healthcheck.core.samples import Metric, Sample
 
 if TYPE_CHECKING:
@@ -151,15 +151,6 @@ class Controls(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Send metrics to the trainer's own logger; does nothing without one."""
-
-
-class Elsewhere(NamedTuple):
-    """What is known of other ranks at the end of a run, in words; empty where there is nothing to say."""
-
-    failed: str = ""
-    warned: str = ""
-    unseen: str = ""
-    """Why nothing is known of some of them."""
 
 
 class Agreement(Protocol):

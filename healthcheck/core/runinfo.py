@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True)
@@ -29,6 +29,15 @@ class RunInfo:
     def speaks(self) -> bool:
         """Whether this rank speaks for all of them: on the console, in the record, in reports."""
         return self.rank == 0 if self.voice is None else self.voice
+
+
+class Elsewhere(NamedTuple):
+    """What is known of other ranks at the end of a run, in words; empty where there is nothing to say."""
+
+    failed: str = ""
+    warned: str = ""
+    unseen: str = ""
+    """Why nothing is known of some of them."""
 
 
 @dataclass(slots=True)

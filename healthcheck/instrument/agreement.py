@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from healthcheck.core.protocols import Elsewhere
+from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.run.actor import CHECKPOINT

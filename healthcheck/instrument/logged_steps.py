@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from healthcheck.instrument.step_events import EndedBy
 
 if TYPE_CHECKING:
-    from healthcheck.instrument.machine import StepMachine
+    from healthcheck.run.session import Session
 
 Place = list[tuple[int, int, int]]
 """The functions that are running, innermost first: the frame and its code by their ids, and the instruction that it is at. Frames
 themselves are not kept: they hold on to all local variables."""
 
 
+class Counting(Protocol):
+    """The step machine, as far as it is needed here."""
+
+    session: Session
+    ended_by: EndedBy
+    number: int
+    _fresh: bool | None
+
+
 class LoggedSteps:
     """Where in the script the last update was made, or attempted, and what is logged before or behind it."""
 
-    def __init__(self, machine: StepMachine) -> None:
+    def __init__(self, machine: Counting) -> None:
         self._machine = machine
         self._place: Place | None = None
         self._step = 0

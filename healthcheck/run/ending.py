@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
-from healthcheck.core.protocols import Capabilities, Elsewhere
+from healthcheck.core.protocols import Capabilities
+from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.samples import encode_number
 from healthcheck.core.text import plural
 from healthcheck.engine.engine import Engine

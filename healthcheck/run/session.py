@@ -20,7 +20,7 @@ from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import PAUSES, Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.rows import StepRow
-from healthcheck.core.runinfo import RunFacts, RunInfo
+from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
 from healthcheck.core.samples import Sample, samples_of
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
@@ -110,7 +110,7 @@ class Session:
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
-        self._elsewhere = protocols.Elsewhere()
+        self._elsewhere = Elsewhere()
         self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""

@@ -166,10 +166,12 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
     if not given.console:
         ruleset.settings["verbosity"] = -2
+    run_dir, voice = open_run_dir(given.name, ruleset.settings, notes) if given.record else (None, None)
     info = RunInfo(
         target=given.name,
-        run_dir=open_run_dir(given.name, ruleset.settings, notes) if given.record else None,
+        run_dir=run_dir,
         rank=process_rank(),
+        voice=voice,
         world_size=job_size(),
         argv=list(given.argv),
         notes=notes,

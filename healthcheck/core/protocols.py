@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.events import Event, EventKind
-from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.runinfo import Elsewhere, RunInfo
 from healthcheck.core.samples import Metric, Sample
 
 if TYPE_CHECKING:
@@ -173,12 +173,14 @@ class Agreement(Protocol):
     def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
         """At the end of every step on every rank: what all ranks do now, in this order."""
 
-    def close(self, failed: str = "") -> tuple[str, str]:
-        """This rank is done; the others must not wait for it.
+    def together(self, step: int) -> bool:
+        """Whether all ranks know at this step that they agree, so that each holds back what the others do."""
 
-        :param failed: what fails the run on this rank; empty if nothing does.
+    def close(self, failed: str = "", warned: str = "") -> Elsewhere:
+        """This rank is done; the others must not wait for it. Returns for the rank that speaks what it hears of others.
 
-        Returns for rank 0 what failed on other ranks, and which of them it cannot see; both in words, empty if there is none.
+        :param failed: what fails the run on this rank, in words; empty if nothing does.
+        :param warned: what it warns of and does not fail for.
         """
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, MutableMapping, MutableSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True)
@@ -17,12 +17,28 @@ class RunInfo:
     target: str
     run_dir: Path | None = None
     rank: int = 0
+    voice: bool | None = None
+    """Whether this rank speaks for all; None: if it is rank 0. Another one stands in for a rank 0 that is not watched."""
     world_size: int = 1
     argv: list[str] = field(default_factory=list)
     resumed_from: int | None = None
     name: str = ""
     notes: list[str] = field(default_factory=list)
     """Sentences for the start block, each said once."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for all of them: on the console, in the record, in reports."""
+        return self.rank == 0 if self.voice is None else self.voice
+
+
+class Elsewhere(NamedTuple):
+    """What is known of other ranks at the end of a run, in words; empty where there is nothing to say."""
+
+    failed: str = ""
+    warned: str = ""
+    unseen: str = ""
+    """Why nothing is known of some of them."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,12 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.text import strict
 from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 
+WITH_GRADIENTS = frozenset({"backward_end", "before_update"})
+"""Hooks at which gradients are there that an update will use."""
+LOOKS_FIRST, LOOKS_EVERY = 3, 100
+"""Calls of a listener around which its gradients are compared: the first ones, and from then on every so many."""
+Gradient = tuple[Any, Any, int]
+"""A parameter, its gradient and the version of that."""
 QUARANTINE_AFTER = 3
 """Errors of one owner after which it is not called again."""
 
@@ -48,6 +54,8 @@ class ListenerError:
     place: str
     count: int = 1
     quarantined: bool = False
+    raised: bool = True
+    """False where it did something that people must know of, and raised nothing."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,6 +66,7 @@ class ListenerError:
             "place": self.place,
             "count": self.count,
             "quarantined": self.quarantined,
+            **({} if self.raised else {"raised": False}),
         }
 
 
@@ -111,6 +120,8 @@ class Dispatch:
         self._stopping = stopping
         self._off: set[str] = set()
         self._failures: dict[str, int] = {}
+        self._looked: dict[tuple[str, str], int] = {}
+        self._changing: set[tuple[str, str]] = set()
 
     # -- registration -----------------------------------------------------------------
 
@@ -164,10 +175,13 @@ class Dispatch:
     def call(self, hook: str, step: int, *arguments: Any) -> None:
         """Call every listener of a hook; errors are kept, not raised (see ``on_error``)."""
         for listener in self.table.get(hook, ()):
+            before = self._gradients_before(listener, hook, arguments) if hook in WITH_GRADIENTS else ()
             try:
                 listener.call(*arguments)
             except BaseException as error:
                 self.failed(listener.owner, hook, step, error)
+            if before:
+                self._name_changed(listener, hook, step, before)
 
     @calls_foreign(lambda of: (of["listener"].owner, of["method"]))
     def report(self, method: str, step: int, *arguments: Any) -> None:
@@ -212,6 +226,36 @@ class Dispatch:
         if self.on_error == "raise":
             raise error
         if self._say is not None and (count == 1 or count == QUARANTINE_AFTER):
+            self._say(known)
+
+    # -- gradients that a listener changes ----------------------------------------------
+
+    def _gradients_before(self, listener: Listener, hook: str, arguments: tuple[Any, ...]) -> Sequence[Gradient]:
+        """Now and then the gradients that a listener is about to see, with their versions; torch counts changes in place."""
+        calls = self._looked[listener.owner, hook] = self._looked.get((listener.owner, hook), 0) + 1
+        if (calls > LOOKS_FIRST and calls % LOOKS_EVERY) or (listener.owner, hook) in self._changing:
+            return ()
+        event = arguments[-1]
+        try:
+            if event.optimizer is not None:
+                parameters = [p for group in event.optimizer.param_groups for p in group["params"]]
+            else:
+                parameters = [p for _, p in event.model.named_parameters()]
+            return [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None]
+        except Exception:  # a tensor that has no version, an event without a model: then nothing is known
+            return ()
+
+    def _name_changed(self, listener: Listener, hook: str, step: int, before: Sequence[Gradient]) -> None:
+        """A listener may change gradients; whoever reads the run must know that it did. Said once for each hook."""
+        changed = sum(p.grad is not gradient or gradient._version != version for p, gradient, version in before)
+        if not changed:
+            return
+        self._changing.add((listener.owner, hook))
+        known = ListenerError(
+            listener.owner, hook, step, f"changed {changed} of {len(before)} gradients", "", raised=False
+        )
+        self.errors.append(known)
+        if self._say is not None:
             self._say(known)
 
     def is_quarantined(self, owner: str) -> bool:

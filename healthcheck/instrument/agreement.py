@@ -1,9 +1,9 @@
-"""All ranks decide together: a stop is a proposal until every rank has promised to be at the same step for it.
+"""All ranks decide together: a stop is a proposal until every rank is at the same step for it.
 
 One rank that leaves a training loop alone makes the others hang in their next collective. So a rank that wants to stop
 says so at a *sync point* (every ``sync_every`` steps). Whoever hears of it first names a step that nobody has passed yet;
-each rank that hears of it in time promises to stop there, and one that is too far on says no. Whether all have promised is
-decided once, by whoever knows first, and all ranks at that step read the same answer. After a no a later step is tried.
+each rank waits there for the others, a moment, and one that is too far on says no. Whether all have come is decided once,
+by whoever knows first, and all ranks at that step read the same answer. After a no a later step is tried.
 
 While nobody asks for anything no rank waits for another: ranks may be any number of steps apart (local SGD).
 
@@ -18,27 +18,33 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.run.actor import CHECKPOINT
 
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 1.5
-"""How long a rank waits at a named step for the promises of the others; then a later step is tried."""
+"""How long a rank waits at a named step for the others; then a later step is tried."""
 ROUNDS = 8
 """Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
+ENDS_SECONDS = 5.0
+"""How long the rank that speaks waits at its end for those of the others: they may still be writing evidence."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
 """How long a process that exits with a failure of ours waits for the others, who may be saving their last checkpoint."""
 POLLS = 50
-"""Sync points after which ranks that have not announced themselves count as not watched."""
+MISSING_SECONDS = 30.0
+"""Sync points and seconds after which ranks that have not announced themselves count as not watched. Both: fifty steps
+of a small model are over before a rank that loads its data has begun."""
 
 
 class StoreAgreement:
@@ -47,8 +53,9 @@ class StoreAgreement:
     :param store: has ``add``, ``set``, ``get``, ``check``; shared by all ranks.
     :param sync_every: steps between two sync points; the same on all ranks.
     :param note: says one line to the user.
-    :param folder: record of this rank; that of rank 0 is where all save.
-    :param config: digest of what this rank judges by; ranks under other rules than rank 0 are named.
+    :param speaks: whether this rank speaks for all: rank 0, or another one that stands in for it.
+    :param folder: record of this rank; that of the rank that speaks is where all save.
+    :param config: digest of what this rank judges by; ranks under other rules than the one that speaks are named.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class StoreAgreement:
         sync_every: int,
         note: Callable[[str], None],
         patience: float = PATIENCE_SECONDS,
+        speaks: bool | None = None,
         folder: str = "",
         config: str = "",
     ) -> None:
@@ -69,6 +77,7 @@ class StoreAgreement:
         self.sync_every = max(1, sync_every)
         self.note = note
         self.patience = patience
+        self.speaks = rank == 0 if speaks is None else speaks
         self.folder = folder
         self.config = config
         self.broken = ""
@@ -78,7 +87,11 @@ class StoreAgreement:
         self._decided = False
         self._joined = False
         """Whether all ranks have announced themselves."""
+        self._together = (math.inf, math.inf)
+        """All ranks know after the first of these steps that they agree, and until the second."""
         self._polls = 0
+        self._met_at = math.inf
+        self._lost = self._closed = False
         self._proposals: dict[str, Mapping[str, Any]] = {}
         """By rule and cause: what this rank asks for, until all have decided or the cause has recovered."""
         self._said: set[str] = set()
@@ -92,12 +105,20 @@ class StoreAgreement:
         self._failed = 0
         """Rounds without an agreement since the last one with one."""
         self._target: int | None = None
-        """The step of the round under way; this rank has promised to stop there."""
+        """The step of the round under way."""
 
     @property
     def ready(self) -> bool:
         """Whether a proposal made now will be decided by all ranks."""
         return not self.broken
+
+    def together(self, step: int) -> bool:
+        """Whether all ranks know at this step that they agree, so that each does what the others do.
+
+        For ranks that are in step, which are those whose gradients are the same. A rank that holds back an update before
+        another one has come, or after one has given up, would be the only one.
+        """
+        return not self._lost and self._together[0] < step <= self._together[1]
 
     def propose(self, request: Mapping[str, Any]) -> None:
         """Ask all ranks for something at the next sync point; the first proposal of a cause stands.
@@ -118,25 +139,28 @@ class StoreAgreement:
             if not self._joined:
                 self._meet(step)
             return self._sync(step) if self._joined else []
-        except Exception as error:  # the store is gone: a rank has left or the network has
-            self._only_report(f"the rendezvous store does not answer ({type(error).__name__})")
+        except Exception as error:
+            self._lose(error)
             return []
 
-    def close(self, failed: str = "") -> tuple[str, str]:
+    def _lose(self, error: Exception) -> None:
+        """The store is gone: a rank has left, or the network has. Nothing more is asked of it."""
+        self._lost = True
+        self._only_report(f"the rendezvous store does not answer ({type(error).__name__})")
+
+    def close(self, failed: str = "", warned: str = "") -> Elsewhere:
         """This rank is done; the others must not wait for its answers. See the protocol for what is returned."""
-        if not self._meeting:
-            return "", ""
-        elsewhere = ""
-        with contextlib.suppress(Exception):
-            if not self._joined and not self.broken:
-                self._name_missing()
+        elsewhere = Elsewhere()
+        if self._lost or self._closed:
+            return elsewhere._replace(unseen=self.broken)
+        self._closed = True
+        try:
+            self._see_who_is_here()
             if not self._joined:
                 self.store.set(f"{self._meeting}/over", "")
-            if self._target is not None:  # counted once, as one that is over
-                self.store.add(f"{self._meeting}/round/{self._round}/promised", -1)
-            self.store.set(f"{self._meeting}/end/{self.rank}", failed)
+            self.store.set(f"{self._meeting}/end/{self.rank}", json.dumps([failed, warned]))
             gone = self.store.add(f"{self._meeting}/done", 1)
-            if self.rank == 0 and self._joined:
+            if self.speaks:
                 elsewhere = self._ends_of_others()
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
@@ -144,23 +168,40 @@ class StoreAgreement:
             while self.rank == 0 and self._decided and gone < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.01)
                 gone = self.store.add(f"{self._meeting}/done", 0)
-        return elsewhere, self.broken
+        except Exception as error:
+            self._lose(error)
+        return elsewhere._replace(unseen=self.broken)
 
-    def _ends_of_others(self) -> str:
-        """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
+    def _see_who_is_here(self) -> None:
+        """At the end: the run may have been too short for a sync point of all ranks."""
         deadline = time.monotonic() + self.patience
-        while self.store.add(f"{self._meeting}/done", 0) < self.world_size and time.monotonic() < deadline:
+        while not self._joined and not self.broken:
+            self._meet(0)
+            if not self._joined and time.monotonic() > deadline:
+                self._name_missing()
+                return
             time.sleep(0.01)
-        failed, silent = [], []
-        for rank in range(1, self.world_size):
-            key = f"{self._meeting}/end/{rank}"
-            if not self.store.check([key]):
+
+    def _ends_of_others(self) -> Elsewhere:
+        """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
+        deadline = time.monotonic() + ENDS_SECONDS
+        here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
+        while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
+            time.sleep(0.01)
+        failed, warned, silent = [], [], []
+        for rank in range(self.world_size):
+            if rank == self.rank:
+                continue
+            if self.store.check([f"{self._meeting}/end/{rank}"]):
+                texts = json.loads(self.store.get(f"{self._meeting}/end/{rank}"))
+                failed += [f"rank {rank}: {text}" for text in texts[:1] if text]
+                warned += [f"rank {rank}: {text}" for text in texts[1:] if text]
+            elif self.store.check([f"{self._meeting}/rank/{rank}"]):
                 silent.append(str(rank))
-            elif text := self.store.get(key).decode():
-                failed.append(f"rank {rank}: {text}")
-        if silent and not self.broken:
-            self.broken = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
-        return shorten(failed, 3)
+        if silent:
+            why = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
+            self.broken = f"{self.broken}; {why}" if self.broken else why
+        return Elsewhere(shorten(failed, 3), shorten(warned, 3))
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
         """The report is written and the process exits next.
@@ -171,7 +212,7 @@ class StoreAgreement:
         :param failing: whether the status says failure, and the script did not fail by itself.
         :param hurried: whether somebody has asked this process to end.
         """
-        if not self._meeting:
+        if not self._meeting or self._lost:
             return
         with contextlib.suppress(Exception):  # without a store there is nobody to wait for
             gone = self.store.add(f"{self._meeting}/left", 1)
@@ -190,16 +231,20 @@ class StoreAgreement:
             self._meeting = self._seat()
             self.store.set(f"{self._meeting}/config/{self.rank}", self.config)
             self.store.set(f"{self._meeting}/rank/{self.rank}", str(step))
-            if self.rank == 0:
+            if self.speaks:
                 self.store.set(f"{self._meeting}/folder", self.folder)
+            self._met_at = time.monotonic()
             self.store.add(f"{self._meeting}/here", 1)
         if self.store.add(f"{self._meeting}/here", 0) >= self.world_size:
             self._joined = True
+            # Ranks in step read this at their next sync point at the latest.
+            since = int(self._first(f"{self._meeting}/since", lambda: str(step)))
+            self._together = since + self.sync_every, self._together[1]
             self._name_strangers()
             return
         self._polls += 1
-        if self._polls > POLLS:
-            self._name_missing()
+        if self._polls > POLLS and time.monotonic() - self._met_at > MISSING_SECONDS:
+            self._name_missing(step)
 
     def _seat(self) -> str:
         """Where the ranks of this training meet: the first meeting that this rank has not been to.
@@ -213,21 +258,21 @@ class StoreAgreement:
                 return meeting
         raise AssertionError
 
-    def _name_missing(self) -> None:
+    def _name_missing(self, step: int = 0) -> None:
         missing = [str(r) for r in range(self.world_size) if not self.store.check([f"{self._meeting}/rank/{r}"])]
         if missing:
-            self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched")
+            self._give_up(f"rank {', '.join(missing[:8])} {'is' if len(missing) == 1 else 'are'} not watched", step)
 
     def _name_strangers(self) -> None:
         """Ranks that judge by other rules: a stop of theirs is none of ours, and a node with an old file looks healthy."""
-        if self.rank:
+        if not self.speaks:
             return
         theirs = [self.store.get(f"{self._meeting}/config/{rank}").decode() for rank in range(self.world_size)]
         others = [str(rank) for rank, config in enumerate(theirs) if config != self.config]
         if others:
             named = f"rank {', '.join(others[:8])}" + (f" and {len(others) - 8} more" if len(others) > 8 else "")
             self.note(
-                f"{named} {'runs' if len(others) == 1 else 'run'} under other rules than rank 0: "
+                f"{named} {'runs' if len(others) == 1 else 'run'} under other rules than rank {self.rank}: "
                 "compare healthcheck.yaml and HEALTHCHECK_* there, and the rules.yaml of their records"
             )
 
@@ -264,6 +309,7 @@ class StoreAgreement:
 
     def _hear(self, number: int, message: Mapping[str, Any]) -> None:
         if "gave_up" in message:
+            self._together = self._together[0], min(self._together[1], float(message["until"]))
             self._only_report(str(message["gave_up"]))
         elif "withdrawn" in message:
             self._asked.pop((message["withdrawn"], int(message["rank"])), None)
@@ -282,20 +328,23 @@ class StoreAgreement:
         if self._target is None:
             target = int(self._first(f"{key}/target", lambda: str(self._next_target())))
             if step > target:
-                return self._concluded(self._first(f"{key}/answer", lambda: "no"))
+                return self._concluded(self._first(f"{key}/answer", lambda: "no"), step)
             self._target = target
-            self.store.add(f"{key}/promised", 1)
         if step < self._target:
             return None
+        # Not enough that a rank means to come: where ranks make different numbers of steps between two collectives it may
+        # be waiting in one for us, and would be left alone there.
+        if step == self._target:
+            self.store.add(f"{key}/there", 1)
         deadline = time.monotonic() + self.patience
         while not self.store.check([f"{key}/answer"]):
             gone = self.store.add(f"{self._meeting}/done", 0)
-            if self.store.add(f"{key}/promised", 0) + gone >= self.world_size:
-                return self._concluded(self._first(f"{key}/answer", self._all_that_is_wanted))
+            if self.store.add(f"{key}/there", 0) + gone >= self.world_size:
+                return self._concluded(self._first(f"{key}/answer", self._all_that_is_wanted), step)
             if step > self._target or time.monotonic() > deadline:
                 break
             time.sleep(0.001)
-        return self._concluded(self._first(f"{key}/answer", lambda: "no"))
+        return self._concluded(self._first(f"{key}/answer", lambda: "no"), step)
 
     def _next_target(self) -> int:
         """A sync point that no rank has passed, as far as they have said; further away after each failure."""
@@ -312,14 +361,14 @@ class StoreAgreement:
     def _all_that_is_wanted(self) -> str:
         return json.dumps({"wanted": self._wanted(), "heard": self._read})
 
-    def _concluded(self, answer: str) -> list[Mapping[str, Any]]:
+    def _concluded(self, answer: str, step: int) -> list[Mapping[str, Any]]:
         """The round is over, with the same answer on all ranks."""
         self._round += 1
         self._target = None
         if answer == "no":
             self._failed += 1
             if self._failed >= ROUNDS:
-                self._give_up("the ranks were at no step together")
+                self._give_up("the ranks were at no step together", step)
             return []
         self._failed = 0
         decided = json.loads(answer)
@@ -344,14 +393,15 @@ class StoreAgreement:
         said = {key: speaks[key] for key in ("cause", "reason", "step") if key in speaks}
         return [*saves, {**first, **said, "ranks": sorted({int(p["rank"]) for p in same})}]
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, step: int) -> None:
         """No rank decides anything any more; all of them hear of it at their next sync point."""
+        message = {"gave_up": why, "until": step + self.sync_every}
         with contextlib.suppress(Exception):
-            self._message({"gave_up": why})
-        self._only_report(why)
+            self._message(message)
+        self._hear(0, message)
 
     def _only_report(self, why: str) -> None:
-        if not self.broken and (self.rank == 0 or self._proposals):
+        if not self.broken and (self.speaks or self._proposals):
             self.note(f"ranks do not agree on stops: {why}; each rank only reports")
         self.broken = self.broken or why
 
@@ -400,6 +450,7 @@ def agreement_of(session: Any) -> StoreAgreement | None:
         dist.get_world_size(),
         sync_every=int(every),
         note=session.note,
+        speaks=session.info.speaks,
         folder=str(session.info.run_dir or ""),
         config=_digest(session),
     )

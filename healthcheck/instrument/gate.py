@@ -202,6 +202,11 @@ class UpdateGate:
             self._session.judge.gate = self if self._rules is not None else None
         return self._rules
 
+    def alone(self, step: int) -> bool:
+        """Of several ranks: whether others may apply an update that is held back here."""
+        agreement = self._session.controls.agreement if self._session.controls is not None else None
+        return agreement is None or not agreement.together(step)
+
     def see(self, samples: Sequence[Sample]) -> None:
         """Called with the samples of an event before they leave for the host."""
         assert self._rules is not None

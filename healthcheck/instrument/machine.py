@@ -28,6 +28,7 @@ from healthcheck.instrument.controls import AskedEnd, TorchControls
 from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
+from healthcheck.instrument.logged_steps import LoggedSteps
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
@@ -105,7 +106,7 @@ class StepMachine:
         self.inner = InnerUpdates(session)
         self.unattempted = None if self.announced else UnattemptedUpdates()
         """Until an optimizer has stepped."""
-        self._fresh: bool | None = None
+        self.fresh: bool | None = None
         """Whether a backward pass was made since the last update; None before the first pass."""
         self._clipped_idly = False
         """Whether gradients were clipped after the last update, and before there were new ones."""
@@ -117,6 +118,7 @@ class StepMachine:
         """Called once, before anything of the first step is shown."""
         self.unwatched = UnwatchedSteps(self)
         self._asked_end = AskedEnd(session)
+        self.logged = LoggedSteps(self)
 
     @property
     def stage(self) -> Stage:
@@ -253,7 +255,7 @@ class StepMachine:
                 self.unattempted.pass_begins()
             if self.facts.closure_ran:  # LBFGS evaluates the loss many times a step; the first is the step's
                 return
-            self._fresh = True
+            self.fresh = True
             if self._clipped_idly:
                 self._clipped_idly, self.facts.clipped = False, []
             losses = self.losses
@@ -298,7 +300,7 @@ class StepMachine:
             self.start()
             if self._standing is not Stage.FORWARD:
                 self.begin_step()
-        if self._fresh is False and len(self.optimizers) == 1:
+        if self.fresh is False and len(self.optimizers) == 1:
             self._clipped_idly = self._clipped_idly or parameters is not None
             return
         if self._standing is not Stage.FORWARD:
@@ -430,9 +432,8 @@ class StepMachine:
         if self._standing is not Stage.FORWARD and (repeated or not stepped or self.announced):
             self.begin_step()
         optimizers.stepped.add(index)
-        if self._fresh:
-            self._fresh = False
-        self.last_attempt = self.number
+        self.fresh = None if self.fresh is None else False
+        self.last_attempt = self.logged.attempt(self.number)
         return plan
 
     def _met(self, optimizer: Any) -> None:
@@ -516,7 +517,7 @@ class StepMachine:
             self.step_begins(number)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self.begin_step()
-        self.last_attempt = self.number
+        self.last_attempt = self.logged.attempt(self.number)
         loss, facts = detached(loss), self.facts
         reported = loss is not None and self._loss_shown_in != self.number
         if reported and self.notes.noting and not self.notes.reported(self.number, facts.index, loss, loss_weight):

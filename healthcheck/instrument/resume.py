@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
@@ -53,9 +54,10 @@ class RankResume:
     def loaded(self, found: Place) -> None:
         """This rank has loaded a checkpoint. Rank 0 says so at once: others may get its weights, and start, before it."""
         if self._session.info.rank == 0:
-            self._store = store_of_ranks()
-            if self._store is not None:
-                self._store.set(f"{PREFIX}/from", json.dumps(found))
+            with self._losing():
+                self._store = store_of_ranks()
+                if self._store is not None:
+                    self._store.set(f"{PREFIX}/from", json.dumps(found))
 
     def agreed(self, found: Place | None) -> Place | None:
         """Where all ranks go on from; None to begin at step 1. Before the first step.
@@ -86,19 +88,29 @@ class RankResume:
     def tell_saved(self, step: int) -> None:
         """Rank 0 has written a checkpoint after this step."""
         if self._store is not None and self._session.info.rank == 0:
-            number = self._store.add(f"{PREFIX}/saves", 0) + 1
-            self._store.set(f"{PREFIX}/saved/{number}", str(step))
-            self._store.add(f"{PREFIX}/saves", 1)
+            with self._losing():
+                number = self._store.add(f"{PREFIX}/saves", 0) + 1
+                self._store.set(f"{PREFIX}/saved/{number}", str(step))
+                self._store.add(f"{PREFIX}/saves", 1)
 
     def saved(self) -> int | None:
         """The step of a checkpoint that rank 0 has written since the last call."""
         if self._store is None:
             return None
-        count = self._store.add(f"{PREFIX}/saves", 0)
-        if count == self._heard:
-            return None
-        self._heard = count
-        return int(self._store.get(f"{PREFIX}/saved/{count}"))
+        with self._losing():
+            count = self._store.add(f"{PREFIX}/saves", 0)
+            if count != self._heard:
+                self._heard = count
+                return int(self._store.get(f"{PREFIX}/saved/{count}"))
+        return None
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        """The store goes when its rank does. That is said where the ranks agree, once; here nothing more is asked of it."""
+        try:
+            yield
+        except Exception:
+            self._store = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -292,7 +304,7 @@ class Continuation:
         if found is None:
             return
         session.info.resumed_from = session.step = found.step
-        if session.info.rank == 0:
+        if session.info.speaks:
             session.note(f"continues {found.run} ({found.ended}; attempt {self._store.continues(found)})")
         session.note(f"  rules: {self._restore(found)}")
         if session.engine.step > found.step:

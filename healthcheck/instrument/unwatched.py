@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from healthcheck.instrument.compiled import RegionNotes
     from healthcheck.instrument.controls import StopSwitch
     from healthcheck.instrument.evaluations import Evaluations
+    from healthcheck.instrument.logged_steps import LoggedSteps
     from healthcheck.instrument.modelview import FoundModel
     from healthcheck.instrument.step_events import LossMath, StepEvents
     from healthcheck.instrument.updates import Optimizers
@@ -47,6 +48,7 @@ class Counted(Protocol):
     last_attempt: int
     updates: int
     losses: LossMath
+    logged: LoggedSteps
     region: RegionNotes
     paused: bool
 
@@ -256,6 +258,7 @@ class UnwatchedSteps:
         machine = self._machine
         session = machine.session
         machine.number = machine.last_attempt = session.step = machine.number + 1 if number is None else number
+        machine.logged.attempt(machine.number)
         machine.updates += 1
         session.last_event_at = session.clock.monotonic()
         self._done += 1

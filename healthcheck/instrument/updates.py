@@ -252,6 +252,8 @@ class UpdateHold:
         capturing, way = self._events.capturing, plan.way
         if not seen or (capturing is not None and capturing()):
             seen, way = False, "none"
+        elif way != "none" and session.info.world_size > 1 and gate.alone(step):
+            way = "none"
         elif way == "device" and not has_state(optimizer):
             way = "wait"  # a fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised
         # Whoever looks at gradients first keeps their Python objects for the others, and for the optimizer.

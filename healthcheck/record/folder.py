@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,10 @@ _LAUNCH = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
 )
-WAIT_SECONDS = 5.0
+_NODES = ("GROUP_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_NODE_RANK")
+WAIT_SECONDS, STAND_IN_SECONDS = 5.0, 10.0
+"""How long another rank waits for rank 0's record, and how long until it keeps it in its place: on a busy machine ranks begin
+seconds apart."""
 FRESH_SECONDS = 120.0
 """A pointer older than this belongs to an earlier launch that used the same port."""
 
@@ -75,19 +78,24 @@ def _pointer(folder: Path) -> Path | None:
     return folder / f".launch-{name}.json" if name is not None else None
 
 
-def announce(folder: Path, run: str) -> None:
-    """Leave the name of rank 0's folder for the other ranks. Does nothing in a world of one."""
+def announce(folder: Path, run: str, rank: int = 0) -> None:
+    """Leave the name of the folder that this rank has made for the other ranks. Does nothing in a world of one."""
     pointer = _pointer(folder)
     if pointer is None or job_size() == 1:
         return
     with contextlib.suppress(OSError):
         temporary = folder / f".{run}.launch"
-        temporary.write_text(json.dumps({"run": run, "host": socket.gethostname(), "parent": os.getppid()}))
+        facts = {"run": run, "host": socket.gethostname(), "parent": os.getppid(), "rank": rank}
+        temporary.write_text(json.dumps(facts))
         os.replace(temporary, pointer)
 
 
-def folder_of_rank_zero(folder: Path, rank: int, wait: float = WAIT_SECONDS) -> Path | None:
-    """The folder that rank 0 of this launch made, or None if it does not show up in time."""
+def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) -> Path | None:
+    """The folder that one rank of this launch has made for all, or None if it does not show up in time.
+
+    :param wait: seconds.
+    :param by_rank_zero: whether a folder of rank 0 will do: it looks itself for those of ranks that stand in for it.
+    """
     pointer = _pointer(folder)
     if pointer is None:
         return None
@@ -97,11 +105,38 @@ def folder_of_rank_zero(folder: Path, rank: int, wait: float = WAIT_SECONDS) -> 
             fresh = time.time() - pointer.stat().st_mtime < FRESH_SECONDS
             written = json.loads(pointer.read_text())
             same = written["host"] != socket.gethostname() or written["parent"] == os.getppid()
-            if fresh and same and (folder / written["run"]).is_dir():
-                return folder / str(written["run"])
+            made = folder / str(written["run"])
+            stood_in = bool(written["rank"])
+            goes_on = made.is_dir() and not (stood_in and (made / "report.json").exists())  # else of an earlier launch
+            if fresh and same and goes_on and (by_rank_zero or stood_in):
+                return made
         if time.monotonic() >= deadline:
             return None
         time.sleep(0.05)
+
+
+def _may_stand_in() -> bool:
+    """Whether rank 0 would be seen here: on another node the record may lie on a disk that is not shared."""
+    return key() is not None and not any(os.environ.get(name, "0") not in ("", "0") for name in _NODES)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of the ranks of this machine that find no record only one makes it."""
+    try:
+        import fcntl
+
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = open(folder / f".launch-{key()}.lock", "w")  # noqa: SIM115
+    except (ImportError, OSError):
+        yield
+        return
+    with lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    with contextlib.suppress(OSError):
+        os.unlink(lock.name)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -186,22 +221,43 @@ def runs_folder(settings: Mapping[str, Any] | None = None) -> Path:
     return Path(str(named)).expanduser() if named else Path(RUNS_FOLDER)
 
 
-def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | None = None) -> Path | None:
-    """Make the folder of a new run; None if nothing can be written anywhere.
+def open_run_dir(
+    target: str, settings: Mapping[str, Any], notes: list[str] | None = None
+) -> tuple[Path | None, bool | None]:
+    """Make the folder of a new run: ``(folder, voice)``. The folder is None if nothing can be written anywhere.
 
     Rank 0 makes it; other ranks of the same launch get the path of their sub-folder ``rank-N``,
-    which they make when they have something to write.
+    which they make when they have something to write. If rank 0 makes none, the first rank that has waited for it does, and
+    is the one that speaks (``RunInfo.voice``); a rank 0 that comes later is then one of the others.
 
     :param settings: ``keep``: how many runs stay in the folder (default: all).
-    :param notes: a sentence is added here when the record lies elsewhere than expected.
+    :param notes: a sentence is added here when the record lies elsewhere than expected, or is that of another rank.
     """
     notes = notes if notes is not None else []
     named = runs_folder(settings)
     wanted = named.absolute()  # the script may change its directory
     rank = process_rank()
-    if rank:
-        found = folder_of_rank_zero(wanted, rank)
-        return found / f"rank-{rank}" if found is not None else None
+    # So that the lowest rank that is watched is usually the first to have waited enough.
+    alone = STAND_IN_SECONDS + min(2.0, 0.5 * (rank - 1)) if _may_stand_in() else WAIT_SECONDS
+    waits = alone if rank else 0.0
+    found = folder_of_launch(wanted, wait=waits, by_rank_zero=rank > 0) if job_size() > 1 else None
+    if found is not None:
+        return found / f"rank-{rank}", False
+    if not rank:
+        return _new_run_dir(target, named, wanted, settings, notes), None
+    if not _may_stand_in():
+        return None, None
+    with _one_at_a_time(wanted):
+        found = folder_of_launch(wanted, wait=0.0)
+        if found is not None:
+            return found / f"rank-{rank}", False
+        notes.append(f"rank 0 has begun no record in {STAND_IN_SECONDS:.0f} s (is it watched?): rank {rank} keeps it")
+        return _new_run_dir(target, named, wanted, settings, notes, rank), True
+
+
+def _new_run_dir(
+    target: str, named: Path, wanted: Path, settings: Mapping[str, Any], notes: list[str], rank: int = 0
+) -> Path | None:
     try:
         made = _make(wanted, target)
     except OSError as error:
@@ -213,7 +269,7 @@ def open_run_dir(target: str, settings: Mapping[str, Any], notes: list[str] | No
             return None
         notes.append(f"record in {made}, because {named} cannot be written ({error.strerror})")
     _point_latest(wanted, made.name)
-    announce(wanted, made.name)
+    announce(wanted, made.name, rank)
     keep = settings.get("keep")
     if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
         prune(wanted, keep - 1)

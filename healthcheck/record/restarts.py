@@ -39,7 +39,7 @@ class RestartReport:
 
     def finish(self, report: dict[str, Any]) -> None:
         session = self._session
-        if session is None or session.info.run_dir is None or session.info.rank or os.getpid() != session.pid:
+        if session is None or session.info.run_dir is None or not session.info.speaks or os.getpid() != session.pid:
             return
         if "::" in session.info.target:  # a test, by its node id: nobody restarts it but a person
             return
@@ -128,13 +128,13 @@ RECENT, MOST = 50, 200
 class KeptStates:
     """This rank's states of one run, and those of earlier runs of the same target.
 
-    :param run_dir: the folder of this run's record; of ranks other than 0, their folder in it.
+    :param run_dir: the folder of this run's record; of ranks that do not speak for all, their folder in it.
     """
 
     def __init__(self, session: Session, run_dir: Path) -> None:
         self._session = session
         self._rank = session.info.rank
-        self._run = run_dir.absolute() if not self._rank else run_dir.absolute().parent
+        self._run = run_dir.absolute() if session.info.speaks else run_dir.absolute().parent
         self._folder = _place(self._run, self._rank)
         self._files: list[dict[str, Any]] = []
         self._chain: dict[str, Any] = {"root": self._run.name, "attempt": 1}

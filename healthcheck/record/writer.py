@@ -170,9 +170,9 @@ class RecordReport:
         if folder is None:
             return
         self._session, self._pid = session, os.getpid()
-        if session.info.rank and session.settings.get("record_ranks") != "all":
+        if not session.info.speaks and session.settings.get("record_ranks") != "all":
             self._ring = deque(maxlen=RING)
-        if session.info.rank and not folder.name.startswith("rank-"):
+        if not session.info.speaks and not folder.name.startswith("rank-"):
             folder = folder / f"rank-{session.info.rank}"
         self._folder = folder.absolute()
         self._writer = RecordWriter(self._folder)

@@ -162,7 +162,9 @@ def _suite(report: Mapping[str, Any]) -> ET.Element:
         for e in report.get("action_errors", ())
     ]
     cases += [
-        _broken(name, f"plugin {e['plugin']}", f"{e['hook']}: {e['error']}") for e in report.get("plugin_errors", ())
+        _broken(name, f"plugin {e['plugin']}", f"{e['hook']}: {e['error']}")
+        for e in report.get("plugin_errors", ())
+        if e.get("raised", True)
     ]
     cases += [_broken(name, "healthcheck", str(e["error"])) for e in report.get("internal_errors", ())]
     if report["verdict"] in _BROKEN_ENDS and report["exit_code"]:

@@ -226,7 +226,7 @@ class ConsoleReport:
         self._session = session
         self._usual = runs_folder(session.settings).absolute()  # now: the script may change its directory
         self.verbosity = int(session.settings.get("verbosity", 0) or 0)
-        if info.rank != 0:
+        if not info.speaks:
             self.verbosity = -2
         if self.verbosity >= 1:
             # Only -v pays for changes of state: without this attribute nobody collects them.

@@ -168,7 +168,7 @@ class FileReports:
     def start(self, session: Session) -> None:
         self._session = session
         self._folder = Path.cwd()  # the script may change its directory
-        if session.info.rank == 0:
+        if session.info.speaks:
             self._kinds = kinds_of(session.host.registry.reports)
             self._wanted = parse_reports(session.settings.get("report"), self._kinds)
 

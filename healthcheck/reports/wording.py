@@ -327,7 +327,11 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
     if required:
         lines.append(f"required but not judged: {shorten(required)}")
     quarantined = sorted({str(e["plugin"]) for e in report.get("plugin_errors", ()) if e.get("quarantined")})
-    failed = sorted({str(e["plugin"]) for e in report.get("plugin_errors", ())} - set(quarantined))
+    entries = report.get("plugin_errors", ())
+    changing = sorted({str(e["plugin"]) for e in entries if e.get("raised") is False})
+    failed = sorted({str(e["plugin"]) for e in entries if e.get("raised") is not False} - set(quarantined))
+    if changing:
+        lines.append(f"gradients were changed by: {shorten(changing)} (report.json: plugin_errors)")
     if quarantined:
         lines.append(f"plugins switched off after errors: {shorten(quarantined)} (report.json: plugin_errors)")
     if failed:

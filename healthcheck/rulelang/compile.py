@@ -30,6 +30,7 @@ from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
 from healthcheck.rulelang.settings import SettingError, parse_setting
 from healthcheck.rulelang.sources import collect
+from healthcheck.rulelang.templates import without_secrets
 from healthcheck.rulelang.validation import Validator
 
 P = ParamSpec("P")
@@ -219,6 +220,10 @@ def _refused(draft: Draft, shape: Validator) -> bool:
     return any(shape.is_bad(document, where) for document, where in places)
 
 
+WORDS = {"message", "hint", "docs"}
+"""Keys of a rule that are for people."""
+
+
 def effective_text(merged: Merged, gone: Iterable[str]) -> str:
     """The effective rules as one file that can be loaded again. JSON, which is YAML."""
     off = {*gone}
@@ -245,6 +250,8 @@ def effective_text(merged: Merged, gone: Iterable[str]) -> str:
 
 def _written(draft: Draft, off: bool, without: Iterable[str] = ()) -> dict[str, Any]:
     body = {key: entry.value for key, entry in draft.entries.items() if key != "enabled" and key not in without}
+    for key in WORDS & body.keys():
+        body[key] = without_secrets(str(body[key]))
     return {**body, "enabled": False} if off else body
 
 

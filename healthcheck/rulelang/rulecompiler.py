@@ -18,7 +18,7 @@ from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
 from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
 from healthcheck.rulelang.rule import ActionSpec, AppliesIf, Cause, Guard, Hold, Rule, Selector, Span
-from healthcheck.rulelang.templates import Template, TemplateError, default_message
+from healthcheck.rulelang.templates import Template, TemplateError, default_message, without_secrets
 
 FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
 """Keys of a rule that its condition may read."""
@@ -131,8 +131,8 @@ class RuleCompiler:
             severity=severity,
             actions=actions,
             message=message,
-            hint=_one_line(draft.value("hint", "")),
-            docs=draft.value("docs", ""),
+            hint=without_secrets(_one_line(draft.value("hint", ""))),
+            docs=without_secrets(str(draft.value("docs", ""))),
             tags=tuple(draft.value("tags", ())),
             kind=Kind.parse(draft.value("kind", "measure")),
             holds_back=tuple(draft.value("holds_back", ())),

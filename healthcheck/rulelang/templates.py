@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.core.redact import redact_text
 from healthcheck.core.text import in_message, size_text
 from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang.quantities import shorten
@@ -82,7 +83,16 @@ def _compile(text: str) -> list[str | tuple[str, str]]:
         else:
             pieces.append(_placeholder(inner, found.start(), len(whole)))
     pieces.append(text[at:])
-    return [p for p in pieces if p]
+    return [redact_text(p) if isinstance(p, str) else p for p in pieces if p]
+
+
+def without_secrets(text: str) -> str:
+    """Words of a rule file, for the record and the reports that others read; placeholders stay."""
+    parts, at = [], 0
+    for found in _PIECE.finditer(text):
+        parts += [redact_text(text[at : found.start()]), found[0]]
+        at = found.end()
+    return "".join([*parts, redact_text(text[at:])])
 
 
 def _placeholder(inner: str, column: int, width: int) -> tuple[str, str]:

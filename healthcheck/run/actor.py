@@ -326,6 +326,9 @@ class Actor:
             return f"{ranks} ranks: with `ranks: all` only a stop waits for all of them"
         if action.name in _PER_UPDATE and not item.cause.selector.metric.startswith(_SAME_ON_ALL_RANKS):
             return f"{ranks} ranks: only a rule on gradients, which are the same everywhere, may do this"
+        if action.name in _PER_UPDATE and (agreement is None or not agreement.together(item.alert.detected_step)):
+            why = agreement.broken if agreement is not None else "no process group was seen"
+            return f"{ranks} ranks cannot agree: {why or 'not all of them have met yet'}"
         return ""
 
     @calls_foreign(lambda of: (of["action"].name, "action"))

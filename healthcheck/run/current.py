@@ -60,6 +60,9 @@ def log(*, step: int | None = None, **metrics: Any) -> None:
 
     ``healthcheck.log(reward=r, kl=kl)``. Values are numbers or 0-dim tensors; device tensors are
     taken without a wait. Names with dots go in a dict: ``log(**{"eval.bleu": 31.2})``.
+
+    They belong to the step of the turn of the loop that logs them, above the update and below it alike, whatever rules are on.
+    ``step`` names another one.
     """
     if _sessions:
         _sessions[-1].log(metrics, step=step)

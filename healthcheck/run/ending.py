@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
 from healthcheck.core.protocols import Capabilities
+from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.samples import encode_number
 from healthcheck.core.text import plural
 from healthcheck.engine.engine import Engine
@@ -83,10 +84,8 @@ class JudgedRun:
     action_errors: list[dict[str, Any]] = field(default_factory=list)
     plugin_errors: list[dict[str, Any]] = field(default_factory=list)
     internal_errors: list[dict[str, Any]] = field(default_factory=list)
-    elsewhere: str = ""
-    """What failed on other ranks; rank 0 speaks for all."""
-    unseen: str = ""
-    """Why nothing is known of other ranks."""
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    """What is known of other ranks, for which this one speaks."""
 
     @property
     def observing(self) -> bool:
@@ -218,23 +217,35 @@ def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
     failing = [] if lenient else _failing(run)
     if failing:
         return End(ALERTS, "failed", f"{plural(len(failing), 'alert')} at or above {_fail_on(run.rules)}")
-    if run.elsewhere and not lenient:
-        return End(ALERTS, "failed", run.elsewhere)
+    if run.elsewhere.failed and not lenient:
+        return End(ALERTS, "failed", run.elsewhere.failed)
     without = [_name(c) for v in judged for c in v.causes if c.required and c.outcome is Outcome.NOT_JUDGED]
     if without and not lenient:
         return End(ALERTS, "failed", f"required but not judged: {', '.join(without)}")
-    if any(a.counts and a.severity >= Severity.WARNING for a in run.alerts):
-        return End(OK, "warned", "observe mode: alerts do not count" if lenient else "")
+    others = run.elsewhere.failed or run.elsewhere.warned
+    if others or _warning(run):
+        return End(
+            OK, "warned", "; ".join(filter(None, [others, "observe mode: alerts do not count" if lenient else ""]))
+        )
     if not any(v.outcome in _JUDGED for v in judged):
         why = "no rules" if not judged else "no training step was seen" if not run.steps else "no rule had data"
         return End(OK if lenient else NOTHING_JUDGED, "not judged", why)
-    return End(OK, "ok", "observe mode" if lenient else f"of this rank only: {run.unseen}" if run.unseen else "")
+    unseen = f"of this rank only: {run.elsewhere.unseen}" if run.elsewhere.unseen else ""
+    return End(OK, "ok", "; ".join(filter(None, ["observe mode" if lenient else "", unseen])))
 
 
-def failed_here(run: JudgedRun) -> str:
-    """What fails a run, in a few words for the other ranks: ``loss-not-finite at step 10``; empty if nothing does."""
-    alert = next(iter(_failing(run)), None)
-    return f"{alert.rule} at step {alert.fired_step:,}" if alert is not None else ""
+def ends_here(run: JudgedRun) -> tuple[str, str]:
+    """What fails a run and what it only warns of, in a few words for the other ranks: ``loss-not-finite at step 10``."""
+    failing, warning = _failing(run), _warning(run)
+    return (_alert_words(failing), "") if failing else ("", _alert_words(warning))
+
+
+def _alert_words(alerts: list[Alert]) -> str:
+    return f"{alerts[0].rule} at step {alerts[0].fired_step:,}" if alerts else ""
+
+
+def _warning(run: JudgedRun) -> list[Alert]:
+    return [a for a in run.alerts if a.counts and a.severity >= Severity.WARNING]
 
 
 _JUDGED = (Outcome.FAILED, Outcome.WARNED, Outcome.OK, Outcome.PARTLY_JUDGED)

@@ -68,9 +68,10 @@ class ErrorLog:
 
     def say_plugin(self, known: ListenerError) -> None:
         """One line about it."""
-        text = (
-            f'healthcheck: "{known.owner}" raised in {known.hook} at step {known.step:,}: {known.error} ({known.place})'
-        )
+        where = f"in {known.hook} at step {known.step:,}"
+        text = f'healthcheck: "{known.owner}" raised {where}: {known.error} ({known.place})'
+        if not known.raised:
+            text = f'healthcheck: "{known.owner}" {known.error} {where}: the run is not what it is without it'
         if known.quarantined:
             text += "; it is switched off for the rest of this run"
         self._say(text)

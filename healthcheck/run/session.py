@@ -20,7 +20,7 @@ from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import PAUSES, Event, EventKind
 from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
 from healthcheck.core.rows import StepRow
-from healthcheck.core.runinfo import RunFacts, RunInfo
+from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
 from healthcheck.core.samples import Sample, samples_of
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
@@ -35,7 +35,7 @@ from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
-from healthcheck.run.ending import Ending, JudgedRun, failed_here, live_end, live_report
+from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
@@ -109,7 +109,8 @@ class Session:
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
         self.internal_errors = self.errors.internal
-        self._elsewhere = self._unseen = ""
+        self._elsewhere = Elsewhere()
+        self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
@@ -261,7 +262,7 @@ class Session:
         """
         if self._ended or os.getpid() != self.pid:
             return
-        step = step if step is not None else max(1, self.step)
+        step = step if step is not None else self.step_of_log()
         samples, odd = samples_of(metrics, step, self.active(), phase=phase, labels=labels)
         self.judge.waiting += samples
         if any(isinstance(one.value, float) and one.value - one.value != 0.0 for one in samples):
@@ -541,7 +542,7 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
-            self._elsewhere, self._unseen = self.controls.agreement.close(failed_here(self._judged_run()))
+            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run()))
         if said := self.budget.sentence(self.step, self.active()):
             self.note(said)
         self.board.close(self._guard)
@@ -592,7 +593,6 @@ class Session:
             plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
             elsewhere=self._elsewhere,
-            unseen=self._unseen,
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,14 +38,12 @@ def test_rank_0_stays_after_an_agreed_stop_until_slower_ranks_have_read_it(pair)
     """The store lives in the process of rank 0; when it left first, slow ranks died instead of stopping."""
     first, second = pair
     second.propose(STOP)
-    for rank in pair:
-        assert rank.exchange(4) == []
-    assert first.exchange(5)[0]["rule"] == "loss-not-finite"
+    assert _all_at(pair, 4) == [[], []]
+    assert [decided["ranks"] for (decided,) in _all_at(pair, 5)] == [[1], [1]]
     leaving = threading.Thread(daemon=True, target=first.close)
     leaving.start()
     leaving.join(0.3)
     assert leaving.is_alive()
-    assert second.exchange(5)[0]["ranks"] == [1]
     second.close()
     leaving.join(120)
     assert not leaving.is_alive()
@@ -85,12 +84,13 @@ def test_all_ranks_save_before_they_stop_and_once_for_two_that_ask(pair):
     for rank in pair:
         rank.propose({"rule": CHECKPOINT, "path": f"of-{rank.rank}.pt"})
     assert _all_at(pair, 4) == [[], []]
-    pair[1].propose(STOP)
     for (decided,) in _all_at(pair, 5):
         assert (decided["rule"], decided["path"], decided["folder"]) == (CHECKPOINT, "of-0.pt", "of-0")
+    pair[1].propose(STOP)
     pair[0].propose({"rule": CHECKPOINT, "path": "last.pt"})
+    assert _all_at(pair, 6) == [[], []]
     # What was asked for until all have decided goes along with it.
-    assert [[d["rule"] for d in decided] for decided in _all_at(pair, 6)] == [[CHECKPOINT, "loss-not-finite"]] * 2
+    assert [[d["rule"] for d in decided] for decided in _all_at(pair, 7)] == [[CHECKPOINT, "loss-not-finite"]] * 2
 
 
 def test_a_rank_that_fails_by_an_alert_leaves_last_unless_somebody_hurries_it(pair):
@@ -113,7 +113,9 @@ def test_a_rank_that_was_told_to_end_does_not_wait_for_the_others(pair):
 
 
 def _all_at(ranks, step):
-    return [rank.exchange(step) for rank in ranks]
+    """All ranks at the end of one step: each waits there for the others where something is to be decided."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda rank: rank.exchange(step), ranks))
 
 
 def test_ranks_under_other_rules_are_named_once_by_rank_0():
@@ -306,9 +308,78 @@ def test_giving_up_is_heard_by_all_ranks(store, monkeypatch):
 
 def test_rank_0_hears_at_the_end_what_failed_elsewhere_and_says_whom_it_cannot_see(pair):
     first, second = pair
-    assert second.close("loss-not-finite at step 10") == ("", "")
-    assert first.close() == ("rank 1: loss-not-finite at step 10", "")
+    assert second.close("loss-not-finite at step 10") == ("", "", "")
+    assert first.close() == ("rank 1: loss-not-finite at step 10", "", "")
 
 
-def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair):
-    assert pair[0].close() == ("", "rank 1 goes on, or died")
+def test_rank_0_hears_of_a_warning_elsewhere_which_fails_nothing(pair):
+    first, second = pair
+    second.close("", "loss-spike at step 7")
+    assert first.close() == ("", "rank 1: loss-spike at step 7", "")
+
+
+def test_a_rank_that_nobody_watches_does_not_hide_what_failed_on_a_third_one(store):
+    first, third = (StoreAgreement(store, rank, 3, sync_every=1, note=lambda text: None) for rank in (0, 2))
+    for step in (1, 2, 3):
+        assert _all_at((first, third), step) == [[], []]
+    third.close("loss-not-finite at step 3")
+    assert first.close() == ("rank 2: loss-not-finite at step 3", "", "rank 1 is not watched")
+
+
+def test_ranks_of_a_run_without_a_sync_point_meet_at_its_end(store):
+    first, second = (StoreAgreement(store, rank, 2, sync_every=10, note=pytest.fail) for rank in (0, 1))
+    for rank in (first, second):
+        assert rank.exchange(3) == []
+    with ThreadPoolExecutor(2) as pool:
+        ends = pool.submit(first.close), pool.submit(second.close, "loss-not-finite at step 3")
+    assert [end.result() for end in ends] == [("rank 1: loss-not-finite at step 3", "", ""), ("", "", "")]
+
+
+def test_a_rank_that_stands_in_for_rank_0_hears_the_others(store):
+    second, third = (
+        StoreAgreement(store, rank, 3, sync_every=1, note=lambda text: None, speaks=rank == 1) for rank in (1, 2)
+    )
+    for step in (1, 2):
+        _all_at((second, third), step)
+    third.close("loss-not-finite at step 2")
+    assert second.close() == ("rank 2: loss-not-finite at step 2", "", "rank 0 is not watched")
+
+
+# --------------------------------------------------------------------------- when updates may be held back
+
+
+def test_ranks_in_step_hold_back_updates_from_the_same_step_on_and_until_the_same_step(store):
+    """One that holds back its update before another knows that all are there would have other weights from then on."""
+    ranks = [StoreAgreement(store, rank, 3, sync_every=2, note=lambda text: None) for rank in range(3)]
+    for rank in (1, 0, 2):  # the last one sees all at once, the others at their next sync point
+        ranks[rank].exchange(2)
+    assert {rank.together(step) for rank in ranks for step in (1, 2, 3, 4)} == {False}
+    _all_at(ranks, 4)
+    assert {rank.together(step) for rank in ranks for step in (5, 6, 100)} == {True}
+    ranks[1]._give_up("for a test", 6)
+    for rank in (0, 2):
+        ranks[rank].exchange(8)
+    assert [[rank.together(step) for step in (7, 8, 9)] for rank in ranks] == [[True, True, False]] * 3
+
+
+def test_where_a_rank_is_not_watched_no_update_is_held_back_by_the_others_alone(store):
+    ranks = [StoreAgreement(store, rank, 3, sync_every=1, note=lambda text: None) for rank in (0, 1)]
+    for step in range(1, 8):
+        _all_at(ranks, step)
+    assert {rank.together(step) for rank in ranks for step in (1, 7, 8)} == {False}
+
+
+def test_a_rank_that_begins_late_is_not_called_unwatched(store):
+    """Two hundred quick steps are over before a rank that loads its data has made its first."""
+    early = StoreAgreement(store, 1, 2, sync_every=1, note=pytest.fail)
+    for step in range(1, 200):
+        early.exchange(step)
+    late = StoreAgreement(store, 0, 2, sync_every=1, note=pytest.fail)
+    late.exchange(1)
+    early.exchange(200)
+    assert [rank.broken for rank in (late, early)] == ["", ""]
+
+
+def test_rank_0_does_not_vouch_for_a_rank_that_goes_on(pair, monkeypatch):
+    monkeypatch.setattr(agreement, "ENDS_SECONDS", 0.1)
+    assert pair[0].close() == ("", "", "rank 1 goes on, or died")

@@ -105,3 +105,53 @@ def test_ctrl_c_twice_still_leaves_a_whole_record(tmp_path: Path, script: Callab
         json.loads(line)
     if (record / "report.json").exists():
         assert json.loads((record / "report.json").read_text())["exit_reason"] == "interrupted"
+
+
+PLUGIN = """
+import os, torch, healthcheck
+@healthcheck.hookimpl
+def healthcheck_before_update(session, event):
+    parameters = [p for group in event.optimizer.param_groups for p in group["params"]]
+    {body}
+"""
+CHANGES = {
+    "in place": "[p.grad.mul_(0.5) for p in parameters]",
+    "by clipping": "torch.nn.utils.clip_grad_norm_(parameters, 1e-3)",
+    "by others in their place": "for p in parameters: p.grad = p.grad * 0.5",
+}
+READS = {
+    "norms": "[p.grad.norm().item() for p in parameters]",
+    "a copy that it changes": "[p.grad.clone().mul_(0.5) for p in parameters]",
+    "more memory than there is": "bytearray(10**15)",
+    "a call of itself without end": "exec('def f(): f()', globals()); f()",
+    "files, which it closes": "[os.close(n) for n in range(3, 40) if os.path.exists(f'/proc/self/fd/{n}')]",
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_plugin_that_changes_gradients_is_named_as_what_it_is(
+    how: str, healthcheck_warm: Callable[..., Any], tmp_path: Path, script: Callable[..., Path]
+) -> None:
+    path = script(TRAIN.format(steps=20, pause=0))
+    (tmp_path / "theirs.py").write_text(PLUGIN.replace("{body}", CHANGES[how]))
+    done = healthcheck_warm(
+        "run", "-p", tmp_path / "theirs.py", "--report", "junit=out.xml", path.name, cwd=path.parent
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('"theirs" changed 2 of 2 gradients in before_update at step 1') == 1
+    assert "gradients were changed by: theirs" in done.stderr
+    assert "plugins with errors" not in done.stderr
+    assert "theirs" not in (path.parent / "out.xml").read_text()
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_plugin_that_reads_gradients_or_fails_by_itself_leaves_the_training_as_it_is(
+    what: str, healthcheck_warm: Callable[..., Any], tmp_path: Path, script: Callable[..., Path]
+) -> None:
+    path = script(TRAIN.format(steps=20, pause=0))
+    (tmp_path / "theirs.py").write_text(PLUGIN.replace("{body}", READS[what]))
+    plain = healthcheck_warm("run", path.name, cwd=path.parent)
+    done = healthcheck_warm("run", "-p", tmp_path / "theirs.py", path.name, cwd=path.parent)
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+    assert "changed" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -30,7 +30,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def make(target: str = "train.py") -> Path:
-    made = rundir.open_run_dir(target, {})
+    made, _ = rundir.open_run_dir(target, {})
     assert made is not None
     (made / "run.json").write_text("{}")
     return made
@@ -57,7 +57,7 @@ def test_two_runs_of_one_minute_get_two_folders() -> None:
 
 
 def _open(_: int) -> str:
-    return str(rundir.open_run_dir("train.py", {}))
+    return str(rundir.open_run_dir("train.py", {})[0])
 
 
 def test_simultaneous_starts_get_different_folders() -> None:
@@ -104,7 +104,7 @@ def test_where_nothing_can_be_written_the_record_goes_to_a_temporary_folder_and_
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "file" / "runs"))
     notes: list[str] = []
-    made = rundir.open_run_dir("train.py", {}, notes)
+    made, _ = rundir.open_run_dir("train.py", {}, notes)
     assert made is not None
     assert made.is_dir()
     assert len(notes) == 1
@@ -118,7 +118,7 @@ def test_where_nothing_at_all_can_be_written_there_is_no_folder_and_a_note(
     monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "file" / "runs"))
     monkeypatch.setattr(rundir.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "file" / "tmp"))
     notes: list[str] = []
-    assert rundir.open_run_dir("train.py", {}, notes) is None
+    assert rundir.open_run_dir("train.py", {}, notes)[0] is None
     assert len(notes) == 1
 
 
@@ -148,7 +148,7 @@ class TestManyRanks:
         monkeypatch.setenv("RANK", "0")
         made = make()
         monkeypatch.setenv("RANK", "1")
-        assert rundir.open_run_dir("train.py", {}) == made / "rank-1"
+        assert rundir.open_run_dir("train.py", {}) == (made / "rank-1", False)
         assert not (made / "rank-1").exists(), "a quiet rank leaves nothing behind"
 
     def test_an_old_launch_on_the_same_port_is_not_taken_for_this_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,37 @@ class TestManyRanks:
         made = make()
         (pointer,) = made.parent.glob(".launch-*.json")
         os.utime(pointer, (1000, 1000))
-        assert rundir.folder_of_rank_zero(made.parent, 1, wait=0.1) is None
+        assert rundir.folder_of_launch(made.parent, wait=0.1) is None
 
     def test_a_rank_does_not_wait_for_ever(self, tmp_path: Path) -> None:
-        assert rundir.folder_of_rank_zero(tmp_path, 1, wait=0.1) is None
+        assert rundir.folder_of_launch(tmp_path, wait=0.1) is None
+
+    def test_where_rank_0_makes_no_record_the_first_that_has_waited_speaks_for_the_others_and_for_a_late_rank_0(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rundir, "STAND_IN_SECONDS", 0.0)
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        notes: list[str] = []
+        monkeypatch.setenv("RANK", "2")
+        made, voice = rundir.open_run_dir("train.py", {}, notes)
+        assert made is not None
+        assert (made.is_dir(), voice) == (True, True)
+        assert ["rank 0" in note and "rank 2 keeps it" in note for note in notes] == [True]
+        for rank in ("3", "1", "0"):
+            monkeypatch.setenv("RANK", rank)
+            assert rundir.open_run_dir("train.py", {}) == (made / f"rank-{rank}", False)
+        (made / "report.json").write_text("{}")  # that run is over: the next one with rank 0 is another
+        monkeypatch.setenv("RANK", "0")
+        again, voice = rundir.open_run_dir("train.py", {})
+        assert (again != made, voice) == (True, None)
+
+    def test_a_rank_of_another_node_does_not_stand_in_for_a_rank_0_that_it_may_not_see(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rundir, "WAIT_SECONDS", 0.0)
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("GROUP_RANK", "1")
+        assert rundir.open_run_dir("train.py", {}) == (None, None)
 
     def test_a_slurm_allocation_is_no_launch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In an interactive allocation SLURM_NTASKS is set in the shell of a single process."""

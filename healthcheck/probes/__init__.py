@@ -39,6 +39,7 @@ from healthcheck.probes.optimizers import (
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
+from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
@@ -98,6 +99,7 @@ PROBES: tuple[type[Probe], ...] = (
     PassOrderProbe,
     WorkerDrawProbe,
     PaddingProbe,
+    PaddedPositionsProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,

@@ -67,6 +67,8 @@ GLIDE = 20
 """Samples after the lowest for which a steep fall before it explains a rise: momentum of 0.9 has forgotten it then."""
 STEEPER = 3.0
 """The fall is steep if it was more than so many times the rise, in logarithms, over as many samples."""
+SWING = 0.1
+"""A rise that soon after the lowest is a swing, too, if it takes back less than this share of all that was won."""
 WIDE = 3
 """Samples in the level from which on one small value is not the lowest."""
 
@@ -193,9 +195,11 @@ class Rebound(UnboundedScorer):
         return self._recent.size < WIDE or not self._shifted(noise)
 
     def _glides(self, rise: float) -> bool:
-        """Whether momentum has carried the loss past its lowest point: it fell far more just before than it rose since.
+        """Whether momentum has carried the loss past its lowest point: it fell far more just before than it rose since, or
+        what it rose by is little of what was won.
 
-        Without noise, as on the full batch, the first swing of Adam is many times what neighbours lie apart.
+        Without noise, as on the full batch, the first swing of Adam is many times what neighbours lie apart. Of a loss
+        that is near zero, a swing is many times the lowest level, and still next to nothing.
         """
         known = min(3 * GLIDE, len(self._noise.differences), self._count - self._dense_since)
         path = [
@@ -203,7 +207,12 @@ class Rebound(UnboundedScorer):
             *accumulate(islice(reversed(self._noise.differences), known)),
         ]  # from the newest value back: fallen
         since = max(range(len(path)), key=path.__getitem__)
-        if not 0 < since <= GLIDE or len(path) <= 2 * since:
+        if not 0 < since <= GLIDE:
+            return False
+        lowest = self._last * exp(-path[since])
+        if self._last - lowest < SWING * (self._first - lowest):
+            return True
+        if len(path) <= 2 * since:
             return False
         return path[since] - path[2 * since] > STEEPER * rise
 

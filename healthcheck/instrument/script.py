@@ -366,7 +366,7 @@ class ScriptTrainer:
     def _wait_for_threads(self) -> None:
         """The interpreter waits for threads that are no daemons; they may be the ones that train.
 
-        As the interpreter does, pools are told first to finish what was submitted: their threads wait for more else,
+        As the interpreter does, pools are asked first to finish what was submitted: their threads wait for more else,
         for ever. In a process that goes on, pools may be anybody's, and are left alone.
         """
         pooled: Collection[threading.Thread] = ()

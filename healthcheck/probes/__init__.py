@@ -43,6 +43,7 @@ from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
+from healthcheck.probes.schedule_steps import ScheduleStepsProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
@@ -50,6 +51,7 @@ from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUp
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
+from healthcheck.probes.wrong_parameters import WrongParametersProbe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,
@@ -92,6 +94,8 @@ PROBES: tuple[type[Probe], ...] = (
     OptimizerStateProbe,
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
+    ScheduleStepsProbe,
+    WrongParametersProbe,
     ScheduleReachProbe,
     ResumedOptimizerProbe,
     BatchProbe,

@@ -13,6 +13,7 @@ from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -94,6 +95,7 @@ PROBES: tuple[type[Probe], ...] = (
     OptimizerStateProbe,
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
+    FrozenProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,

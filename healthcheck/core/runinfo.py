@@ -87,6 +87,11 @@ class Places:
         ref, place = self._of.get((id(thing), what), (None, ""))
         return place if ref is not None and ref() is thing else ""
 
+    def things(self, what: str = "made") -> list[Any]:
+        """All living objects to which it was seen to happen."""
+        known = [ref for (_, done), (ref, _) in [*self._of.items()] if done == what]
+        return [thing for ref in known if (thing := ref()) is not None]
+
     def called(self, role: str) -> str:
         """Where the function was called; empty if that was not seen, or seen at several places: which one it is, nobody
         knows then."""

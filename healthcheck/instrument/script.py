@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
@@ -289,6 +289,8 @@ class ScriptTrainer:
         self._children = Children(self._patches, self._inside.imports)
         self._finishing = self._hurried = self._failing = False
         self._argv: list[str] = []
+        self._ends_process = False
+        """Whether this process has nothing to do after the script."""
         self._main: MainModule | None = None
 
     def run(self, target: str, argv: list[str], as_module: bool = False, *, restore: bool = True) -> int:
@@ -301,7 +303,8 @@ class ScriptTrainer:
         """
         main = self._main = MainModule(Target(target, list(argv), as_module))
         self._argv = list(argv)
-        if not restore:
+        self._ends_process = not restore
+        if self._ends_process:
             atexit.register(self._part)  # before the script registers any: the last comes first
         if self.session.watching:
             self._attach()
@@ -360,11 +363,20 @@ class ScriptTrainer:
         self._wait_for_threads()
         return Ending(script_exit_code=(code or 0) & 0xFF)
 
-    @staticmethod
-    def _wait_for_threads() -> None:
-        """The interpreter waits for threads that are no daemons; they may be the ones that train."""
+    def _wait_for_threads(self) -> None:
+        """The interpreter waits for threads that are no daemons; they may be the ones that train.
+
+        As the interpreter does, pools are asked first to finish what was submitted: their threads wait for more else,
+        for ever. In a process that goes on, pools may be anybody's, and are left alone.
+        """
+        pooled: Collection[threading.Thread] = ()
+        if self._ends_process:
+            for end_of_pools in reversed(getattr(threading, "_threading_atexits", ())):
+                end_of_pools()
+        elif "concurrent.futures.thread" in sys.modules:
+            pooled = sys.modules["concurrent.futures.thread"]._threads_queues.keys()
         for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
+            if thread is not threading.current_thread() and not thread.daemon and thread not in pooled:
                 thread.join()
 
     def _finish(self, ending: Ending) -> int:

@@ -18,6 +18,7 @@ from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
 from healthcheck.probes.edges import EdgeProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
+from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -44,11 +45,13 @@ from healthcheck.probes.optimizers import (
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
+from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe
+from healthcheck.probes.schedule_steps import ScheduleStepsProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -58,6 +61,7 @@ from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUp
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
+from healthcheck.probes.wrong_parameters import WrongParametersProbe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,
@@ -106,6 +110,9 @@ PROBES: tuple[type[Probe], ...] = (
     SmallEpsilonProbe,
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
+    FrozenProbe,
+    ScheduleStepsProbe,
+    WrongParametersProbe,
     ScheduleReachProbe,
     SchedulePlanProbe,
     ResumedOptimizerProbe,
@@ -114,6 +121,7 @@ PROBES: tuple[type[Probe], ...] = (
     PassOrderProbe,
     WorkerDrawProbe,
     PaddingProbe,
+    PaddedPositionsProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,

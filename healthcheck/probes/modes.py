@@ -4,7 +4,7 @@ evaluations that run in train mode."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,13 @@ class ModeProbe:
     """
 
     name = "modes"
-    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
-    only_when_due = listens_to
+    listens_to: tuple[EventKind, ...] = (
+        EventKind.TRAIN_START,
+        EventKind.LOSS,
+        EventKind.BEFORE_UPDATE,
+        EventKind.STEP_END,
+    )
+    only_when_due = listens_to[1:]
     provides: tuple[Metric, ...] = (
         Metric(
             "modules.in_eval",
@@ -54,6 +59,12 @@ class ModeProbe:
         self._given = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.kind is EventKind.TRAIN_START:
+            # The first evaluation, after which train() is forgotten, may come before the first look that is due.
+            if _is_under_way(event):
+                self._look(event)
+                self._hit = None
+            return ()
         if event.kind is EventKind.LOSS:
             if event.phase == "train" and event.model is not None and demand.due("modules.in_eval", event.step):
                 self._look(event)
@@ -94,6 +105,12 @@ class ModeProbe:
         self._parts = list(sensitive_parts(modules))
         for part in self._parts:
             part.trained = any(part.module is module for module in before)
+
+
+def _is_under_way(event: Event) -> bool:
+    """Whether training begins with a forward pass made: a framework, which knows how many steps are to come, says so
+    before the first, and modes may be set after that."""
+    return event.model is not None and event.max_steps is None
 
 
 def sensitive_parts(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
@@ -250,13 +267,13 @@ class EvalStartProbe:
     ``from_pretrained`` and many loaders hand out a model in eval mode. Counted are dropout layers in a model that is in
     eval mode as a whole, has nothing frozen and is trained by this optimizer, and batch norm layers in eval mode that
     are trained while their running statistics are still the zeros and ones of their beginning: they normalise nothing.
-    A backbone that is frozen or has statistics of its own, and a layer that was switched by itself (what holds it is in
-    train mode), are left alone.
+    A backbone that is frozen or has statistics of its own, a layer that was switched by itself (what holds it is in
+    train mode), and one that was in train mode when training began or at an earlier look, are left alone.
     """
 
     name = "eval-start"
-    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
-    only_when_due = listens_to
+    listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BEFORE_UPDATE)
+    only_when_due = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(
             "modules.never_in_train",
@@ -268,15 +285,30 @@ class EvalStartProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._looks = 0
+        self._in_train: dict[int, Callable[[], Any]] = {}
+        """Layers that were in train mode when training began, or at a look."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.model is None or event.optimizer is None or not demand.due("modules.never_in_train", event.step):
+        begins = event.kind is EventKind.TRAIN_START
+        if event.model is None or not (begins or event.optimizer is not None):
+            return ()
+        if not begins and not demand.due("modules.never_in_train", event.step):
+            return ()
+        if begins and not _is_under_way(event):
+            return ()
+        modules = event.model.named_modules()
+        parts = list(sensitive_parts(modules))
+        for part in parts:
+            if part.module.training:
+                self._in_train[id(part.module)] = weak(part.module)
+        if begins:
             return ()
         self._looks += 1
         if self._looks >= LOOKS:
             self.rests_until = sys.maxsize
         trained = {id(p) for group in event.optimizer.param_groups for p in group["params"] if p.grad is not None}
-        hit = _never_in_train(event.model.named_modules(), trained)
+        never = [part for part in parts if not self._was_in_train(part.module)]
+        hit = _in_eval(never, modules, trained) if never else []
 
         place = where_in_model(event, hit)
 
@@ -285,13 +317,18 @@ class EvalStartProbe:
 
         return (Sample("modules.never_in_train", event.step, float(len(hit)), detail=facts if hit else None),)
 
+    def _was_in_train(self, module: Any) -> bool:
+        known = self._in_train.get(id(module))
+        return known is not None and known() is module
 
-def _never_in_train(modules: Sequence[tuple[str, Any]], trained: set[int]) -> list[str]:
+
+def _in_eval(parts: Iterable[_Part], modules: Sequence[tuple[str, Any]], trained: set[int]) -> list[str]:
+    """Names of those of these layers that are in eval mode with what holds them, and are trained."""
     from torch.nn.modules.batchnorm import _NormBase
 
     parents = {id(child): parent for _, parent in modules for child in parent.children()}
     found = []
-    for part in sensitive_parts(modules):
+    for part in parts:
         if part.module.training or (part.parent is not None and part.parent.training):
             continue
         if isinstance(part.module, _NormBase):

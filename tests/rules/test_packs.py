@@ -158,7 +158,14 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
     allowed |= {"amp.scale", "amp.skipped", "amp.skipped_streak", "updates.skipped_streak"}
     # Looked at once or twice in a run, or at evaluations.
     allowed |= {"init.alike", "init.gain", "loss.misbuilt", "modules.train_in_eval", "batch.pass_repeat"}
-    allowed |= {"attention.ahead", "targets.ahead", "input.tells_label", "batch.empty_passes", "batch.stale"}
+    allowed |= {
+        "attention.ahead",
+        "targets.ahead",
+        "targets.at_padding",
+        "input.tells_label",
+        "batch.empty_passes",
+        "batch.stale",
+    }
     allowed |= {"memory.kept_graphs"}
     allowed |= {"grads.unsynced", "layers.mixing", "optimizer.idle", "schedule.elsewhere", "schedule.half_cycles"}
     allowed |= {"schedule.unstepped", "workers.alike"}

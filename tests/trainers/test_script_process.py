@@ -465,6 +465,31 @@ def test_a_training_thread_is_waited_for(healthcheck_command: Callable, script: 
     assert "3 steps" in result.stderr
 
 
+def test_a_pool_that_nobody_shut_down_finishes_its_work_and_ends(
+    healthcheck_command: Callable, script: Callable[..., Path]
+) -> None:
+    """Compilers keep such pools for the whole process; the interpreter ends them before it waits for their threads."""
+    path = script(
+        """
+        import concurrent.futures, time, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        def work():
+            time.sleep(0.5)
+            for i in range(3):
+                model(torch.ones(4, 2)).mean().backward()
+                optimizer.step()
+        pool.submit(work)
+        """
+    )
+
+    result = healthcheck_command("run", path)
+
+    assert result.returncode == 0
+    assert "3 steps" in result.stderr
+
+
 def test_os_exit_does_not_lose_the_report(
     healthcheck_command: Callable, script: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ Three demands keep apart what looks alike; while one is not met the score is 1:
 
 With ``sigmas`` a new level is kept apart from a rise, see :func:`shift_in`: harder data, longer sequences or
 another weight in the loss lift it from one sample to the next and let it stay or fall, and the lowest
-level is then sought anew. And while the level is a single sample, the lowest is the higher of two
+level is then sought anew. Tasks that take turns, each with a loss of its own, have been as high before. And while the level is a single sample, the lowest is the higher of two
 neighbours, where every step is seen: one window of accumulation that is shorter than the others makes one small loss.
 
 Ratios of values around zero mean nothing: a series that has been negative is not judged again, and
@@ -61,12 +61,16 @@ LOOK_AHEAD = 16
 """Samples for which one sorting of the differences bounds the noise."""
 ROUNDING = 1e-9
 """The bound is narrower by this share, for the sake of rounding errors."""
-DENSE = 2
+DENSE = 1
 """Steps between two samples up to which a jump from one to the next is a jump, and no rise that was not seen."""
 GLIDE = 20
 """Samples after the lowest for which a steep fall before it explains a rise: momentum of 0.9 has forgotten it then."""
 STEEPER = 3.0
 """The fall is steep if it was more than so many times the rise, in logarithms, over as many samples."""
+SWING = 0.1
+"""A rise that soon after the lowest is a swing, too, if it takes back less than this share of all that was won."""
+TURNS = 3
+"""Times that values as high came before, with low ones between, from which on they are a regular part of the series."""
 WIDE = 3
 """Samples in the level from which on one small value is not the lowest."""
 
@@ -188,14 +192,16 @@ class Rebound(UnboundedScorer):
             self._small = exp(asked * max(NOISE_FLOOR, self._noise.least(LOOK_AHEAD))) * (1.0 - ROUNDING)
             self._small_until = self._count + LOOK_AHEAD
         noise = max(NOISE_FLOOR, self._noise.usual())
-        if log(ratio) <= asked * noise or self._glides(log(ratio)):
+        if log(ratio) <= asked * noise or self._glides(log(ratio)) or self._takes_turns(ratio):
             return False
         return self._recent.size < WIDE or not self._shifted(noise)
 
     def _glides(self, rise: float) -> bool:
-        """Whether momentum has carried the loss past its lowest point: it fell far more just before than it rose since.
+        """Whether momentum has carried the loss past its lowest point: it fell far more just before than it rose since, or
+        what it rose by is little of what was won.
 
-        Without noise, as on the full batch, the first swing of Adam is many times what neighbours lie apart.
+        Without noise, as on the full batch, the first swing of Adam is many times what neighbours lie apart. Of a loss
+        that is near zero, a swing is many times the lowest level, and still next to nothing.
         """
         known = min(3 * GLIDE, len(self._noise.differences), self._count - self._dense_since)
         path = [
@@ -203,9 +209,38 @@ class Rebound(UnboundedScorer):
             *accumulate(islice(reversed(self._noise.differences), known)),
         ]  # from the newest value back: fallen
         since = max(range(len(path)), key=path.__getitem__)
-        if not 0 < since <= GLIDE or len(path) <= 2 * since:
+        if not 0 < since <= GLIDE:
+            return False
+        lowest = self._last * exp(-path[since])
+        if self._last - lowest < SWING * (self._first - lowest):
+            return True
+        if len(path) <= 2 * since:
             return False
         return path[since] - path[2 * since] > STEEPER * rise
+
+    def _takes_turns(self, ratio: float) -> bool:
+        """Whether values as high as the level came and went before: tasks of different difficulty that take turns.
+
+        A run that diverges is higher than it has been since it came down; one fall from there and one rise are no turns.
+        A single turn will do where most values were as high: then the low ones are the exception.
+        """
+        if self._count - self._dense_since < len(self._noise.differences):
+            return False  # evaluations, and rows of a log, are means over many batches: none of them is one task's
+        level = log(self._best * ratio)
+        half = level - 0.5 * log(ratio)
+        newest, turns, low = log(self._last), 0, False
+        older = high = 0
+        for at, fallen in enumerate(accumulate(reversed(self._noise.differences)), start=1):
+            value = newest - fallen
+            if at < len(self._recent.ordered):
+                continue
+            older += 1
+            high += value >= level
+            if value < half:
+                low = True
+            elif low and value >= level:
+                low, turns = False, turns + 1
+        return turns >= TURNS or (turns > 0 and 2 * high > older)
 
     def _shifted(self, noise: float) -> bool:
         """Whether a new level explains the rise, or may yet; once it does, the lowest level is sought from it on."""

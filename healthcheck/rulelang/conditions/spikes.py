@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import ceil, copysign, exp, inf, isfinite, log, sqrt
 from typing import Any
 
@@ -36,6 +36,8 @@ FLOOR = 0.001
 """The scale is at least this share of the centre, so that a constant series divides by something."""
 MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
+APART = 8
+"""Distances between the window's samples, in steps, from which on the last sample is too long ago to jump from."""
 USUAL, FEW = 0.1, 3
 """Part of the older half of the window that makes a high value a usual one, and how many at least."""
 
@@ -114,7 +116,8 @@ class RobustZ:
         closest approach still tells how near it came. Where the median or the value is not positive a ratio means
         nothing, and the score stands. Nor can a value breach then if one in ten of the window's older half was at
         least half as far away: tasks that take turns, each with a level of its own, make no spikes. What grows has
-        reached only the newer half.
+        reached only the newer half. And the sample before must be near: where a run is watched less often from some
+        step on, a slow change between two samples is no jump.
     """
 
     __slots__ = (
@@ -125,6 +128,7 @@ class RobustZ:
         "_log_ratio",
         "_min_samples",
         "_plain",
+        "_steps",
         "_streak",
         "_use_log",
         "_values",
@@ -147,10 +151,14 @@ class RobustZ:
         self._learning = learning
         self._plain, self._fine = learning.plain, learning.breaches.healthy
         self._streak: list[float] = []
+        self._steps: deque[int] = deque(maxlen=window)
+        """Of the newest samples, where ``min_ratio`` is asked for."""
         self._factor_n, self._factor = 0, 1.0
         self._log_ratio = log(min_ratio)
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
+        if self._log_ratio:
+            self._steps.extend(steps)
         if not self._plain:
             return self._update_choosing(values, steps, quiet)
         # The usual case written out, `SortedWindow.push` as well: no call of ours for each sample.
@@ -160,7 +168,9 @@ class RobustZ:
         few, far = max(quiet.low, fine.low), min(quiet.high, fine.high)
         found: Found = ()
         normal: float | None = None
+        later = len(values)
         for value in values:
+            later -= 1
             place = value
             if use_log:
                 place = log(value) if value > 0.0 else -inf
@@ -179,7 +189,7 @@ class RobustZ:
                     if normal is not None:
                         self.normal, normal = exp(normal) if use_log else normal, None
                     if self._log_ratio and not fine.low <= score <= fine.high:
-                        score = self._far_enough(score, value, self.normal or 0.0)
+                        score = 0.0 if self._apart(later) else self._far_enough(score, value, self.normal or 0.0)
             if found:
                 found.append((score, self.normal))
             elif score is None or not quiet.low <= score <= quiet.high:
@@ -225,7 +235,9 @@ class RobustZ:
         """The same where not every sample is learnt as it is."""
         window, use_log = self._window, self._use_log
         found: Found = ()
+        later = len(values)
         for value in values:
+            later -= 1
             place = value
             if use_log:
                 place = log(value) if value > 0.0 else -inf
@@ -248,7 +260,7 @@ class RobustZ:
                 self.normal = normal
                 raw = score
                 if self._log_ratio and not self._fine.low <= score <= self._fine.high:
-                    score = self._far_enough(score, value, normal)
+                    score = 0.0 if self._apart(later) else self._far_enough(score, value, normal)
             learnt, afresh = self._learning.admit(value, raw, self._streak, self._raw_bound)
             if afresh:
                 self._fill(learnt)
@@ -301,6 +313,12 @@ class RobustZ:
             return 0.0 if self._is_usual(value, normal) else score
         limit = breaches.healthy.high if score > 0.0 else breaches.healthy.low
         return share * limit if isfinite(limit) else 0.0
+
+    def _apart(self, later: int) -> bool:
+        """Whether a sample, with so many after it in the steps that are known, is far from the one before it."""
+        steps = [*self._steps][: len(self._steps) - later]
+        distances = sorted(step - before for before, step in pairwise(steps))
+        return len(distances) > 1 and steps[-1] - steps[-2] >= APART * distances[len(distances) // 2]
 
     def _older_half(self) -> list[float]:
         """The older half of the window as a value that breaches leaves it."""
@@ -379,10 +397,13 @@ class RobustZ:
 
     def state(self) -> Any:
         seen = self._values if self._use_log else self._window.values
-        return {"window": list(seen), "streak": self._streak[:], "normal": self.normal}
+        known = {"window": list(seen), "streak": self._streak[:], "normal": self.normal}
+        return known | {"steps": list(self._steps)} if self._log_ratio else known
 
     def restore(self, state: Any) -> None:
         self._fill(state["window"])
+        self._steps.clear()
+        self._steps.extend(state.get("steps", ()))
         self._streak, self.normal = list(state["streak"]), state["normal"]
 
 

@@ -54,6 +54,18 @@ def test_a_layer_that_is_switched_by_itself_is_left_alone() -> None:
     assert never_in_train(model) == 0
 
 
+def test_a_model_that_went_into_eval_mode_after_training_began_is_left_alone() -> None:
+    """That is the business of ``modules.in_eval``, also where the first evaluation comes before the first look."""
+    watched, model = Watched([EvalStartProbe()]), layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched.emit(EventKind.TRAIN_START, 0, model=View(model))
+    model.eval()
+    for step in (1, 2):
+        model(torch.randn(16, 4)).sum().backward()
+        watched.emit(EventKind.BEFORE_UPDATE, step, model=View(model), optimizer=optimizer)
+    assert watched.values("modules.never_in_train") == [0, 0]
+
+
 def test_a_frozen_backbone_and_a_model_that_another_optimizer_does_not_train_are_left_alone() -> None:
     model = layers().eval()
     for part in (model[0], model[1]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from driver import Loop, Watched
+from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.core.events import EventKind
@@ -36,6 +36,17 @@ def test_a_forgotten_train_call_is_counted_from_its_step() -> None:
     model.train()
     loop.run(1, loss)
     assert watched.last("modules.in_eval") == 0
+
+
+def test_layers_that_were_in_train_mode_only_until_the_first_look_are_counted() -> None:
+    model = model_of()
+    watched = Watched([ModeProbe()], Everything(every=10))
+    loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.01))
+    watched.emit(EventKind.TRAIN_START, 0, model=View(model))
+    loop.run(4, lambda: model(torch.randn(8, 4)).pow(2).mean())
+    model.eval()
+    loop.run(16, lambda: model(torch.randn(8, 4)).pow(2).mean())
+    assert watched.values("modules.in_eval") == [3.0, 3.0]
 
 
 def test_a_part_that_was_forgotten_is_counted() -> None:

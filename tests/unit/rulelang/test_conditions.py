@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+from math import exp, pi, sin
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language import EXAMPLES, VARIANTS, condition, noisy, registry, scores, update
 
+from healthcheck.core.protocols import Bound
 from healthcheck.rulelang.conditions import CONDITIONS
 from healthcheck.rulelang.conditions.base import OptionError
 
@@ -62,6 +64,24 @@ def test_a_sample_is_scored_against_the_window_before_it(name) -> None:
     found = scores(compiled, values)
     assert compiled.breaches(found[-1])
     assert not any(s is not None and compiled.breaches(s) for s in found[:-1])
+
+
+@pytest.mark.parametrize("policy", [{}, {"outliers": "clip"}], ids=str)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_slow_change_between_samples_that_are_far_apart_is_no_spike(policy: dict[str, str], at_once: bool) -> None:
+    values = [*noisy(150), *(2.0 + 0.4 * i for i in range(1, 11))]
+    sparse = [*range(1, 151), *range(400, 400 + 250 * 10, 250)]
+    options = {"above": 8, "window": 128, "log": True, "min_ratio": 1.2}
+    quiet = Bound(-math.inf, 8.0)
+
+    def highest(steps: list[int]) -> float:
+        scorer = condition("robust_z", options, **policy).start()
+        if at_once:
+            return max((score for score, _ in scorer.update(values, steps, quiet) if score is not None), default=0.0)
+        return max(score or 0.0 for score in (update(scorer, v, s) for v, s in zip(values, steps, strict=True)))
+
+    assert highest([*range(1, 161)]) > 8
+    assert highest(sparse) <= 8
 
 
 def test_a_nan_does_not_blind_the_spike_rule() -> None:
@@ -373,6 +393,43 @@ def test_rebound_takes_rounded_values_for_no_quieter_than_they_are() -> None:
     low, high = [0.0002] * 40, [0.0003, 0.0003, 0.0004] * 14
     found = scores(condition("rebound", {"above": 1.05, "sigmas": 5}), [*solved, *rounded, *low, *high])
     assert max(found[60:]) == 1.0
+
+
+def swinging(rise: float, back: bool = True) -> list[float]:
+    """A loss without noise that falls from 1 to 0.015 faster and faster, and swings up again by momentum, or stays up."""
+    down = [exp(-0.012 * i**1.85) for i in range(24)]
+    up = [down[-1] + (rise - down[-1]) * sin(pi / 2 * i / 5) for i in range(1, 6)]
+    after = [rise * 0.75**i for i in range(1, 12)] if back else [rise * 1.02**i for i in range(40)]
+    return [*down, *up, *after]
+
+
+def test_rebound_leaves_a_swing_near_zero_time_to_come_back() -> None:
+    rule = {"above": 1.05, "sigmas": 5, "fell": "5%"}
+    assert max(scores(condition("rebound", rule), swinging(0.07))[1:]) == 1.0
+    stays = scores(condition("rebound", rule), swinging(0.07, back=False))
+    assert [score for score in stays[1:40] if score > 1.0] == []
+    assert stays[-1] > 3.0
+    assert max(scores(condition("rebound", rule), swinging(0.5, back=False))[24:40]) > 3.0
+
+
+def taking_turns(seed: int, *, levels: tuple[float, ...], diverges: bool = False) -> list[float]:
+    """Tasks drawn at random, each with a loss of its own that falls; from sample 120 on all may blow up."""
+    draw, losses = random.Random(seed), []
+    for i in range(220):
+        level = draw.choice(levels) * exp(-0.004 * min(i, 120)) * (1.5 ** max(0, i - 120) if diverges else 1.0)
+        losses.append(level * exp(draw.gauss(0, 0.05)))
+    return losses
+
+
+@pytest.mark.parametrize("levels", [(0.1, 4.0), (1.0, 1.4), (0.02, 1.0, 1.0, 50.0)], ids=str)
+def test_rebound_does_not_take_tasks_that_take_turns_for_a_rise(levels: tuple[float, ...]) -> None:
+    rule = {"above": 1.05, "sigmas": 5, "fell": "5%"}
+    healthy = [
+        max(s or 1 for s in scores(condition("rebound", rule), taking_turns(n, levels=levels))) for n in range(20)
+    ]
+    assert sum(highest > 1.0 for highest in healthy) <= 3
+    bad = [scores(condition("rebound", rule), taking_turns(n, levels=levels, diverges=True)) for n in range(20)]
+    assert sum(max(s or 1 for s in found) > 1.05 for found in bad) >= 18
 
 
 def test_rebound_does_not_judge_what_has_been_negative() -> None:

@@ -75,17 +75,19 @@ def _changed(given: Given, number: Tuned, value: Any) -> Given:
     return Given({"rules": [text], "only": [number.rule]})
 
 
-def vary(given: Given, corpus: Path, whole: Mapping[str, Scored]) -> list[Tuned]:
+def vary(given: Given, corpora: Sequence[Path], whole: Mapping[tuple[str, str], Scored]) -> list[Tuned]:
     """Score every value of every number, all of them in one reading of each file.
 
-    :param whole: run id -> the run as scored with the whole pack.
+    :param whole: name of the set and id of the run -> the run as scored with the whole pack.
     """
     numbers = tuned_numbers(given)
     variants = [(number, value) for number in numbers for value in number.values]
     copies = [RuleCopies(_changed(given, number, value).load()) for number, value in variants]
     named = kinds()
-    for entry in labels(corpus):
-        known = whole[entry["id"]]
+    for corpus, entry in ((corpus, entry) for corpus in corpora for entry in labels(corpus)):
+        known = whole.get((corpus.name, entry["id"]))
+        if known is None or known.problem:
+            continue
         run = given.read(str(corpus / entry["file"]))
         facts = record_facts(run, given.host.registry)
         plays, _ = play(run, [c.fresh() for c in copies], facts=facts)

@@ -18,6 +18,8 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parents[1] / "shared" / "corpus"
+CORPORA = (CORPUS, CORPUS.with_name("corpus2"))
+"""Both sets of recordings, which have no source in common."""
 KINDS = HERE / "kinds.yaml"
 
 

@@ -179,8 +179,7 @@ class Agreement(Protocol):
     def close(self, failed: str = "", warned: str = "") -> Elsewhere:
         """This rank is done; the others must not wait for it. Returns for the rank that speaks what it hears of others.
 
-        :param failed: what fails the run on this rank, in words; empty if nothing does.
-        :param warned: what it warns of and does not fail for.
+        :param failed: what fails the run on this rank, in words; ``warned``: what it warns of and does not fail for.
         """
 
     def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:

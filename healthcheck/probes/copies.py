@@ -162,7 +162,7 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
     trained: dict[Any, Any] = {}
     for _, module in event.model.named_modules():
         own = list(module.parameters())
-        if own and any(id(p) in held for p in own):
+        if own and not held.isdisjoint(map(id, own)):
             trained.setdefault(signature(module), module)
     kinds = {type(module) for module in trained.values()}
     seen = {id(part) for module in known if module is not None for part in module.modules()}
@@ -170,7 +170,7 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
     found: list[tuple[Any, Any]] = []
     for module in likely:
         own = list(module.parameters())
-        if own and not any(id(p) in held or p.grad is not None for p in own):
+        if own and held.isdisjoint(map(id, own)) and not [p for p in own if p.grad is not None]:
             original = trained.get(signature(module))
             if original is not None:
                 found.append((module, original))
@@ -199,7 +199,7 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
 
 def signature(module: Any) -> Any:
     """What a module and its copy have in common: the class, and the shapes of all parameters."""
-    return type(module), tuple(tuple(p.shape) for p in module.parameters())
+    return type(module), tuple([tuple(p.shape) for p in module.parameters()])
 
 
 def _called(module: Any) -> str:

@@ -13,6 +13,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import live_objects
 from healthcheck.probes.labels import first_few, where_made
+from healthcheck.probes.looks import next_look
 
 LOOKS = 4
 """Searches among all that lives, at the most: some 20 ms each."""
@@ -20,6 +21,8 @@ MOST = 8
 """Optimizers among which a pair is sought."""
 RECENT = 10
 """Updates within which both optimizers must have made a step."""
+REST = 50
+"""Steps between two looks for a second optimizer."""
 _KEY = "params.wrong_optimizer"
 
 
@@ -57,11 +60,11 @@ class WrongParametersProbe:
         optimizer, index, step = event.optimizer, event.optimizer_index, event.step
         if optimizer is None or not demand.due(_KEY, step) or self._looks >= LOOKS:
             return ()
-        self._held[index] = (
-            weak(optimizer),
-            frozenset(id(p) for g in optimizer.param_groups for p in g["params"]),
-            step,
-        )
+        if event.model is not None and len(event.model.optimizers()) < 2:  # a new one ends the rest
+            self.rests_until = next_look(step, REST)
+            return ()
+        held: frozenset[int] = frozenset().union(*(map(id, group["params"]) for group in optimizer.param_groups))
+        self._held[index] = weak(optimizer), held, step
         # Once a step, when the last of them is about to step; who trains hundreds of models at once has no such pair.
         if index != max(self._held) or not 2 <= len(self._held) <= MOST:
             return ()

@@ -157,8 +157,6 @@ class RobustZ:
         self._log_ratio = log(min_ratio)
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
-        if self._log_ratio:
-            self._steps.extend(steps)
         if not self._plain:
             return self._update_choosing(values, steps, quiet)
         # The usual case written out, `SortedWindow.push` as well: no call of ours for each sample.
@@ -168,9 +166,9 @@ class RobustZ:
         few, far = max(quiet.low, fine.low), min(quiet.high, fine.high)
         found: Found = ()
         normal: float | None = None
-        later = len(values)
+        at = -1
         for value in values:
-            later -= 1
+            at += 1
             place = value
             if use_log:
                 place = log(value) if value > 0.0 else -inf
@@ -189,7 +187,7 @@ class RobustZ:
                     if normal is not None:
                         self.normal, normal = exp(normal) if use_log else normal, None
                     if self._log_ratio and not fine.low <= score <= fine.high:
-                        score = 0.0 if self._apart(later) else self._far_enough(score, value, self.normal or 0.0)
+                        score = 0.0 if self._apart(steps, at) else self._far_enough(score, value, self.normal or 0.0)
             if found:
                 found.append((score, self.normal))
             elif score is None or not quiet.low <= score <= quiet.high:
@@ -227,6 +225,8 @@ class RobustZ:
                 else:
                     mad = 0.5 * (mad + (before if before < after else after))
         window.median, window.mad, window.nearest = center, mad, low
+        if self._log_ratio:
+            self._steps.extend(steps)
         if normal is not None:
             self.normal = exp(normal) if use_log else normal
         return found
@@ -235,9 +235,9 @@ class RobustZ:
         """The same where not every sample is learnt as it is."""
         window, use_log = self._window, self._use_log
         found: Found = ()
-        later = len(values)
+        at = -1
         for value in values:
-            later -= 1
+            at += 1
             place = value
             if use_log:
                 place = log(value) if value > 0.0 else -inf
@@ -260,7 +260,7 @@ class RobustZ:
                 self.normal = normal
                 raw = score
                 if self._log_ratio and not self._fine.low <= score <= self._fine.high:
-                    score = 0.0 if self._apart(later) else self._far_enough(score, value, normal)
+                    score = 0.0 if self._apart(steps, at) else self._far_enough(score, value, normal)
             learnt, afresh = self._learning.admit(value, raw, self._streak, self._raw_bound)
             if afresh:
                 self._fill(learnt)
@@ -271,6 +271,8 @@ class RobustZ:
                 found.append((score, self.normal))
             elif score is None or not quiet.low <= score <= quiet.high:
                 found = [(score, self.normal)]
+        if self._log_ratio:
+            self._steps.extend(steps)
         return found
 
     def _raw(self, value: float) -> tuple[float, float]:
@@ -314,11 +316,11 @@ class RobustZ:
         limit = breaches.healthy.high if score > 0.0 else breaches.healthy.low
         return share * limit if isfinite(limit) else 0.0
 
-    def _apart(self, later: int) -> bool:
-        """Whether a sample, with so many after it in the steps that are known, is far from the one before it."""
-        steps = [*self._steps][: len(self._steps) - later]
-        distances = sorted(step - before for before, step in pairwise(steps))
-        return len(distances) > 1 and steps[-1] - steps[-2] >= APART * distances[len(distances) // 2]
+    def _apart(self, steps: Sequence[int], at: int) -> bool:
+        """Whether the sample at a position of these steps, of which none is known yet, is far from the one before it."""
+        known = [*self._steps, *steps[: at + 1]][-self._window.size :]
+        distances = sorted(step - before for before, step in pairwise(known))
+        return len(distances) > 1 and known[-1] - known[-2] >= APART * max(1, distances[len(distances) // 2])
 
     def _older_half(self) -> list[float]:
         """The older half of the window as a value that breaches leaves it."""
@@ -340,6 +342,7 @@ class RobustZ:
     # -- what is published ------------------------------------------------------------
 
     def bound(self, healthy: Bound) -> Bound | None:
+        """Of a sample that comes as soon as those before it."""
         if len(self._window.ordered) < self._min_samples:
             return None
         low, high, normal = self._limits(healthy)

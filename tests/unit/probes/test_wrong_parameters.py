@@ -77,9 +77,13 @@ def test_a_fixed_network_in_eval_mode_beside_two_objectives_is_not() -> None:
 def test_a_switch_to_another_optimizer_is_not() -> None:
     model, watched = nn.Linear(2, 1), Watched([WrongParametersProbe()])
     stranger = nn.Linear(1, 1)
+    both = [adam(model), torch.optim.SGD(model.parameters(), 0.1)]
     for step in range(1, 41):
-        optimizer, index = (adam(model), 0) if step <= 20 else (torch.optim.SGD(model.parameters(), 0.1), 1)
+        index = int(step > 20)
+        optimizer = both[index]
         stranger(model(torch.randn(4, 2))).sum().backward()
         if step % 10 == 0:
-            watched.emit(EventKind.BEFORE_UPDATE, step, model=View(model), optimizer=optimizer, optimizer_index=index)
+            watched.emit(
+                EventKind.BEFORE_UPDATE, step, model=View(model, both), optimizer=optimizer, optimizer_index=index
+            )
     assert watched.values("params.wrong_optimizer")[-1] == 0

@@ -156,8 +156,9 @@ def test_a_published_bound_says_of_the_next_value_what_its_score_will_say(
     compiled = made(name, options, policy)
     assert compiled.bounded
     scorer = compiled.start()
-    usual, steps = series(seed, 80, nonfinite=False)
-    for value, step, choice in zip(usual, steps, choices, strict=True):
+    usual, _ = series(seed, 80, nonfinite=False)
+    # A sample that comes as soon as those before: a bound is asked before the next update, not after a gap.
+    for step, (value, choice) in enumerate(zip(usual, choices, strict=True)):
         bound = scorer.bound(compiled.breaches.healthy)
         if bound is not None and choice < 4 and math.isfinite(edge := (bound.low if choice % 2 else bound.high)):
             value = edge if choice < 2 else math.nextafter(edge, -math.inf if choice % 2 else math.inf)

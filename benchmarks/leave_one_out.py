@@ -84,11 +84,11 @@ def vary(given: Given, corpora: Sequence[Path], whole: Mapping[tuple[str, str], 
     variants = [(number, value) for number in numbers for value in number.values]
     copies = [RuleCopies(_changed(given, number, value).load()) for number, value in variants]
     named = kinds()
-    for corpus, entry in ((corpus, entry) for corpus in corpora for entry in labels(corpus)):
-        known = whole.get((corpus.name, entry["id"]))
+    for folder, entry in [(corpus, one) for corpus in corpora for one in labels(corpus)]:
+        known = whole.get((folder.name, entry["id"]))
         if known is None or known.problem:
             continue
-        run = given.read(str(corpus / entry["file"]))
+        run = given.read(str(folder / entry["file"]))
         facts = record_facts(run, given.host.registry)
         plays, _ = play(run, [c.fresh() for c in copies], facts=facts)
         steps = {name: list(column.steps) for name, column in run.series().items()}

@@ -47,6 +47,7 @@ class Evaluations:
         self.heldout = HeldOutLosses(
             evaluating=self._evaluates,
             batch=lambda: tensors_of(batch()),
+            drawn_from=lambda: None if self._training_data is None else self._training_data(),
             wanted=lambda: session.wants(EventKind.EVAL_END),
             training=self._in_train_mode,
             in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),

@@ -58,6 +58,10 @@ _SETS = 8
 """Data sets of one pause that are kept apart at most."""
 
 
+_Call = tuple[tuple[int, str], Any, float, "weakref.ref[Any] | None", Any]
+"""Data set and function, sum of the loss over rows, rows, targets, and how often each class was a label."""
+
+
 class SetLoss:
     """Losses of one data set and function in one pause."""
 
@@ -78,6 +82,7 @@ class HeldOutLosses:
 
     :param evaluating: whether somebody evaluates now, as far as is known: by the model's mode, or by what is drawn.
     :param batch: the tensors of the batch that is trained on.
+    :param drawn_from: the data set of that batch, None if unknown.
     :param wanted: whether anybody wants the loss of an evaluation.
     :param training: whether all that is trained is in train mode.
     :param in_train_mode: called once for each pause in which losses were computed in that mode, of rows not trained on.
@@ -88,12 +93,14 @@ class HeldOutLosses:
         *,
         evaluating: Callable[[], bool],
         batch: Callable[[], Iterable[Any]],
+        drawn_from: Callable[[], Any],
         wanted: Callable[[], bool],
         training: Callable[[], bool],
         in_train_mode: Callable[[], None],
     ) -> None:
         self._evaluating = evaluating
         self._batch = batch
+        self._drawn_from = drawn_from
         self._wanted = wanted
         self._training = training
         self._in_train_mode = in_train_mode
@@ -114,8 +121,11 @@ class HeldOutLosses:
         self._passes = self._marks = 0
         self._sets: dict[tuple[int, str], SetLoss] = {}
         self._names: dict[int, str] = {}
-        self._last: tuple[tuple[int, str], Any, float, weakref.ref[Any] | None, Any] | None = None
+        self._last: _Call | None = None
         """The last call, which is counted once it is known that its rows are not trained on next."""
+        self._early: list[_Call] = []
+        """Calls over the batch that was drawn to be trained on. Loops that put the model into evaluation mode only then
+        (skorch, Ignite) evaluate on it: where the next batches of the pause come from the same data set, it counts."""
 
     # -- while training -----------------------------------------------------------------
 
@@ -185,7 +195,8 @@ class HeldOutLosses:
         if not self._evaluating():
             return
         rows = _rows(name, given)
-        if rows <= 0 or self._is_trained_on(target):
+        early = self._is_trained_on(target) and not self._is_last_trained_on(target)
+        if rows <= 0 or self._is_last_trained_on(target) or (early and len(self._early) >= _SETS):
             return
         self._count_last()
         with no_grad():
@@ -195,12 +206,16 @@ class HeldOutLosses:
             value = float(value) if on_host(value) else value
             if _reduction(given) == "mean":
                 value = value * rows
-        drawn = None if self.dataset is None else self.dataset()
+        drawn = self._drawn_from() if early else None if self.dataset is None else self.dataset()
         key = 0 if drawn is None else id(drawn)
         if key not in self._names and len(self._names) < _SETS:
             self._names[key] = _name_of(drawn)
         labels = _label_counts(given) if name in _CLASSES else None
-        self._last = (key, name), value, rows, None if target is None else weakref.ref(target), labels
+        call = (key, name), value, rows, None if target is None else weakref.ref(target), labels
+        if early:
+            self._early.append(call)
+        else:
+            self._last = call
 
     def _settle(self, target: Any) -> None:
         """A loss with gradients follows: those without it were of other rows, or of these."""
@@ -212,25 +227,36 @@ class HeldOutLosses:
         """Whether these are the rows of the last call with gradients, or of the batch that was drawn to be trained on."""
         if target is None:
             return False
+        return self._is_last_trained_on(target) or any(_same_memory(tensor, target) for tensor in self._batch())
+
+    def _is_last_trained_on(self, target: Any) -> bool:
         trained = None if self.trained_on is None else self.trained_on()
-        if trained is not None and _same_memory(trained, target):
-            return True
-        return any(_same_memory(tensor, target) for tensor in self._batch())
+        return trained is not None and target is not None and _same_memory(trained, target)
 
     def _count_last(self) -> None:
         if self._last is None:
             return
-        key, value, rows, target, labels = self._last
-        self._last = None
+        call, self._last = self._last, None
+        target = call[3]
         if target is None or not self._is_trained_on(target()):
-            self._sets.setdefault(key, SetLoss()).add(value, rows)
-            if labels is not None:
-                same = self._labels is not None and self._labels.shape == labels.shape
-                self._labels = self._labels + labels if same else labels
+            self._count(call)
+
+    def _count(self, call: _Call) -> None:
+        key, value, rows, _, labels = call
+        self._sets.setdefault(key, SetLoss()).add(value, rows)
+        if labels is not None:
+            same = self._labels is not None and self._labels.shape == labels.shape
+            self._labels = self._labels + labels if same else labels
 
     def take(self) -> list[tuple[str | None, Any, str]]:
         """What the pause came to: data set (None where there is one only), mean loss, and how it was found. Forgets it."""
         self._count_last()
+        early, self._early = self._early, []
+        known = {key for key, _ in self._sets}
+        for call in early:
+            target = None if call[3] is None else call[3]()
+            if call[0][0] in known and not self._is_last_trained_on(target):
+                self._count(call)
         sets, self._sets = self._sets, {}
         names, self._names = self._names, {}
         self.dataset = None

@@ -16,7 +16,6 @@ from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLoss
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
-from healthcheck.probes.edges import EdgeProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
@@ -56,6 +55,7 @@ from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
+from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
 from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
@@ -125,7 +125,7 @@ PROBES: tuple[type[Probe], ...] = (
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
-    EdgeProbe,
+    UndefinedDerivativeProbe,
     FrequencyProbe,
     TrainedClassProbe,
     UnseenClassProbe,

@@ -47,7 +47,7 @@ class _Place:
     what: str
 
 
-class EdgeProbe:
+class UndefinedDerivativeProbe:
     """Follows the operations of a loss that have no finite derivative at zero, in runs that have any, step by step.
 
     A value of exactly zero there makes the gradient infinite, or NaN where what came later hides it: the derivative of
@@ -55,11 +55,11 @@ class EdgeProbe:
     gone after it, so that the values are counted in each step.
     """
 
-    name = "edges"
+    name = "undefined-derivatives"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
-            "loss.edge_values",
+            "loss.undefined_derivatives",
             "Values behind the loss at which a logarithm, a root or a division has no finite derivative.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "such an operation in the loss"),
@@ -89,7 +89,7 @@ class EdgeProbe:
             return {"cause": "; ".join(dict.fromkeys(causes))} | place
 
         counts = [bad for _, bad, _ in found]
-        return (Sample("loss.edge_values", event.step, sum(counts[1:], counts[0]), detail=facts),)
+        return (Sample("loss.undefined_derivatives", event.step, sum(counts[1:], counts[0]), detail=facts),)
 
     def _read(self, event: Event) -> None:
         graph = event.loss_graph

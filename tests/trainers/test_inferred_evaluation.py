@@ -67,6 +67,16 @@ STYLES = {
         for a, b in held:
             with torch.no_grad(): F.cross_entropy(model(a), b)
     """,
+    "eval() only once the first batch is there": """
+    for epoch in range(4):
+        model.train()
+        for a, b in train:
+            optimizer.zero_grad(); criterion(model(a), b).backward(); optimizer.step()
+        true.append(whole(model))
+        for a, b in held:
+            model.eval()
+            with torch.no_grad(): criterion(model(a), b)
+    """,
     "updates by hand": """
     for epoch in range(4):
         model.train()

@@ -22,9 +22,12 @@ from typing import Any
 
 from healthcheck.assembly import plugin_host
 from healthcheck.core.samples import Sample
+from healthcheck.engine.columns import Moment
 from healthcheck.engine.engine import Engine
 from healthcheck.rulelang.compile import load_rules
 
+BLOCK = 32
+"""Steps that a live run judges together where they are short."""
 STEPS = 3_000
 ROUNDS = 7
 
@@ -99,16 +102,18 @@ def data(metrics: tuple[str, ...], steps: int) -> list[list[Sample]]:
     ]
 
 
-def per_step(make: Callable[[], Engine], batches: list[list[Sample]]) -> list[tuple[float, float]]:
-    """(microseconds per step, calibration) of several rounds."""
+def per_step(make: Callable[[], Engine], batches: list[list[Sample]], block: int = 1) -> list[tuple[float, float]]:
+    """(microseconds per step, calibration) of several rounds, in which so many steps are judged together."""
     rounds = []
+    moments = [Moment(step, samples, float(step)) for step, samples in enumerate(batches, 1)]
+    blocks = [moments[i : i + block] for i in range(0, len(moments), block)]
     for _ in range(ROUNDS):
         engine = make()
         gc.collect()
         beat = calibration()
         began = time.process_time()
-        for step, samples in enumerate(batches, 1):
-            engine.evaluate(step, samples, float(step))
+        for given in blocks:
+            engine.judge(given)
         rounds.append(((time.process_time() - began) / len(batches) * 1e6, beat))
     return rounds
 
@@ -146,6 +151,8 @@ def main() -> None:
     def steps(name: str, rules: Any, batches: list[list[Sample]]) -> None:
         row(f"{name}, one step", per_step(lambda: Engine(rules), batches))
         rows[f"{name}, one step"]["calls"] = round(calls_per_step(Engine(rules), batches), 1)
+        if len(batches) >= BLOCK:
+            row(f"{name}, a step in a block", per_step(lambda: Engine(rules), batches, BLOCK))
 
     twenty = rules_of(TWENTY)
     steps(f"{len(twenty.rules)} rules", twenty, data(METRICS, STEPS))

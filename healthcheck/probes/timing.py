@@ -265,7 +265,10 @@ LOOK_EVERY = 5
 
 
 class CompilationProbe:
-    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo."""
+    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo.
+
+    The counters are those of the process: in one that has trained before (pytest, a notebook) the run counts from its own start.
+    """
 
     name = "compilation"
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
@@ -282,24 +285,33 @@ class CompilationProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
+        self._frames, self._before = _compiled()
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        frames = sys.modules.get("torch._dynamo.convert_frame")
-        counts = getattr(frames, "FRAME_COMPILE_COUNTER", None)
-        if not counts:
+        frames, counts = _compiled()
+        if frames == self._frames:
             self.rests_until = next_look(event.step, LOOK_EVERY)
             return ()
-        samples = [Sample("compile.recompiles", event.step, float(sum(n - 1 for n in list(counts.values()))))]
-        utilities = sys.modules.get("torch._dynamo.utils")
-        counters = getattr(utilities, "counters", None)
-        if counters is not None:
-            gave_up = [
-                n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()
-            ]
-            samples.append(Sample("compile.limit_hits", event.step, float(sum(gave_up))))
-            breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
-            samples.append(Sample("compile.graph_breaks", event.step, float(breaks)))
-        return samples
+        if frames < self._frames:  # somebody has reset Dynamo, which forgets its frames
+            self._frames, self._before = 0, {**self._before, "compile.recompiles": 0.0}
+        return [
+            Sample(metric, event.step, max(0.0, count - self._before.get(metric, 0.0)))
+            for metric, count in counts.items()
+        ]
+
+
+def _compiled() -> tuple[int, dict[str, float]]:
+    """Compilations of frames in this process so far, and the counters by metric."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    made = list((getattr(frames, "FRAME_COMPILE_COUNTER", None) or {}).values())
+    counts = {"compile.recompiles": float(sum(n - 1 for n in made))}
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if counters is not None:
+        gave_up = [n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()]
+        counts["compile.limit_hits"] = float(sum(gave_up))
+        breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
+        counts["compile.graph_breaks"] = float(breaks)
+    return sum(made), counts
 
 
 WINDOW = 50

@@ -123,6 +123,21 @@ def test_hooks_are_there_only_if_wanted_and_go_at_the_end() -> None:
     assert not model[1]._forward_hooks
 
 
+def test_what_was_compiled_in_the_process_before_the_run_is_not_of_the_run() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x * 3
+
+    torch.compile(broken, backend="eager")(torch.ones(2))
+    watched = Watched([CompilationProbe()])
+    watched.emit(EventKind.STEP_END, 10)
+    assert watched.of("compile.graph_breaks") == []
+
+    torch.compile(lambda x: x + 5, backend="eager")(torch.ones(2))
+    watched.emit(EventKind.STEP_END, 20)
+    assert watched.last("compile.graph_breaks") == 0
+
+
 def test_recompiles_and_graph_breaks_are_those_that_dynamo_counts() -> None:
     convert = pytest.importorskip("torch._dynamo.convert_frame")
     torch._dynamo.reset()

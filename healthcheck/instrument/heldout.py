@@ -15,7 +15,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthcheck.device.tensors import no_grad, on_host
 from healthcheck.probes.graph import near
@@ -58,8 +58,17 @@ _SETS = 8
 """Data sets of one pause that are kept apart at most."""
 
 
-_Call = tuple[tuple[int, str], Any, float, "weakref.ref[Any] | None", Any]
-"""Data set and function, sum of the loss over rows, rows, targets, and how often each class was a label."""
+class _Call(NamedTuple):
+    """One call of a loss function in a pause."""
+
+    key: tuple[int, str]
+    """Id of the data set (0: unknown), and the function."""
+    value: Any
+    """Sum of the loss over the rows."""
+    rows: float
+    target: weakref.ref[Any] | None
+    labels: Any
+    """How often each class was a label; None where labels are no classes."""
 
 
 class SetLoss:
@@ -195,8 +204,10 @@ class HeldOutLosses:
         if not self._evaluating():
             return
         rows = _rows(name, given)
-        early = self._is_trained_on(target) and not self._is_last_trained_on(target)
-        if rows <= 0 or self._is_last_trained_on(target) or (early and len(self._early) >= _SETS):
+        if rows <= 0 or self._is_last_trained_on(target):
+            return
+        early = self._is_trained_on(target)
+        if early and len(self._early) >= _SETS:
             return
         self._count_last()
         with no_grad():
@@ -211,7 +222,7 @@ class HeldOutLosses:
         if key not in self._names and len(self._names) < _SETS:
             self._names[key] = _name_of(drawn)
         labels = _label_counts(given) if name in _CLASSES else None
-        call = (key, name), value, rows, None if target is None else weakref.ref(target), labels
+        call = _Call((key, name), value, rows, None if target is None else weakref.ref(target), labels)
         if early:
             self._early.append(call)
         else:
@@ -237,16 +248,14 @@ class HeldOutLosses:
         if self._last is None:
             return
         call, self._last = self._last, None
-        target = call[3]
-        if target is None or not self._is_trained_on(target()):
+        if call.target is None or not self._is_trained_on(call.target()):
             self._count(call)
 
     def _count(self, call: _Call) -> None:
-        key, value, rows, _, labels = call
-        self._sets.setdefault(key, SetLoss()).add(value, rows)
-        if labels is not None:
-            same = self._labels is not None and self._labels.shape == labels.shape
-            self._labels = self._labels + labels if same else labels
+        self._sets.setdefault(call.key, SetLoss()).add(call.value, call.rows)
+        if call.labels is not None:
+            same = self._labels is not None and self._labels.shape == call.labels.shape
+            self._labels = self._labels + call.labels if same else call.labels
 
     def take(self) -> list[tuple[str | None, Any, str]]:
         """What the pause came to: data set (None where there is one only), mean loss, and how it was found. Forgets it."""
@@ -254,8 +263,8 @@ class HeldOutLosses:
         early, self._early = self._early, []
         known = {key for key, _ in self._sets}
         for call in early:
-            target = None if call[3] is None else call[3]()
-            if call[0][0] in known and not self._is_last_trained_on(target):
+            target = None if call.target is None else call.target()
+            if call.key[0] in known and not self._is_last_trained_on(target):
                 self._count(call)
         sets, self._sets = self._sets, {}
         names, self._names = self._names, {}

@@ -14,9 +14,8 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number, smallest
 from healthcheck.device.tensors import live_objects
 from healthcheck.probes.labels import first_few
+from healthcheck.probes.looks import Searches
 
-SEARCHES = (20, 200)
-"""Steps after which the process is searched for copies, some 20 ms each."""
 TENSORS, VALUES = 4, 256
 """Largest tensors of a copy that are compared, and values of each."""
 ALIKE = 0.5
@@ -83,8 +82,8 @@ class CopyProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = SEARCHES[0]
-        self._searches = list(SEARCHES)
+        self._searches = Searches()
+        self.rests_until = self._searches.coming
         self._copies: list[_Copy] = []
         self._way: tuple[Any, str] | None = None
         """Of the copy that has come least far, at the last look."""
@@ -96,14 +95,12 @@ class CopyProbe:
             return () if way is None else (Sample("copies.way", step, way[0], detail=lambda: {"which": way[1]}),)
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
-        if self._searches and step >= self._searches[0]:
-            while self._searches and step >= self._searches[0]:
-                self._searches.pop(0)
+        if self._searches.due(step):
             self._copies += _search(event, [copy.module() for copy in self._copies])
             return ()
         due = [key for key in _KEYS if demand.due(key, step)]
         samples = self._look(event, due) if due and self._copies else []
-        coming = self._searches[0] if self._searches else sys.maxsize
+        coming = self._searches.coming
         self.rests_until = min(coming, demand.next_due(_KEYS, step)) if self._copies else coming
         return samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,25 @@ class GraphLooks:
         if self._ahead:
             self.rests_until = step + 1 + (self._ahead[-1] - self._passes - 1) // self._in_step
         return looks
+
+
+class Searches:
+    """Steps after which the process is searched for what lives in it, some 20 ms each: early, and once more."""
+
+    def __init__(self) -> None:
+        self._ahead = [20, 200]
+
+    @property
+    def coming(self) -> int:
+        """The step of the next one; ``sys.maxsize`` after the last."""
+        return self._ahead[0] if self._ahead else sys.maxsize
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for one; more than one that were missed count as one."""
+        due = step >= self.coming
+        while step >= self.coming:
+            self._ahead.pop(0)
+        return due
 
 
 class SeenModules:

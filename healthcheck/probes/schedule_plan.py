@@ -12,9 +12,8 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import live_objects
 from healthcheck.probes.labels import where_made
+from healthcheck.probes.looks import Searches
 
-SEARCHES = (20, 200)
-"""Updates after which the process is searched for schedulers, some 20 ms each."""
 LOOK_EVERY = 20
 """Updates between two looks at how far they have come."""
 RARELY = 5.0
@@ -60,8 +59,8 @@ class SchedulePlanProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = SEARCHES[0]
-        self._searches = list(SEARCHES)
+        self._searches = Searches()
+        self.rests_until = self._searches.coming
         self._plans: list[_Plan] = []
         self._where: dict[str, str] = {}
 
@@ -70,16 +69,13 @@ class SchedulePlanProbe:
             return self._judge(event)
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
-        if self._searches and event.step >= self._searches[0]:
-            while self._searches and event.step >= self._searches[0]:
-                self._searches.pop(0)
+        if self._searches.due(event.step):
             self._search(event)
         for plan in self._plans:
             scheduler = plan.scheduler()
             if scheduler is not None:
                 plan.made = int(scheduler.last_epoch) - plan.first
-        coming = event.step + LOOK_EVERY
-        self.rests_until = coming if self._plans or not self._searches else min(coming, self._searches[0])
+        self.rests_until = min(event.step + LOOK_EVERY, self._searches.coming)
         return ()
 
     def _search(self, event: Event) -> None:

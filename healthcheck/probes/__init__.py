@@ -49,8 +49,7 @@ from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, Predicti
 from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
-from healthcheck.probes.schedule_plan import SchedulePlanProbe
-from healthcheck.probes.schedule_steps import ScheduleStepsProbe
+from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe

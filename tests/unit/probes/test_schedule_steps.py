@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.schedule_steps import ScheduleStepsProbe
+from healthcheck.probes.schedule_plan import ScheduleStepsProbe
 
 Build = Callable[[torch.optim.Optimizer], list[lr_scheduler.LRScheduler]]
 

@@ -3,6 +3,7 @@
     python benchmarks/trainers.py --seconds 400 --json trainers.json
     python benchmarks/trainers.py --device cpu --seconds 120
     python benchmarks/trainers.py --only loop-10m,hf-10m --pairs 3
+    python benchmarks/trainers.py --budget 1% --allowance 0.2    a long run, which has used up its allowance
 
 Each training runs once, in this process, with watching on and off in random blocks of steps, and off a second time beside
 it: *nothing again* is the noise of the machine. A ratio is made of each round of three blocks; median of the rounds, and
@@ -42,6 +43,7 @@ from overhead_tables import bootstrap
 
 from healthcheck.assembly import open_session
 from healthcheck.instrument.script import InProcess
+from healthcheck.run import budget
 from healthcheck.run.ending import Ending
 
 OnStep = Callable[[], bool]
@@ -429,6 +431,9 @@ def main() -> None:
     parser.add_argument(
         "--budget", default="off", help="overhead_budget while it is measured (off: every step is watched)"
     )
+    parser.add_argument(
+        "--allowance", type=float, metavar="SECONDS", help="of our own time, before the budget binds; else that of every run"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=300, help=argparse.SUPPRESS)
@@ -438,6 +443,8 @@ def main() -> None:
     if args.alone:
         alone(args.alone, args.device, args.steps)
         return
+    if args.allowance is not None:
+        budget.ALLOWANCE = args.allowance
     only = args.only.split(",") if args.only else None
     unknown = set(only or ()) - TRAININGS[args.device].keys()
     if unknown:

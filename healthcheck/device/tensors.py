@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
-import itertools
 import operator
 import sys
 from collections.abc import Sequence
@@ -73,25 +71,6 @@ class no_grad:
         import torch
 
         torch._C._set_grad_enabled(self._before)
-
-
-def live_objects(*kinds: str) -> list[Any]:
-    """All objects of these torch classes that are alive: ``Module``, ``Optimizer``, ``LRScheduler``.
-
-    Walks all that the garbage collector tracks: some 20 ms, so call it rarely. Asks ``type(obj)`` and never the
-    object itself, so that proxies and lazy modules of other packages are not woken.
-    """
-    torch = sys.modules["torch"]
-    classes = {
-        "Module": torch.nn.Module,
-        "Optimizer": torch.optim.Optimizer,
-        "LRScheduler": torch.optim.lr_scheduler.LRScheduler,
-    }
-    bases = {classes[kind] for kind in kinds}
-    # Half a million objects of a few thousand types: what is done for each object is done in C.
-    around = gc.get_objects()
-    hits = {cls for cls in set(map(type, around)) if not bases.isdisjoint(cls.__mro__)}
-    return list(itertools.compress(around, map(hits.__contains__, map(type, around))))
 
 
 def host_bytes(tensor: Any) -> bytes:

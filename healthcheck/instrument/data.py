@@ -25,6 +25,7 @@ from healthcheck.instrument.guarding import guarded
 # -- what is in a batch -------------------------------------------------------------------
 
 _TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "decoder_input_ids")
+_WHOLE = frozenset(("torch.int64", "torch.int32", "torch.int16", "torch.uint8"))
 
 
 def batch_counts(batch: Any) -> tuple[int | None, int | None]:
@@ -46,7 +47,10 @@ def batch_counts(batch: Any) -> tuple[int | None, int | None]:
         return None, None
     first = tensors[0].shape
     samples = int(first[0]) if len(first) else None
-    if tokens is None and all(len(t.shape) == 2 and _whole_numbers(t) for t in tensors):
+    if tokens is None and len(first) == 2:
+        for tensor in tensors:
+            if len(tensor.shape) != 2 or str(tensor.dtype) not in _WHOLE:
+                return samples, None
         tokens = int(first[0]) * int(first[1])
     return samples, tokens
 
@@ -63,18 +67,20 @@ def tensors_of(batch: Any, depth: int = 0) -> list[Any]:
     """The tensors in a batch: itself, or those in its lists and dictionaries, three deep."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         return [batch]
+    found: list[Any] = []
     if depth > 2:
-        return []
+        return found
     values: Any = ()
     if isinstance(batch, Mapping):
         values = batch.values()
     elif isinstance(batch, (list, tuple)):
         values = batch
-    return [tensor for value in values for tensor in tensors_of(value, depth + 1)]
-
-
-def _whole_numbers(tensor: Any) -> bool:
-    return str(tensor.dtype) in ("torch.int64", "torch.int32", "torch.int16", "torch.uint8")
+    for value in values:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):  # at once: each call costs, and most batches are flat
+            found.append(value)
+        else:
+            found += tensors_of(value, depth + 1)
+    return found
 
 
 # -- where a loader stands ----------------------------------------------------------------

@@ -386,24 +386,30 @@ def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:
     finite: Any = None
     bad: Any = None
     known = False
+    seen: dict[int, Any] = {}
+    """Values on the device by the deferred number: most rules ask about the same few."""
+    summed: set[int] = set()
     with torch.no_grad():
         for sample, limit in terms:
-            value = sample.value
+            value, key = sample.value, id(sample.value)
             if isinstance(value, float):
                 known = known or limit.breached(value)
                 continue
-            if isinstance(value, Deferred):
-                value = value.on_device()
-                if value is None:  # calculated by the host alone: its rule is judged when it has arrived
-                    continue
+            if key not in seen:
+                value = value.on_device() if isinstance(value, Deferred) else value
+                # float64 holds every value of a smaller type and every limit: what the host will compare is compared here.
+                seen[key] = value.reshape(()).double() if isinstance(value, torch.Tensor) else value
+            value = seen[key]
+            if value is None:  # calculated by the host alone: its rule is judged when it has arrived
+                continue
             if isinstance(value, float):
                 known = known or limit.breached(value)
                 continue
-            # float64 holds every value of a smaller type and every limit: what the host will compare is compared here.
-            value = value.reshape(()).double()
             if limit.bound == FINITE and not limit.excused:
                 # Sums of finite numbers are finite in float64; one that is not spoils the sum.
-                finite = value if finite is None else finite + value.to(finite.device, non_blocking=True)
+                if key not in summed:
+                    summed.add(key)
+                    finite = value if finite is None else finite + value.to(finite.device, non_blocking=True)
             else:
                 hit = value.clamp(limit.bound.low, limit.bound.high) != value  # NaN differs from itself
                 if limit.excused:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthcheck.device.tensors import live_objects
+from healthcheck.device.living import live_objects
 
 LOOK_ANEW = 10
 """Questions after which names are worked out again: a layer that was replaced may live on, in the optimizer at least."""

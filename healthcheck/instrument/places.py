@@ -16,11 +16,14 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from healthcheck.core.runinfo import Places
+from healthcheck.device.living import Births
 from healthcheck.instrument.compiled import when_something_is_compiled
 from healthcheck.instrument.patching import AfterImport, Patches, Replaced
 
 CALLS = 8
 """Calls of a function whose places are looked at. A loop calls it from one line, and that line is among them."""
+_SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
+"""Classes of torch's schedulers that have a constructor which does not call that of their base."""
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -37,10 +40,13 @@ class PlaceHooks:
         self._imports = imports
         self._training = training
         self._counted: list[Replaced] = []
+        self._births = Births(from_the_start="torch" not in sys.modules)
         self._building = 0
         """Schedulers whose constructor runs: it makes a first step itself."""
 
     def install(self) -> None:
+        self._births.follow()
+        self._patches.on_restore(self._births.end)
         self._imports.when("torch", self._torch_is_there)
         self._imports.when("torch.utils.data.dataloader", self._loaders)
         when_something_is_compiled(self._give_back, self._patches, self._imports)
@@ -48,9 +54,11 @@ class PlaceHooks:
     def _torch_is_there(self, torch: ModuleType) -> None:
         import torch.optim.lr_scheduler as schedulers
 
-        self._patches.replace(torch.optim.Optimizer, "__init__", self._made)
-        for kind in ("LRScheduler", "ReduceLROnPlateau"):
+        self._patches.replace(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        for kind in _SCHEDULERS:
             self._patches.replace(getattr(schedulers, kind), "__init__", self._scheduler_made)
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            self._patches.replace(kind, "__setstate__", self._copied)
         made = self._patches.replace(torch.nn.Module, "__init__", self._module_made)
         if made is not None:
             self._counted.append(made)
@@ -70,6 +78,7 @@ class PlaceHooks:
 
     def _give_back(self) -> None:
         """What may be called inside a compiled region is as it was before."""
+        self._births.lose("Module")
         while self._counted:
             self._counted.pop().give_back()
 
@@ -83,8 +92,27 @@ class PlaceHooks:
 
         return __init__
 
+    def _optimizer_made(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        noted = self._made(original)
+
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._births.born(optimizer)
+            noted(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _copied(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What ``copy`` and ``pickle`` make passes no constructor."""
+
+        def __setstate__(thing: Any, state: Any) -> None:
+            self._births.born(thing)
+            original(thing, state)
+
+        return __setstate__
+
     def _scheduler_made(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(thing: Any, *args: Any, **kwargs: Any) -> None:
+            self._births.born(thing)
             self._building += 1
             try:
                 original(thing, *args, **kwargs)
@@ -97,6 +125,7 @@ class PlaceHooks:
 
     def _module_made(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
+            self._births.born(module)
             original(module, *args, **kwargs)
             if self._patches.active and not self._training():
                 self._places.note(module, place_of(sys._getframe(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -11,7 +12,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number, smallest, value_of
-from healthcheck.device.tensors import host_bytes, is_tensor, on_host
+from healthcheck.device.tensors import host_bytes, on_host
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import ask_again
 
@@ -115,13 +116,13 @@ class BatchProbe:
         return samples
 
     def _take(self, event: Event, demand: Demand) -> None:
-        tensors = list(named_tensors(event.batch))
-        if demand.wants("batch.targets"):
-            for name, tensor in tensors:
-                self._count_targets(name, tensor, last=tensor is tensors[-1][1])
-        if demand.wants("batch.one_label"):
-            for name, tensor in tensors:
-                self._look_at_labels(name, tensor, last=tensor is tensors[-1][1])
+        tensors = named_tensors(event.batch)
+        for name, tensor in tensors:
+            if _is_label(name, tensor, last=tensor is tensors[-1][1]):
+                if demand.wants("batch.targets"):
+                    self._count_targets(name, tensor)
+                if demand.wants("batch.one_label"):
+                    self._look_at_labels(tensor)
         if demand.due("batch.nonfinite", event.step):
             for name, tensor in tensors:
                 if tensor.is_floating_point() and str(tensor.layout) == "torch.strided":
@@ -136,23 +137,23 @@ class BatchProbe:
                 self._mark = mark
                 self._repeats = self._run if self._repeats is None else max(self._repeats, self._run)
 
-    def _look_at_labels(self, name: str, tensor: Any, *, last: bool) -> None:
+    def _look_at_labels(self, tensor: Any) -> None:
         """One label a row. Labels that are the same in all batches are no classes; then there is nothing to mix."""
-        if not _is_label(name, tensor, last=last) or not on_host(tensor):
+        if not on_host(tensor):
             return
         if tensor.numel() < ONE_LABEL_ROWS or tensor.shape[0] != tensor.numel():
             return
-        low, high = (int(value) for value in tensor.detach().aminmax())
-        alike = low == high
-        if alike:
-            self._only_labels.add(low)
+        if int(tensor[0]) != int(tensor[-1]):  # nearly always two rows are enough
+            alike = False
+        else:
+            low, high = map(int, tensor.detach().aminmax())
+            alike = low == high
+            if alike:
+                self._only_labels.add(low)
         hit = int(alike and len(self._only_labels) > 1)
         self._one_label = hit if self._one_label is None else max(self._one_label, hit)
 
-    def _count_targets(self, name: str, tensor: Any, *, last: bool) -> None:
-        """Labels are known by their name, or are the last integer tensor of a tuple."""
-        if not _is_label(name, tensor, last=last):
-            return
+    def _count_targets(self, name: str, tensor: Any) -> None:
         left_out = tensor.detach() == IGNORE
         if name not in self._convention:
             if not on_host(left_out) or not bool(left_out.any()):
@@ -162,16 +163,25 @@ class BatchProbe:
 
 
 def _is_label(name: str, tensor: Any, *, last: bool) -> bool:
+    """Labels are known by their name, or are the last integer tensor of a tuple."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
         return False
     leaf = name.rsplit(".", 1)[-1]
     return leaf in _LABELS or (leaf.isdigit() and last)
 
 
-def named_tensors(batch: Any, name: str = "", depth: int = 4) -> Iterable[tuple[str, Any]]:
+def named_tensors(batch: Any, name: str = "", depth: int = 4) -> list[tuple[str, Any]]:
     """Tensors in a batch of mappings, sequences and dataclasses, with the path to each."""
-    if is_tensor(batch):
-        yield name or "batch", batch
+    torch = sys.modules.get("torch")
+    found: list[tuple[str, Any]] = []
+    if torch is not None:
+        _add_tensors(found, torch.Tensor, batch, name, depth)
+    return found
+
+
+def _add_tensors(found: list[tuple[str, Any]], kind: type, batch: Any, name: str, depth: int) -> None:
+    if isinstance(batch, kind):
+        found.append((name or "batch", batch))
         return
     if depth == 0 or isinstance(batch, (str, bytes)):
         return
@@ -180,11 +190,15 @@ def named_tensors(batch: Any, name: str = "", depth: int = 4) -> Iterable[tuple[
     elif isinstance(batch, (list, tuple)):
         parts = enumerate(batch)
     elif is_dataclass(batch) and not isinstance(batch, type):
-        parts = ((f.name, getattr(batch, f.name)) for f in fields(batch))
+        parts = [(f.name, getattr(batch, f.name)) for f in fields(batch)]
     else:
         return
     for key, value in parts:
-        yield from named_tensors(value, f"{name}.{key}" if name else str(key), depth - 1)
+        path = f"{name}.{key}" if name else str(key)
+        if isinstance(value, kind):  # at once: each call costs, and most batches are flat
+            found.append((path, value))
+        else:
+            _add_tensors(found, kind, value, path, depth - 1)
 
 
 def content_hash(tensors: list[tuple[str, Any]]) -> int | None:

@@ -12,7 +12,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number, smallest
-from healthcheck.device.tensors import live_objects
+from healthcheck.device.living import live_objects
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import Searches
 

@@ -10,7 +10,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.tensors import live_objects
+from healthcheck.device.living import live_objects
 from healthcheck.probes.graph import all_behind
 from healthcheck.probes.looks import GraphLooks
 

@@ -548,7 +548,8 @@ def _finite_one(given: float, own: float) -> float:
 def _finite_one_on_device(given: Any, own: Any) -> Any:
     if isinstance(given, float):
         return given if math.isfinite(given) else own
-    return given if isinstance(own, float) else given.where(given.isfinite() | ~own.isfinite(), own)
+    # Where neither is finite, neither keeps a bound, whichever of them it is. (isfinite() would be six launches.)
+    return given if isinstance(own, float) else given.where(given.abs() < math.inf, own)
 
 
 def _layer_ratio(first: float, last: float) -> float | None:

@@ -70,9 +70,7 @@ class DryLoaderProbe:
             return ()
         if event.batch is not None:
             self._came = event.step
-            self._tensors = [
-                weak(t) for _, t in zip(range(TENSORS), (t for _, t in named_tensors(event.batch)), strict=False)
-            ]
+            self._tensors = [weak(t) for _, t in named_tensors(event.batch)[:TENSORS]]
             return ()
         if not self._batches:  # no loader has been seen so far
             self.rests_until = ask_again(event.step)

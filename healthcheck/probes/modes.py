@@ -12,7 +12,8 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.tensors import live_objects, on_host
+from healthcheck.device.living import live_objects
+from healthcheck.device.tensors import on_host
 from healthcheck.probes.labels import first_few, where_called, where_in_model
 from healthcheck.probes.looks import SeenModules
 

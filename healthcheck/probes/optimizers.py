@@ -13,7 +13,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
-from healthcheck.device.tensors import live_objects
+from healthcheck.device.living import live_objects
 from healthcheck.probes.labels import where_made
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
 from healthcheck.probes.looks import next_look

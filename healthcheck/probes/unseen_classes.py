@@ -41,7 +41,8 @@ class TrainedClasses:
             self.seen, self.labels = torch.zeros(classes, dtype=torch.bool, device=labels.device), 0
         inside = (labels >= 0) & (labels < classes)
         there = torch.zeros(classes + 1, dtype=torch.bool, device=labels.device)
-        there[torch.where(inside, labels, classes).flatten()] = True  # what is ignored goes to a place of its own
+        # What is ignored goes to a place of its own. An assignment by index would bring its value from the host, and wait.
+        there.index_fill_(0, torch.where(inside, labels, classes).flatten(), True)
         self.seen = self.seen | there[:classes]
         self.labels += int(labels.numel())
 

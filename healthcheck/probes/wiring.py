@@ -10,7 +10,8 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor, live_objects
+from healthcheck.device.living import live_objects
+from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules

@@ -432,7 +432,10 @@ def main() -> None:
         "--budget", default="off", help="overhead_budget while it is measured (off: every step is watched)"
     )
     parser.add_argument(
-        "--allowance", type=float, metavar="SECONDS", help="of our own time, before the budget binds; else that of every run"
+        "--allowance",
+        type=float,
+        metavar="SECONDS",
+        help="of our own time, before the budget binds; else that of every run",
     )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--alone", help=argparse.SUPPRESS)

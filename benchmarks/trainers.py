@@ -294,11 +294,14 @@ class Blocks:
 
     def _switch(self, state: str) -> None:
         self._state = state
+        now = self.session.clock.monotonic()
         if state == "watched" and self._resume is not None:
             self._resume()
             self._resume = None
+            self.session.active.resume(now)
         elif state != "watched" and self._resume is None:
             self._resume = self.machine.pause()
+            self.session.active.pause(now)  # the budget is a part of the time that is watched
 
     def _clock(self) -> float:
         if self.device == "cuda":

@@ -21,7 +21,7 @@ TWO: dict[str, Any] = {
     "loss-not-finite": {"metric": "loss", "when": "nonfinite"},
     "grads-not-finite": {"metric": "grad_norm", "when": "nonfinite"},
 }
-THEMES = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks")
+THEMES = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "moe", "ranks")
 
 
 def extending(packs: tuple[str, ...], rules: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -251,7 +251,7 @@ TABLE_OF_RULES = re.compile(r"^<!-- rules/(\w+)\.yaml, by docs/_generate\.py -->
 BEFORE_CAUSES = re.compile(r"\A(# [^\n]+\n\n\*Finds [^\n]+\*\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 """Title and first sentence of a rule's page; what follows up to the first heading is written here."""
 FINDS = re.compile(r"^\*Finds (.+?)\.(?: Needs: .+)?\*$", re.MULTILINE)
-SHIPPED = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks", "preview")
+SHIPPED = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "moe", "ranks", "preview")
 """The packs in which rules are written; the others take them in."""
 
 

@@ -16,6 +16,7 @@ from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLoss
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
@@ -89,6 +90,7 @@ PROBES: tuple[type[Probe], ...] = (
     MovementProbe,
     WeightGrowthProbe,
     RestoredWeightProbe,
+    ExpertProbe,
     LeftoverProbe,
     StepOrderProbe,
     DiscardedGradientProbe,

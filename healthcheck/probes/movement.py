@@ -22,6 +22,7 @@ from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
+from healthcheck.probes.traits import routed_experts
 
 
 def ratio_of(change: float, size: float) -> float:
@@ -243,6 +244,7 @@ class MovementProbe:
         low = [p.is_floating_point() and p.element_size() == 2 for p in params]
         streaks = Streaks(len(params), NEGLIGIBLE)
         seen = _Watched(weak(event.optimizer), names, [], [0.0] * len(params), low, ElementSampler(params), streaks)
+        seen.turns = bool(routed_experts(event.model))
         self._known[event.optimizer_index] = seen
         return seen
 

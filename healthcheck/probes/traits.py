@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
@@ -55,7 +56,7 @@ def _traits(event: Event) -> Iterable[tuple[str, Labels]]:
         yield OPTIMIZERS, (("count", str(optimizers)),)
     if event.model is not None and any(_adds(name) for name, _ in event.model.named_parameters()):
         yield ADAPTERS, NO_LABELS
-    if event.model is not None and _routes(event.model):
+    if event.model is not None and routed_experts(event.model):
         yield ROUTER, NO_LABELS
 
 
@@ -63,8 +64,9 @@ def _adds(parameter: str) -> bool:
     return any(part.lower().startswith(ADAPTER_NAMES) for part in parameter.split("."))
 
 
-def _routes(model: ModelView) -> bool:
-    names = [name.split(".") for name, _ in model.named_modules()]
-    routers = {".".join(parts[:-1]) for parts in names if parts[-1].lower() in ROUTER_NAMES}
-    experts = {".".join(parts[:-1]) for parts in names if parts[-1].lower() == "experts"}
-    return bool(routers & experts)
+def routed_experts(model: ModelView) -> list[tuple[str, Any]]:
+    """Modules named ``experts`` that stand beside a router, with their names."""
+    names = model.named_modules()
+    routers = {head for name, _ in names for head, _, last in [name.rpartition(".")] if last.lower() in ROUTER_NAMES}
+    found = ((name, module, *name.rpartition(".")) for name, module in names)
+    return [(name, module) for name, module, head, _, last in found if last.lower() == "experts" and head in routers]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from healthcheck.core.events import Event, EventKind
+from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
@@ -15,6 +15,7 @@ from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules
+from healthcheck.probes.traits import routed_experts
 
 PATIENCE = 5
 """Updates in a row without gradient before a tensor counts."""
@@ -175,6 +176,9 @@ class WiringProbe:
         if demand.due("params.no_gradient", step):
             # The tensors of another model are a matter of their own.
             hit = [p for p in self._without_gradient(own, name_of) if id(p) not in strangers]
+            if hit:  # experts that a router leaves out are judged by the rule for routers
+                idle = _beside_trained_experts(event.model, self._ever)
+                hit = [p for p in hit if id(p) not in idle]
             lacking = [p for p in hit if id(p) not in self._ever]
             place = where_in_model(event, names(hit)) if hit else {}
 
@@ -269,6 +273,12 @@ def _trained_elsewhere(known: set[int]) -> list[Any]:
     """Parameters with gradients of all modules in this process, but for those that are known already."""
     found = {id(p): p for m in live_objects("Module") for p in vars(m).get("_parameters", {}).values() if p is not None}
     return [p for key, p in found.items() if key not in known and p.requires_grad and p.grad is not None]
+
+
+def _beside_trained_experts(model: ModelView, trained: set[int]) -> set[int]:
+    """Parameters of experts in layers of which some expert has been trained."""
+    layers = [{id(p) for p in experts.parameters()} for _, experts in routed_experts(model)]
+    return {key for own in layers if not own.isdisjoint(trained) for key in own}
 
 
 def _rows(name: str) -> set[str]:

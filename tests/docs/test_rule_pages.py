@@ -19,7 +19,7 @@ from healthcheck.ruletests.play import play
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "rules"
-PACKS = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "ranks", "preview")
+PACKS = ("core", "wiring", "curves", "performance", "gan", "rl", "finetune", "moe", "ranks", "preview")
 RULES = {
     rule: body for pack in PACKS for rule, body in load_file(ROOT / "rules" / f"{pack}.yaml").data["rules"].items()
 }

@@ -12,7 +12,7 @@ from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Cause, RuleSet
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
-DOMAINS = ("gan", "rl", "finetune", "ranks")
+DOMAINS = ("gan", "rl", "finetune", "moe", "ranks")
 WHERE_RULES_ARE = ("core", "wiring", "curves", "performance", *DOMAINS, "preview")
 PACKS = (*WHERE_RULES_ARE, "recommended", "strict", "ci-smoke")
 PROFILES = ("production", "debugging", "ci", "memory-constrained", "minimal")

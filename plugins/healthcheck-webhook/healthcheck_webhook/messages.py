@@ -46,7 +46,7 @@ def ending_content(session: Session, report: dict[str, Any]) -> dict[str, Any]:
         "step": report.get("steps", 0),
         "rank": session.info.rank,
         "ranks": session.info.world_size,
-        "message": _short(str(report.get("reason") or "the run failed")),
+        "message": _short(str(report.get("exit_words") or report.get("exit_reason") or "the run failed")),
         "hint": "",
         "value": None,
         "threshold": "",

@@ -36,6 +36,10 @@ class Undelivered(NamedTuple, Generic[T]):
     reason: str
 
 
+class SenderThread(threading.Thread):
+    """The thread of a sender. What it logs to a tracker is not the script's: it is not taken in as the script's metrics."""
+
+
 class BackgroundSender(Generic[T]):
     """A bounded queue and a daemon thread that empties it.
 
@@ -77,7 +81,7 @@ class BackgroundSender(Generic[T]):
         self._waiting: deque[tuple[T, bool]] = deque()
         self._under_way: list[T] = []
         self._given_up: list[Undelivered[T]] = []
-        self._thread: threading.Thread | None = None
+        self._thread: SenderThread | None = None
         self._deadline: float | None = None
         self._ending = threading.Event()
         self._closed = False
@@ -101,7 +105,7 @@ class BackgroundSender(Generic[T]):
                 return False
             self._waiting.append((item, important))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = SenderThread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
             self._lock.notify()
         return True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from healthcheck import BackgroundSender, NotSent
+from healthcheck import BackgroundSender, NotSent, find_runs, read_run
 
 
 class Place:
@@ -167,3 +169,36 @@ def test_a_forked_child_sends_nothing() -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert sender.close() == []
     assert place.got == [["a"]]
+
+
+LOGS = """
+import torch
+from healthcheck import BackgroundSender
+from torch.utils.tensorboard import SummaryWriter
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+writer = SummaryWriter("events")
+sender = BackgroundSender(lambda items: [writer.add_scalar("sent", n, n) for n in items], name="test")
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).mean().backward()
+    optimizer.step()
+    sender.put(step)
+    writer.add_scalar("own", step, step)
+assert sender.close() == []
+"""
+
+
+def test_what_a_sender_logs_is_not_taken_for_the_scripts_own(
+    tmp_path: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    """A plugin that sends samples to TensorBoard must not hear of them again."""
+    pytest.importorskip("tensorboard")
+    (tmp_path / "train.py").write_text(LOGS)
+    result = healthcheck_command("run", "train.py")
+    assert result.returncode == 0, result.stderr
+    [found] = find_runs([str(tmp_path / "runs" / "latest")])
+    names = read_run(found).series()
+    assert "own" in names
+    assert "sent" not in names

@@ -63,6 +63,9 @@ class Session(Protocol):
     def history(self) -> Callable[..., list[tuple[int, float]]]:
         """``history("loss", 50)``: the last values of a series as (step, value)."""
 
+    units: Mapping[str, str]
+    """Name of a metric -> its unit (:attr:`Metric.unit`), of all that probes provide."""
+
     @property
     def events(self) -> tuple[str, ...]:
         """Names of all events that can be heard."""
@@ -135,10 +138,7 @@ class Controls(Protocol):
     def device(self) -> Device: ...
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
-        """End the loop in the framework's own way at the next step boundary.
-
-        Called before an update, it also keeps that update from being applied where it can.
-        """
+        """End the loop in the framework's own way at the next step boundary; before an update, keep that from being applied."""
 
     def skip_update(self) -> bool:
         """Keep the pending update from being applied. False if it is too late or impossible."""

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from healthcheck.extend.background import BackgroundSender, NotSent, Undelivered
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
+    from healthcheck.extend.tracking import TrackedAlert, Tracker
     from healthcheck.instrument.loop import watch
     from healthcheck.readers.find import find_runs, read_run
     from healthcheck.rulelang.comparators import Threshold, exact_bound
@@ -124,6 +125,8 @@ _HOME = {
     "StateLoads": "core.runinfo",
     "StepRow": "core.rows",
     "StopTraining": "core.errors",
+    "TrackedAlert": "extend.tracking",
+    "Tracker": "extend.tracking",
     "Transition": "core.alerts",
     "Undelivered": "extend.background",
     "UnknownHookError": "core.errors",
@@ -195,6 +198,8 @@ __all__ = [
     "StepRow",
     "StopTraining",
     "Threshold",
+    "TrackedAlert",
+    "Tracker",
     "Transition",
     "Undelivered",
     "UnknownHookError",

@@ -73,6 +73,8 @@ PUBLIC = [
     "StepRow",
     "StopTraining",
     "Threshold",
+    "TrackedAlert",
+    "Tracker",
     "Transition",
     "Undelivered",
     "UnknownHookError",

@@ -73,12 +73,14 @@ def test_with_an_experiment_it_begins_a_run_of_its_own(local: str) -> None:
     assert (run.info.status, run.data.tags["healthcheck.verdict"]) == ("FAILED", "failed")
 
 
-def test_evidence_of_an_alert_is_an_artifact(local: str, tmp_path: Path) -> None:
+def test_evidence_of_an_alert_is_an_artifact(local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path / "runs"))
     rules = {"version": 1, "rules": {"nan": {"metric": "loss", "when": "nonfinite", "then": ["evidence"]}}}
     with mlflow.start_run() as run:
         report = play(rules, {"loss": "3, 2, nan"}, plugins=[local], record=True).report
-    if any(action["action"] == "evidence" and action["done"] for action in report["alerts"][0]["actions"]):
-        assert mlflow.MlflowClient().list_artifacts(run.info.run_id, "healthcheck/evidence-1")
+    assert [action["done"] for action in report["alerts"][0]["actions"]] == [True]
+    kept = mlflow.MlflowClient().list_artifacts(run.info.run_id, "healthcheck/evidence-1")
+    assert any(file.path.endswith(".json") for file in kept), kept
 
 
 def test_without_a_run_and_an_experiment_nothing_happens(local: str) -> None:

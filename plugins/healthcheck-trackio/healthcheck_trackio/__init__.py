@@ -38,6 +38,7 @@ class Plugin(Tracker):
         import trackio
 
         self.run = trackio.init(project=project, embed=False)
+        trackio.context_vars.current_run.set(None)  # what the script logs later must not land in this one
         return f"a run of its own in project {project}"
 
     def log(self, rows: Any) -> None:

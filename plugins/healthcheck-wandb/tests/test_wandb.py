@@ -1,8 +1,10 @@
-"""Offline runs of Weights & Biases, read back by the reader of its own package."""
+"""Offline runs of Weights & Biases, read back with the protobufs of its own package (which has no reader in Python any more)."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ pytest.importorskip("wandb", reason="wandb is not installed: `make outward` has 
 import wandb
 from healthcheck.testing import check_plugin, play
 from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal.datastore import DataStore
 
 from healthcheck_wandb import Plugin
 
@@ -38,23 +39,48 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(autouse=True)
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", "f00d" * 10)
+    yield
+    wandb.teardown()  # it reads the environment once for a process
+
+
+BLOCK = 32768
 
 
 def records(folder: Path) -> list[Any]:
+    """Everything up to the record of its end, which wandb's own process may write a little later."""
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit:
+        found = written(folder)
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            return found
+        time.sleep(0.1)
+    raise AssertionError("the run was not written to its end")
+
+
+def written(folder: Path) -> list[Any]:
+    """The file is a log of LevelDB: blocks of 32 KiB, each record in one piece or several, behind a header of seven bytes."""
     [path] = folder.rglob("*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(path))
-    found = []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        found.append(record)
-    assert b"f00df00d" not in path.read_bytes()
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    assert b"f00df00d" not in data
+    found, position, parts = [], 7, b""
+    while position + 7 <= len(data):
+        if BLOCK - position % BLOCK < 7:
+            position += BLOCK - position % BLOCK
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            found.append(record)
+            parts = b""
     return found
 
 
@@ -81,6 +107,7 @@ def test_it_joins_the_run_of_the_script_and_leaves_its_steps_alone(local: str, t
     assert report["wandb"]["where"] == "the run that the script has open"
     assert report["wandb"]["undelivered"] == []
     found = records(tmp_path)
+    print(report["wandb"])
     logged = rows(found)
     assert [row["own"] for row in logged if "own" in row] == [1.0, 2.0, 3.0]
     assert any(row.get("healthcheck/loss") is not None for row in logged)

@@ -107,7 +107,6 @@ def test_it_joins_the_run_of_the_script_and_leaves_its_steps_alone(local: str, t
     assert report["wandb"]["where"] == "the run that the script has open"
     assert report["wandb"]["undelivered"] == []
     found = records(tmp_path)
-    print(report["wandb"])
     logged = rows(found)
     assert [row["own"] for row in logged if "own" in row] == [1.0, 2.0, 3.0]
     assert any(row.get("healthcheck/loss") is not None for row in logged)

@@ -4,6 +4,7 @@
 #   make faults  every toy fault and look-alike with three seeds
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
 #   make bench   the benchmarks behind the numbers in the documentation
+#   make outward every plugin from its wheel, with the packages that it needs, in an environment of its own: minutes, needs an index
 #   make docs    write the generated pages again
 #   make golden  write the golden files again: published packs, the schema of rule files, messages about bad rule files, what a console shows
 
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests start hundreds of processes: without bytecode each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test faults check lint fast bench docs golden wheels clean
+.PHONY: demo test faults check lint fast bench docs golden wheels outward clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -68,8 +69,11 @@ golden: $(READY)
 
 wheels: $(READY)
 	rm -rf dist build plugins/*/build  # a build folder hands its old files on
-	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist .
-	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist plugins/healthcheck-example
+	for source in . plugins/healthcheck-*; do $(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist $$source || exit 1; done
+
+# With a Prometheus server on PATH (Debian's package) its test runs too, else it says that it was skipped.
+outward: wheels
+	$(BIN)/python plugins/outward.py dist
 
 clean:
 	rm -rf build dist *.egg-info plugins/*/build plugins/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache

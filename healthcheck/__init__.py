@@ -60,8 +60,11 @@ if TYPE_CHECKING:
     from healthcheck.core.rows import StepRow, Update
     from healthcheck.core.runinfo import Places, RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
+    from healthcheck.core.setting import Setting, SettingError
+    from healthcheck.extend.background import BackgroundSender, NotSent, Undelivered
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
+    from healthcheck.extend.tracking import TrackedAlert, Tracker
     from healthcheck.instrument.loop import watch
     from healthcheck.readers.find import find_runs, read_run
     from healthcheck.rulelang.comparators import Threshold, exact_bound
@@ -76,6 +79,7 @@ _HOME = {
     "ActionContext": "core.protocols",
     "ActionOutcome": "core.alerts",
     "Alert": "core.alerts",
+    "BackgroundSender": "extend.background",
     "Bound": "core.protocols",
     "Callback": "extend.callback",
     "Capabilities": "core.protocols",
@@ -98,6 +102,7 @@ _HOME = {
     "Learning": "rulelang.conditions.learning",
     "Metric": "core.samples",
     "ModelView": "core.events",
+    "NotSent": "extend.background",
     "OptionError": "rulelang.conditions.base",
     "OtherPart": "core.protocols",
     "Places": "core.runinfo",
@@ -113,12 +118,17 @@ _HOME = {
     "SeriesFact": "core.alerts",
     "Scored": "core.protocols",
     "Session": "run.session",
+    "Setting": "core.setting",
+    "SettingError": "core.setting",
     "Severity": "core.alerts",
     "State": "core.alerts",
     "StateLoads": "core.runinfo",
     "StepRow": "core.rows",
     "StopTraining": "core.errors",
+    "TrackedAlert": "extend.tracking",
+    "Tracker": "extend.tracking",
     "Transition": "core.alerts",
+    "Undelivered": "extend.background",
     "UnknownHookError": "core.errors",
     "UsageError": "core.errors",
     "Update": "core.rows",
@@ -143,6 +153,7 @@ __all__ = [
     "ActionContext",
     "ActionOutcome",
     "Alert",
+    "BackgroundSender",
     "Bound",
     "Callback",
     "Capabilities",
@@ -163,6 +174,7 @@ __all__ = [
     "Learning",
     "Metric",
     "ModelView",
+    "NotSent",
     "OptionError",
     "OtherPart",
     "Places",
@@ -178,13 +190,18 @@ __all__ = [
     "Scorer",
     "SeriesFact",
     "Session",
+    "Setting",
+    "SettingError",
     "Severity",
     "State",
     "StateLoads",
     "StepRow",
     "StopTraining",
     "Threshold",
+    "TrackedAlert",
+    "Tracker",
     "Transition",
+    "Undelivered",
     "UnknownHookError",
     "Update",
     "UsageError",

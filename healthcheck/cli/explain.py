@@ -71,8 +71,9 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
     metrics = [_metric_facts(registry, metric.key) for metric in registry.metrics.values() if metric.name == name]
     if metrics:
         return metrics, _metric_text(metrics, loaded)
-    if name in SETTINGS:
-        setting = SETTINGS[name]
+    settings = {**SETTINGS, **registry.settings}
+    if name in settings:
+        setting = settings[name]
         words = f"  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}"
         facts = {"setting": name, "help": setting.help, "default": setting.default, "environment": setting.env}
         return facts, f"settings: {name}\n{words}"
@@ -80,7 +81,7 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
         other = load_all([Document(pack, {"version": 1, "extends": [pack]})], registry=registry)
         if name in other.merged.rules:
             return _rule_json(other, name), _rule_text(other, name, f"{pack}, which is not in use here")
-    known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS]
+    known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *settings]
     known += [metric.name for metric in registry.metrics.values()]
     hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
     raise UsageError(f'"{name}" is not a rule, condition, action, metric or setting; {hint}')

@@ -19,7 +19,18 @@ NAME = "plugins"
 HELP = "list loaded plugins and what each adds"
 
 # The order in which a reader of the page for plugin authors meets them.
-KINDS = ("probes", "metrics", "conditions", "actions", "reports", "readers", "packs", "trainers", "commands")
+KINDS = (
+    "probes",
+    "metrics",
+    "conditions",
+    "actions",
+    "reports",
+    "readers",
+    "packs",
+    "trainers",
+    "commands",
+    "settings",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -63,6 +63,9 @@ class Session(Protocol):
     def history(self) -> Callable[..., list[tuple[int, float]]]:
         """``history("loss", 50)``: the last values of a series as (step, value)."""
 
+    units: Mapping[str, str]
+    """Name of a metric -> its unit (:attr:`Metric.unit`), of all that probes provide."""
+
     @property
     def events(self) -> tuple[str, ...]:
         """Names of all events that can be heard."""
@@ -135,10 +138,7 @@ class Controls(Protocol):
     def device(self) -> Device: ...
 
     def request_stop(self, reason: str, *, rule: str, step: int, mode: str = "graceful", exit_code: int = 1) -> None:
-        """End the loop in the framework's own way at the next step boundary.
-
-        Called before an update, it also keeps that update from being applied where it can.
-        """
+        """End the loop in the framework's own way at the next step boundary; before an update, keep that from being applied."""
 
     def skip_update(self) -> bool:
         """Keep the pending update from being applied. False if it is too late or impossible."""
@@ -219,10 +219,10 @@ class Probe(Protocol):
     Yield device scalars as they are; the mailbox brings them to the host. What is not there is
     not yielded: no gradients is not a zero norm.
 
-    A probe may also have ``plan(demand)``, called once before the first event and again when the
-    demand changes, ``close()``, called at the end of the run, ``state_dict`` / ``load_state_dict``
-    for what must survive a resume, and ``provides_prefixes``: prefixes of further metric names that
-    come from here (``eval.``), known only when they do.
+    A probe may also have ``plan(demand)``, called once before the first event and again when the demand changes,
+    ``close()``, called at the end of the run, ``state_dict`` / ``load_state_dict`` for what must survive a resume,
+    ``provides_prefixes``: prefixes of further metric names that come from here (``eval.``), known only when they do, and
+    ``reason_without(key)``: why this run cannot have a metric (``no driver``), or an empty text; rules of packs then do not apply.
 
     ``only_when_due`` names kinds of event at which a probe has nothing to do in steps in which no rule
     is due to look at one of its metrics: it is not called then. ``steps_ahead = 1`` has it called in the

@@ -14,7 +14,7 @@ Labels = tuple[tuple[str, str], ...]
 
 NO_LABELS: Labels = ()
 
-CONTEXT_LABELS = frozenset({"optimizer", "dataset", "rank"})
+CONTEXT_LABELS = frozenset({"optimizer", "dataset", "rank", "device"})
 """Labels that say *whose* value it is, not *which part*: a rule on plain ``loss`` also judges
 ``loss[optimizer=1]``, each series on its own. All other labels (``parameter``, ``group``, ...)
 make a family that a rule must ask for: ``grad_norm[*]``."""

@@ -48,6 +48,7 @@ from healthcheck.core.alerts import Alert, Transition
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action, ConditionType, Probe, Reader, Report, Session
 from healthcheck.core.samples import Sample
+from healthcheck.core.setting import Setting
 
 PROJECT = "healthcheck"
 PREFIX = "healthcheck_"
@@ -110,6 +111,18 @@ def healthcheck_register_readers(register: Callable[[Reader], None]) -> None:
     :param register: call it with an object of the shape :class:`healthcheck.Reader`.
 
     If you raise, your plugin is not loaded.
+    """
+
+
+@hookspec
+def healthcheck_register_settings(register: Callable[[Setting], None]) -> None:
+    """Add keys of ``settings:``. Once per process that reads rules, on every rank.
+
+    :param register: call it with a :class:`healthcheck.Setting`. Names from plugins carry a dot (``acme.room``);
+        built-in names cannot be replaced.
+
+    Its value is read from the rule file, ``[tool.healthcheck]`` and the environment (``HEALTHCHECK_ACME_ROOM``), compared
+    with the schema, and handed out as ``session.settings["acme.room"]``. If you raise, your plugin is not loaded.
     """
 
 

@@ -1,4 +1,4 @@
-"""What plugins have registered: probes, conditions, actions, reports, readers, packs, commands.
+"""What plugins have registered: probes, conditions, actions, reports, readers, packs, commands, settings.
 
 Names are unique; built-in names are reserved. Registration is a cold path: mistakes raise
 :class:`~healthcheck.core.errors.PluginError` and the plugin is not loaded.
@@ -14,6 +14,7 @@ from healthcheck.core.errors import PluginError
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Action, ConditionType, Probe, Reader, Report
 from healthcheck.core.samples import Metric
+from healthcheck.core.setting import Setting
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ _NEEDED = {
     "actions": ("name", "stage", "run"),
     "reports": ("name",),
     "readers": ("name", "recognises", "read"),
+    "settings": ("name", "default", "help", "schema", "parse", "env"),
 }
 _EXAMPLES = {
     "listens_to": "listens_to = (EventKind.AFTER_UPDATE,)",
@@ -50,6 +52,8 @@ class Registry:
     """``owner:name`` -> path."""
     trainers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, tuple[str, Callable[[list[str]], int]]] = field(default_factory=dict)
+    settings: dict[str, Setting] = field(default_factory=dict)
+    """Those of plugins; the built-in ones are of the rule language."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     """``(kind, name)`` -> owner."""
 
@@ -115,7 +119,7 @@ class Registry:
             self._add("metrics", self.metrics, owner, metric.key, metric)
             self.metric_probe[metric.key] = probe
 
-    # Names of conditions and actions stand in rule files of people who have other plugins as well: those of plugins
+    # Names of conditions, actions and settings stand in rule files of people who have other plugins as well: those of plugins
     # carry a dot, so that a name that we add later cannot be taken already.
 
     def _add_conditions(self, owner: str, condition: ConditionType) -> None:
@@ -131,6 +135,9 @@ class Registry:
 
     def _add_readers(self, owner: str, reader: Reader) -> None:
         self._add("readers", self.readers, owner, reader.name, reader)
+
+    def _add_settings(self, owner: str, setting: Setting) -> None:
+        self._add("settings", self.settings, owner, setting.name, setting, dotted=True)
 
     def _add_rulepacks(self, owner: str, name: str, path: str) -> None:
         if ":" in name:

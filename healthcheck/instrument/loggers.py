@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.names import canonical_metric
+from healthcheck.extend.background import SenderThread
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.patching import AfterImport, Patches
 
@@ -34,7 +36,7 @@ class LoggedMetrics:
         self._session = session
         self._patches = patches
         self._imports = imports
-        self._inside = False
+        self._inside = threading.local()  # a call of another thread is none of this one's
         wanted = session.settings.get("capture", True)
         self._off = wanted in _OFF if not isinstance(wanted, (list, tuple)) else not wanted
         self._only = [str(name) for name in wanted] if isinstance(wanted, (list, tuple)) else None
@@ -104,18 +106,19 @@ class LoggedMetrics:
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Loggers that call each other are heard once."""
-        before, self._inside = self._inside, True
+        inside = self._inside
+        before, inside.now = getattr(inside, "now", False), True
         try:
             return original(*args, **kwargs)
         finally:
-            self._inside = before
+            inside.now = before
 
     # -- taking -----------------------------------------------------------------------
 
     def _logged(self, metrics: Any) -> None:
-        if self._inside or not self._patches.active or os.getpid() != self._session.pid:
+        if getattr(self._inside, "now", False) or not self._patches.active or os.getpid() != self._session.pid:
             return
-        if isinstance(metrics, Mapping):
+        if isinstance(metrics, Mapping) and not isinstance(threading.current_thread(), SenderThread):
             guarded(self._session, self._hand_on, metrics)
 
     def _hand_on(self, metrics: Mapping[Any, Any]) -> None:

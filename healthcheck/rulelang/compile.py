@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from healthcheck.core.errors import Problem, RuleFileError
+from healthcheck.core.setting import SettingError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang import lint
@@ -28,7 +29,7 @@ from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
-from healthcheck.rulelang.settings import SettingError, parse_setting
+from healthcheck.rulelang.settings import parse_setting
 from healthcheck.rulelang.sources import collect
 from healthcheck.rulelang.templates import without_secrets
 from healthcheck.rulelang.validation import Validator
@@ -107,7 +108,7 @@ def load_all(
     # A changed key is one of a small document of its own, so that it is checked and placed like a written one.
     for document in apply_set(set, merged.rules, problems):
         problems += shape.check(document)
-    settings, origins = _settings(merged, problems)
+    settings, origins = _settings(merged, registry, problems)
     derived, external = compile_formulas(merged, problems, registry)
     known = KnownMetrics(registry, known_metrics, merged.metrics, external)
     check_formulas(derived, merged, known, problems)
@@ -171,13 +172,13 @@ def _check_profile(profile: str | None, merged: Merged, documents: list[Document
         )
 
 
-def _settings(merged: Merged, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, Origin]]:
+def _settings(merged: Merged, registry: Registry, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, Origin]]:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for name, entry in merged.settings.items():
         try:
             if entry.value is not None:
-                values[name] = parse_setting(name, entry.value)
+                values[name] = parse_setting(name, entry.value, registry.settings)
                 origins[name] = entry.origin
         except SettingError as error:
             problems.append(entry.document.problem(entry.where, "bad-setting", str(error)))

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.errors import Problem, RuleFileError, UsageError
+from healthcheck.core.setting import Setting, SettingError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Origin
-from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, SettingError, parse_setting
+from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, parse_setting
 from healthcheck.rulelang.sources import FILE_KEYS, is_pack_name
 
 FILE_NAMES = ("healthcheck.yaml", "healthcheck.yml")
@@ -42,6 +43,28 @@ class Discovery:
     setting_origins: dict[str, Origin] = field(default_factory=dict)
     path: Path | None = None
     """The file that was found."""
+    foreign: dict[str, Any] = field(default_factory=dict)
+    """Settings of ``[tool.healthcheck]`` with a dot in their name, as written: plugins know what they take."""
+
+    def plugin_settings(self, known: Mapping[str, Setting]) -> dict[str, Any]:
+        """:attr:`foreign` as values in use. Raises ``RuleFileError`` for what no loaded plugin takes.
+
+        :param known: settings of the loaded plugins.
+        """
+        values: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for name, value in self.foreign.items():
+            try:
+                values[name] = parse_setting(name, value, known)
+            except SettingError as error:
+                head = name.partition(".")[0]
+                hint = suggest(head, [*SETTINGS, *PYPROJECT_ONLY]) if name not in known else ""
+                text = f'unknown key "{head}"' if hint else str(error)
+                where = f"{self.setting_origins[name]}: tool.healthcheck.{head if hint else name}"
+                problems.append(Problem(where, 0, 0, "bad-setting", text, suggestion=hint))
+        if problems:
+            raise RuleFileError(problems)
+        return values
 
 
 def discover(rules: Any = None, *, start: Path | None = None, environ: Mapping[str, str] | None = None) -> Discovery:
@@ -182,6 +205,11 @@ def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
             elif key == "rules":
                 found.sources = [v if is_pack_name(v) else str(path.parent / v) for v in value]
             continue
+        foreign = _dotted(key, value)
+        if key not in SETTINGS and foreign:
+            found.foreign.update(foreign)
+            found.setting_origins.update(dict.fromkeys(foreign, Origin(shown)))
+            continue
         try:
             found.settings[key] = parse_setting(key, value)
             found.setting_origins[key] = Origin(shown)
@@ -203,6 +231,13 @@ def _from_pyproject(path: Path, notes: list[str]) -> Discovery | None:
         found.sources = [DEFAULT_PACK]
         found.label = f"{DEFAULT_PACK} (settings from {shown})"
     return found
+
+
+def _dotted(key: str, value: Any) -> dict[str, Any]:
+    """``acme.room``, however TOML writes it: as a quoted key, a dotted key or a table of its own. Empty: it has no dot."""
+    if "." in key:
+        return {key: value}
+    return {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, Mapping) else {}
 
 
 def _tool_table(path: Path, notes: list[str]) -> Mapping[str, Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from healthcheck.core.errors import Problem
+from healthcheck.core.redact import redact_text
 from healthcheck.rulelang.rule import Origin
 
 KeyPath = tuple["str | int", ...]
@@ -141,7 +142,7 @@ class Document:
         fix: tuple[str, str] | None = None,
     ) -> Problem:
         """A problem at a place of the text."""
-        source = self.lines[mark.line - 1] if 0 < mark.line <= len(self.lines) else ""
+        source = redact_text(self.lines[mark.line - 1]) if 0 < mark.line <= len(self.lines) else ""
         return Problem(self.path, mark.line, mark.column, slug, message, severity, suggestion, source, mark.width, fix)
 
 

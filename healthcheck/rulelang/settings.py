@@ -6,38 +6,17 @@ default. ``resolve`` keeps where each value came from, for ``check --print-confi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from healthcheck.core.errors import UsageError
+from healthcheck.core.setting import Setting, SettingError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
 from healthcheck.rulelang.rule import Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One key of ``settings:``."""
-
-    name: str
-    default: Any
-    help: str
-    schema: Mapping[str, Any]
-    """draft-07 schema of the value as written in YAML."""
-    parse: Callable[[Any], Any]
-    """From the written value, or an environment variable's text, to the value in use."""
-    variable: str = ""
-    """Environment variable; ``HEALTHCHECK_<NAME>`` unless given."""
-
-    @property
-    def env(self) -> str:
-        """Name of the environment variable."""
-        return self.variable or f"HEALTHCHECK_{self.name.upper()}"
-
-
-class SettingError(ValueError):
-    """A value that a setting does not take; the message says what it takes."""
 
 
 def _choice(*words: str) -> Callable[[Any], Any]:
@@ -246,14 +225,40 @@ class Resolved:
         return self.values[name]
 
 
-def parse_setting(name: str, value: Any) -> Any:
-    """The value in use for a written one. Raises ``SettingError`` for a bad name or value."""
+def parse_setting(name: str, value: Any, more: Mapping[str, Setting] = MappingProxyType({})) -> Any:
+    """The value in use for a written one. Raises ``SettingError`` for a bad name or value.
+
+    :param more: settings of plugins (``registry.settings``).
+    """
     setting = SETTINGS.get(name)
+    if setting is not None:
+        return setting.parse(value)
+    setting = more.get(name)
     if setting is None:
+        known = [*SETTINGS, *more]
         raise SettingError(
-            f'unknown setting "{shorten(name)}"; {suggest(name, SETTINGS) or "there are " + ", ".join(SETTINGS)}'
+            f'unknown setting "{shorten(name)}"; {suggest(name, known) or "there are " + ", ".join(known)}'
         )
-    return setting.parse(value)
+    return _foreign(setting, value)
+
+
+def _foreign(setting: Setting, value: Any) -> Any:
+    """The value of a plugin's setting: its schema decides, since its code may rely on it."""
+    from jsonschema import Draft7Validator
+    from jsonschema.exceptions import best_match
+
+    if isinstance(value, str) and setting.schema.get("type") != "string":
+        try:
+            value = json.loads(value)  # an environment variable is text, whatever it means
+        except ValueError:
+            pass
+    wrong = best_match(Draft7Validator(setting.schema).iter_errors(value))
+    if wrong is not None:
+        raise SettingError(str(wrong.schema.get("errorMessage") or wrong.message))
+    try:
+        return setting.parse(value)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
 
 
 def resolve(
@@ -261,34 +266,37 @@ def resolve(
     origins: Mapping[str, Origin],
     environ: Mapping[str, str],
     flags: Mapping[str, Any] | None = None,
+    more: Mapping[str, Setting] = MappingProxyType({}),
 ) -> Resolved:
     """Flags over environment over what files and packs say over defaults.
 
     :param written: settings of the rule files, already merged (:attr:`RuleSet.settings`).
     :param flags: settings given on the command line or in code; ``None`` values are not given.
+    :param more: settings of plugins (``registry.settings``).
 
     Raises ``UsageError`` naming the variable or flag whose value cannot be used.
     """
-    values = {name: setting.default for name, setting in SETTINGS.items()}
+    settings = {**SETTINGS, **more}
+    values = {name: setting.default for name, setting in settings.items()}
     came = dict.fromkeys(values, "default")
     for name, value in written.items():
         values[name] = value
         came[name] = str(origins.get(name, "rule file"))
-    for name, setting in SETTINGS.items():
+    for name, setting in settings.items():
         text = environ.get(setting.env, "")
         if text:
-            values[name] = _parsed(name, text, setting.env)
+            values[name] = _parsed(name, text, setting.env, more)
             came[name] = setting.env
     for name, value in (flags or {}).items():
         if value is not None:
             flag = f"--{name.replace('_', '-')}"
-            values[name] = _parsed(name, value, flag)
+            values[name] = _parsed(name, value, flag, more)
             came[name] = flag
     return Resolved(values, came)
 
 
-def _parsed(name: str, value: Any, where: str) -> Any:
+def _parsed(name: str, value: Any, where: str, more: Mapping[str, Setting]) -> Any:
     try:
-        return parse_setting(name, value)
+        return parse_setting(name, value, more)
     except SettingError as error:
         raise UsageError(f"{where}: {error}") from None

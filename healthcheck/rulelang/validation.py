@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from healthcheck.core.errors import Problem
+from healthcheck.core.redact import redact_text
 from healthcheck.extend.dispatch import nearest
 from healthcheck.rulelang import parsed
 from healthcheck.rulelang.document import Document, KeyPath
@@ -387,7 +388,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f'"{shorten(value)}"' if isinstance(value, str) else shorten(str(value))
+    return f'"{shorten(redact_text(value))}"' if isinstance(value, str) else shorten(str(value))
 
 
 def _kind(value: Any) -> str:
@@ -396,7 +397,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'the text "{shorten(value, 40)}"'
+        return f'the text "{shorten(redact_text(value), 40)}"'
     if isinstance(value, (int, float)):
         return f"the number {shorten(str(value), 40)}"
     return "a list" if isinstance(value, list) else "a map of keys"

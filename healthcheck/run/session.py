@@ -99,6 +99,7 @@ class Session:
         self.own_ns = 0
         """The same for all kinds together."""
         self.history = History()
+        self.units: Mapping[str, str] = host.registry.units()
         most_steps, most_seconds = self.settings.get("max_steps"), self.settings.get("max_time")
         self.stop = StopState(
             most_steps=int(most_steps) if most_steps else None,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from healthcheck.core.alerts import Missing
 from healthcheck.core.events import EventKind
-from healthcheck.core.protocols import Capabilities
+from healthcheck.core.protocols import Capabilities, Probe
 from healthcheck.core.samples import Metric
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.summary import too_short
@@ -57,6 +57,7 @@ _BY_LABEL = {
     "optimizer": Need("only one optimizer"),
     "dataset": Need("only one evaluation set"),
     "rank": Need("single process, needs 2 or more ranks"),
+    "device": Need("only one device"),
 }
 """Label of a selector -> what a run without such series has not."""
 
@@ -150,6 +151,9 @@ class UnjudgedReasons:
         probe = self._registry.metric_probe[key]
         if self._quarantined(probe.name):
             return Missing(f"the probe {probe.name} was switched off after errors")
+        said = self._said_by(probe, key)
+        if said:
+            return Missing(said, applies=False)
         if capabilities is not None:
             unseen = [k for k in probe.listens_to if k not in capabilities.events]
             if len(unseen) == len(probe.listens_to):
@@ -168,6 +172,14 @@ class UnjudgedReasons:
         if by_label is not None and metric in self._engine.lookups.last:
             return Missing(by_label.lacking, applies=False)
         return Missing(nothing, f"log {metric}" if metric.startswith("eval.") else "")
+
+    def _said_by(self, probe: Probe, key: str) -> str:
+        """What the probe itself gives as the reason; empty if it has none, or cannot be asked."""
+        ask = getattr(probe, "reason_without", None)
+        try:
+            return str(ask(key) or "") if ask is not None else ""
+        except Exception:  # it only explains: without it there is the usual reason
+            return ""
 
     def _lacking(self, metric: Metric, seen: Collection[EventKind]) -> list[str]:
         """Needs of a metric that this run did not meet: no metric with the same need gave samples, no event says so."""

@@ -27,6 +27,7 @@ REPORT_METHODS: dict[str, tuple[str, ...]] = {
     "samples": ("step", "samples"),
     "transition": ("transition",),
     "alert": ("alert",),
+    "amended": ("alert",),
     "cleared": ("alert",),
     "acted": ("alert",),
     "note": ("text",),
@@ -145,6 +146,8 @@ def _check_registered(host: PluginHost, owner: str) -> Iterator[str]:
         yield from _check_reader(name, reader)
     for name in found.get("packs", ()):
         yield from _check_pack(host, name)
+    for name in found.get("settings", ()):
+        yield from _check_setting(registry.settings[name])
 
 
 def _check_probe(name: str, probe: Any) -> Iterator[str]:
@@ -177,7 +180,8 @@ def _check_probe(name: str, probe: Any) -> Iterator[str]:
 
 def _optional(what: str, probe: Any) -> Iterator[str]:
     """What a probe may have besides, and only in the right form."""
-    for method, count in (("plan", 1), ("close", 0), ("state_dict", 0), ("load_state_dict", 1)):
+    optional = (("plan", 1), ("close", 0), ("state_dict", 0), ("load_state_dict", 1), ("reason_without", 1))
+    for method, count in optional:
         if hasattr(probe, method):
             yield from _takes(f"{what}: {method}", getattr(probe, method), count)
     if hasattr(probe, "state_dict") != hasattr(probe, "load_state_dict"):
@@ -229,6 +233,14 @@ def _check_pack(host: PluginHost, name: str) -> Iterator[str]:
         load_rules_for(host=host, rules=name)
     except HealthCheckError as error:
         yield f'rule pack "{name}": {error}'
+
+
+def _check_setting(setting: Any) -> Iterator[str]:
+    what = f'setting "{setting.name}"'
+    if not setting.help:
+        yield f"{what} has no help; say in one sentence what it changes"
+    yield from _schema(what, setting.schema)
+    yield from _takes(f"{what}: parse", setting.parse, 1)
 
 
 def _schema(what: str, schema: Any) -> Iterator[str]:

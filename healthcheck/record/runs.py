@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from healthcheck.core.errors import HealthCheckError, UsageError
 from healthcheck.core.samples import series_name
 from healthcheck.extend.dispatch import suggest
+from healthcheck.record import segments
 from healthcheck.record.folder import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
 from healthcheck.record.lines import Batch, RecordedSamples, read_samples
 from healthcheck.rulelang.rule import RuleSet
@@ -68,7 +70,10 @@ class Run:
     @cached_property
     def samples(self) -> RecordedSamples:
         """The samples; empty if none were recorded."""
-        return read_samples(_lines(self.folder / "samples.jsonl"))
+        try:
+            return read_samples(segments.sample_lines(self.folder))
+        except OSError:
+            return RecordedSamples([])
 
     @property
     def rules_file(self) -> Path:
@@ -99,7 +104,11 @@ class Run:
         """Steps of the run; of a run without a report the last step that was recorded."""
         if self.report is not None:
             return int(self.report.get("steps", 0))
-        return max((batch.at for batch in self.samples.batches), default=0)
+        try:
+            newest = read_samples(segments.newest_lines(self.folder, TAIL))
+        except OSError:
+            return 0
+        return max((batch.at for batch in newest.batches), default=0)
 
     @property
     def status(self) -> str:
@@ -274,39 +283,46 @@ class Followed:
 
 
 class Follower:
-    """Reads what has come since the last look. The record may be thinned meanwhile; then it is read anew."""
+    """Reads what has come since the last look. Once the tail of the record is closed, it goes on with the next one."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.series: dict[str, Followed] = {}
         self.step = 0
-        self._at = -1
+        self._at = 0
+        self._file = 0
+        """Number of the file in which :attr:`_at` counts; 0 before the first look."""
 
     @property
     def silent(self) -> float:
         """Seconds since the record was last written to."""
-        try:
-            return max(0.0, time.time() - (self.run.folder / "samples.jsonl").stat().st_mtime)
-        except OSError:
-            return 0.0
+        times = []
+        for name in (segments.TAIL, segments.PACKED):
+            with contextlib.suppress(OSError):
+                times.append((self.run.folder / name).stat().st_mtime)
+        return max(0.0, time.time() - max(times)) if times else 0.0
 
     def look(self) -> None:
         """Take in the lines that are complete by now."""
+        older: list[bytes] = []
         try:
-            with open(self.run.folder / "samples.jsonl", "rb") as file:
-                size = file.seek(0, 2)
-                anew = self._at < 0 or size < self._at
+            with open(self.run.folder / segments.TAIL, "rb") as file:
+                facts = os.fstat(file.fileno())
+                size, anew = facts.st_size, not self._file
+                if anew and size <= TAIL:
+                    older = segments.newest_lines(self.run.folder, TAIL, tail=False)
                 start = max(0, size - TAIL) if anew else self._at
+                if not anew and (facts.st_ino != self._file or size < self._at):
+                    start = 0
+                self._file = facts.st_ino or 1
                 file.seek(start)
                 new = file.read(size - start)
         except OSError:
             return
-        if anew:
-            self.series.clear()
         whole = new.rfind(b"\n") + 1
         begin = new.find(b"\n") + 1 if anew and start else 0
         self._at = start + whole
-        self._take(read_samples(new[begin:whole].splitlines()).batches)
+        self._take(read_samples([*older, *new[begin:whole].splitlines()]).batches)
 
     def _take(self, batches: Iterable[Batch]) -> None:
         for batch in batches:

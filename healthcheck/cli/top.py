@@ -12,7 +12,7 @@ from healthcheck.cli.outlet import raw
 from healthcheck.core.errors import UsageError
 from healthcheck.core.text import duration, number, plural, step, visible
 from healthcheck.record.runs import Follower, Run, find_run, load_run
-from healthcheck.reports.page import FIRST
+from healthcheck.reports.recorded import FIRST
 from healthcheck.reports.tables import table_lines
 
 NAME = "top"

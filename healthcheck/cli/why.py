@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cli.choosing import add_choice, numbered, rule_ids, run_and_alert, worst_first
+from healthcheck.cli.choosing import add_choice, numbered, rule_ids, rules_of, run_and_alert, worst_first
 from healthcheck.cli.options import add_format, add_plugin_option, loaded_host, print_json
 from healthcheck.core.alerts import State
-from healthcheck.core.errors import HealthCheckError, UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.core.samples import decode_number
 from healthcheck.core.text import number, shorten, step
 from healthcheck.engine.trace import TraceRow
 from healthcheck.extend.dispatch import suggest
-from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
@@ -40,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     run, wanted = run_and_alert(list(args.what), NAME)
     host = loaded_host(args)
-    rules, problem = _rules(run, host)
+    rules, problem = rules_of(run, host)
     alert = _choose(run, wanted, rules)
     if alert is None:
         if args.format == "json":
@@ -57,18 +56,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         print("\n".join(alert_text(explanation, units)))
     return 0
-
-
-def _rules(run: Run, host: PluginHost) -> tuple[RuleSet | None, str]:
-    """The rules that judged the run, or None and why they cannot be compiled here."""
-    from healthcheck.assembly import load_rules_for
-
-    if not run.rules_file.is_file():
-        return None, "the record has no rules.yaml"
-    try:
-        return load_rules_for(rules=[str(run.rules_file)], host=host), ""
-    except HealthCheckError as error:
-        return None, f"its rules cannot be read here ({str(error).splitlines()[0]}); a plugin may be missing: -p PLUGIN"
 
 
 def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, Any] | None:

@@ -312,8 +312,11 @@ class Follower:
                 if anew and size <= TAIL:
                     older = segments.newest_lines(self.run.folder, TAIL, tail=False)
                 start = max(0, size - TAIL) if anew else self._at
-                if not anew and (facts.st_ino != self._file or size < self._at):
+                if not anew and facts.st_ino != self._file:
                     start = 0
+                elif size < self._at:  # somebody has written it again
+                    start = 0
+                    self.series.clear()
                 self._file = facts.st_ino or 1
                 file.seek(start)
                 new = file.read(size - start)

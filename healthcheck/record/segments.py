@@ -12,14 +12,16 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from healthcheck.record.folder import append
 from healthcheck.record.lines import Thinner
 
+bz2: Any
 try:
     import bz2
 except ImportError:  # a Python that was built without it keeps plain lines only
-    bz2 = None  # type: ignore[assignment]
+    bz2 = None
 
 TAIL = "samples.jsonl"
 CLOSING = "samples.closing.jsonl"

@@ -10,21 +10,24 @@ import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from healthcheck.core.text import number, plural, step, visible_lines
-from healthcheck.reports.thinning import smoothed, thinned
+from healthcheck.reports.thinning import medians, thinned
 
 WIDTH, HEIGHT = 1000, 300
 """View box of a chart; the page stretches it."""
 COLUMNS = 120
 """Places along the steps that answer to the pointer."""
-LOG_FROM = 50.0
-"""Ratio of the largest to the smallest value from which positive values are drawn by their logarithms."""
+LOG_FROM = 30.0
+"""Ratio of the largest to the median value from which positive values are drawn by their logarithms: the rest would be flat."""
 SMOOTH_FROM = 300
-"""Values from which on a noisy line is drawn faint, with its mean over it."""
+"""Values from which on a noisy line is drawn faint, with its medians over it."""
 FAR = 3.0
-"""A limit further away than so many times the range of the values is named and not drawn: the values would be a flat line."""
+"""Ranges of the values that a limit may be away for the axis to reach it."""
+NEAR = 10.0
+"""The same as a factor, where the axis is logarithmic."""
 
 
 def escape(text: str) -> str:
@@ -122,15 +125,12 @@ def scale_of(picture: Picture) -> Scale:
     first, last = picture.range
     values = [v for curve in picture.curves for v in curve.values if math.isfinite(v)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    positive = [v for v in values if v > 0]
-    log = bool(positive) and low >= 0 and high / min(positive) >= LOG_FROM and low > 0
-    for level in levels_of(picture):
-        spread = (high - low) or abs(high) or 1.0
-        if log:
-            if level > 0 and min(positive) / 1e3 <= level <= high * 1e3:
-                low, high = min(low, level), max(high, level)
-        elif low - FAR * spread <= level <= high + FAR * spread:
-            low, high = min(low, level), max(high, level)
+    log = low > 0 and high / median(values) >= LOG_FROM
+    spread = (high - low) or abs(high) or 1.0
+    # A limit that is far from all values would press them into a flat line: it is drawn where it is near them.
+    least, most = (low / NEAR, high * NEAR) if log else (low - FAR * spread, high + FAR * spread)
+    near = [level for level in levels_of(picture) if least <= level <= most]
+    low, high = min([low, *near]), max([high, *near])
     if log:
         low, high = math.log10(low), math.log10(high)
     else:
@@ -143,9 +143,18 @@ def scale_of(picture: Picture) -> Scale:
 
 
 def levels_of(picture: Picture) -> list[float]:
-    """Values of all limits that are numbers."""
+    """Values of all limits that are numbers; of a limit that moves those around an alert."""
     made = [limit.value for limit in picture.limits if limit.value is not None and math.isfinite(limit.value)]
-    return made + [v for limit in picture.limits for v in limit.values if math.isfinite(v)]
+    first, last = picture.range
+    near = 0.1 * (last - first)
+    for limit in picture.limits:
+        here = [
+            value
+            for at, value in zip(limit.steps, limit.values, strict=True)
+            if math.isfinite(value) and any(mark.first - near <= at <= mark.first for mark in picture.marks)
+        ]
+        made += here or [value for value in limit.values if math.isfinite(value)]
+    return made
 
 
 def ticks(scale: Scale, unit: str, most: int = 5) -> list[float]:
@@ -232,13 +241,14 @@ def chart(picture: Picture, *, key: str = "") -> str:
         else ""
     )
     first, last = picture.range
+    live = f'<div class=live-chart id="{key}-live"></div>' if key else ""
     return (
         f'<figure class="chart{" tall" if picture.tall else ""}"><figcaption><b>{title}</b> {named}'
         f"<span class=said>{escape(said)}</span></figcaption>"
         f"<div class=plot{f' id={key}' if key else ''}><div class=area>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{title}, steps {step(first)} to {step(last)}: {escape(said)}">{"".join(drawn)}</svg>'
-        f"{''.join(words)}</div></div></figure>"
+        f"{''.join(words)}</div>{live}</div></figure>"
     )
 
 
@@ -271,9 +281,9 @@ def _curve(curve: Curve, scale: Scale) -> list[str]:
         kept = thinned(steps, values)
         raw.append(_path([(scale.x(steps[i]), scale.y(values[i])) for i in kept]))
         if noisy and len(values) > 20:
-            means = smoothed(values, 1 / max(5.0, min(100.0, len(values) / 100)))
-            shown = thinned(steps, means, 300)
-            mean.append(_path([(scale.x(steps[i]), scale.y(means[i])) for i in shown]))
+            places = max(2, len(values) * 120 // len(curve.values))
+            usual = zip(*medians(steps, values, places), strict=True)
+            mean.append(_path([(scale.x(at), scale.y(value)) for at, value in usual]))
     faint = " faint" if mean else ""
     made = [f'<path class="line {curve.style}{faint}" d="{"".join(raw)}"/>'] if raw else []
     return made + ([f'<path class="line {curve.style}" d="{"".join(mean)}"/>'] if mean else [])
@@ -321,8 +331,14 @@ def _limit(limit: Limit, scale: Scale, unit: str, words: list[str]) -> list[str]
     for steps, values in stretches:
         kept = thinned(steps, values, 300)
         paths.append(_path([(scale.x(steps[i]), scale.y(values[i])) for i in kept]))
-    last = stretches[-1][1][-1]
-    words.append(f'<span class="tag lim" style="top:{scale.y(last) / HEIGHT:.2%}">{escape(limit.label)}</span>')
+    inside = [(at, scale.y(value)) for steps, values in stretches for at, value in zip(steps, values, strict=True)]
+    inside = [(at, y) for at, y in inside if 0 <= y <= HEIGHT]
+    if inside:
+        at, y = inside[-1]
+        right = max(0.2, 100 - scale.x(at) / WIDTH * 100)
+        words.append(
+            f'<span class="tag lim" style="top:{y / HEIGHT:.2%};right:{right:.1f}%">{escape(limit.label)}</span>'
+        )
     return [f'<path class="limit" d="{"".join(paths)}"><title>{escape(limit.label)}</title></path>']
 
 

@@ -63,12 +63,14 @@ def largest_triangles(xs: Sequence[float], ys: Sequence[float], among: Sequence[
     return kept
 
 
-def smoothed(ys: Sequence[float], weight: float) -> list[float]:
-    """Exponential mean of finite values, without the bias towards the first one (as in Kingma and Ba, 2015, section 3)."""
-    made: list[float] = []
-    mean, mass = 0.0, 0.0
-    for y in ys:
-        mean += weight * (y - mean)
-        mass += weight * (1.0 - mass)
-        made.append(mean / mass)
-    return made
+def medians(xs: Sequence[float], ys: Sequence[float], places: int = COARSE) -> tuple[list[float], list[float]]:
+    """The usual course of a noisy series: the median of each of so many places, which no single value can move."""
+    count = len(xs)
+    places = min(places, count)
+    at, usual = [], []
+    for n in range(places):
+        begin, end = n * count // places, (n + 1) * count // places
+        part = sorted(ys[begin:end])
+        at.append((xs[begin] + xs[end - 1]) / 2)
+        usual.append(part[len(part) // 2] if len(part) % 2 else (part[len(part) // 2 - 1] + part[len(part) // 2]) / 2)
+    return at, usual

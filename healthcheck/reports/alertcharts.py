@@ -8,7 +8,9 @@ drawn in a second chart, with the limit of the score.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from healthcheck.core.samples import decode_number
@@ -22,7 +24,11 @@ from healthcheck.reports.wording import cause_name, headings
 from healthcheck.rulelang.rule import Cause, RuleSet
 
 MOST = 12
-"""Alerts whose rules are judged once more for their pictures."""
+"""Causes that are judged once more for the pictures of their alerts."""
+LONG = 3_000
+"""Steps of a run from which on the chart of an alert shows those around it, unless what it found is a trend."""
+BEFORE, AFTER = 1_000, 500
+"""Those steps: before the alert fired and after it cleared."""
 
 
 def mark_of(alert: Mapping[str, Any]) -> Mark:
@@ -53,10 +59,30 @@ def pictures_of(
     known = record.series.get(name)
     unit = known.unit if known is not None else (units or {}).get(name.partition("[")[0], "")
     if len(own) >= 2 and any(row.fired for row in own):
-        return _from_rows(alert, name, unit, own, cause)
-    if known is None or len(known.values) < 1:
+        made = _from_rows(alert, name, unit, own, cause)
+    elif known is not None and len(known.values):
+        made = [_from_series(alert, known)]
+    else:
         return []
-    return [_from_series(alert, known)]
+    return [_near(alert, picture) for picture in made]
+
+
+def _near(alert: Mapping[str, Any], picture: Picture) -> Picture:
+    """The part of a long run in which an alert can be seen; a trend is the whole run."""
+    first, last = picture.range
+    if last - first <= LONG or alert.get("kind") == "trend":
+        return picture
+    at = int(alert.get("cause_step", alert["fired_step"]))
+    ended = int(alert["cleared_step"]) if alert.get("cleared_step") is not None else at
+    begin, end = max(first, at - BEFORE), min(last, max(at, min(ended, at + LONG)) + AFTER)
+    for part in (*picture.curves, *picture.limits):
+        if len(part.steps):
+            since, until = bisect_left(part.steps, begin), bisect_right(part.steps, end)
+            part.steps, part.values = part.steps[since:until], part.values[since:until]
+    if picture.marks[0].last is not None and picture.marks[0].last > end:
+        picture.marks = [replace(picture.marks[0], last=None)]
+    picture.first, picture.last, picture.part = begin, end, True
+    return picture
 
 
 def _from_series(alert: Mapping[str, Any], known: Series) -> Picture:

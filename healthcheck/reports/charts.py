@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -87,6 +88,8 @@ class Picture:
     first: int | None = None
     """First and last step of the axis; those of the values if not given."""
     last: int | None = None
+    part: bool = False
+    """Whether it shows a part of the run only."""
     level_words: str = ""
     """The limit in words, where it cannot be drawn."""
 
@@ -209,6 +212,8 @@ def described(picture: Picture) -> str:
         said += ", log scale"
     if broken:
         said += f", {plural(len(broken), 'value')} not finite from step {step(broken[0])}"
+    if picture.part:
+        said += f", steps {step(picture.range[0])} to {step(picture.range[1])}"
     if picture.level_words:
         said += f", limit {picture.level_words}"
     return said + (f"; {picture.note}" if picture.note else "")
@@ -385,16 +390,18 @@ def _under_the_pointer(picture: Picture, scale: Scale) -> list[str]:
     """A column for each place along the steps, with the values that are there."""
     first, last = scale.first, scale.last
     columns = int(min(COLUMNS, max(1, last - first + 1)))
-    found: list[dict[str, tuple[int, int, list[float]]]] = [{} for _ in range(columns)]
+    found: list[dict[str, tuple[int, int, Sequence[float]]]] = [{} for _ in range(columns)]
     for curve in picture.curves:
-        for at, value in zip(curve.steps, curve.values, strict=True):
-            n = min(columns - 1, max(0, int((at - first) / (last - first) * columns)))
-            known = found[n].get(curve.label)
-            if known is None:
-                found[n][curve.label] = (at, at, [value])
-            else:
-                found[n][curve.label] = (known[0], at, known[2])
-                known[2].append(value)
+        begin = bisect_left(curve.steps, first)
+        for n in range(columns):
+            end = (
+                bisect_left(curve.steps, first + (n + 1) * (last - first) / columns)
+                if n < columns - 1
+                else len(curve.steps)
+            )
+            if end > begin:
+                found[n][curve.label] = (curve.steps[begin], curve.steps[end - 1], curve.values[begin:end])
+            begin = end
     made = []
     width = WIDTH / columns
     for n, values in enumerate(found):
@@ -414,6 +421,10 @@ def _under_the_pointer(picture: Picture, scale: Scale) -> list[str]:
 
 def _range_text(values: Sequence[float], unit: str) -> str:
     """``2.31`` or ``1.9 to 2.8``; what is not finite is always named."""
+    total = sum(values)
+    if total - total == 0.0:  # all of them are finite
+        low, high = number(min(values), unit), number(max(values), unit)
+        return low if low == high else f"{low} to {high}"
     finite = [value for value in values if math.isfinite(value)]
     parts = []
     if finite:

@@ -18,7 +18,7 @@ from healthcheck.reports.thinning import medians, thinned
 
 MOST = 14
 """Charts of a page that become interactive; each takes the browser some 50 ms, and the others have their values as well."""
-POINTS = 1500
+POINTS = 1000
 """Points of a line: more than in a drawing, because one may look closer."""
 
 LIGHT = {
@@ -66,8 +66,9 @@ def scripts(drawn: Sequence[tuple[str, Picture]]) -> list[str]:
     from bokeh.resources import Resources
 
     shown = chosen(drawn)
-    first = min(picture.range[0] for _, picture in shown)
-    last = max(picture.range[1] for _, picture in shown)
+    whole = [picture for _, picture in shown if not picture.part] or [shown[0][1]]
+    first = min(picture.range[0] for picture in whole)
+    last = max(picture.range[1] for picture in whole)
     steps = Range1d(first, max(last, first + 1), bounds=(first, max(last, first + 1)))
     pointer = CrosshairTool(
         overlay=Span(dimension="height", line_color=LIGHT["normal"], line_width=1), dimensions="height"
@@ -98,7 +99,7 @@ def _figure(picture: Picture, steps: Any, pointer: Any) -> Any:
     made = figure(
         height=260 if picture.tall else 170,
         sizing_mode="stretch_width",
-        x_range=steps,
+        x_range=Range1d(*picture.range, bounds=picture.range) if picture.part else steps,
         y_range=Range1d(low, high),
         y_axis_type="log" if scale.log else "linear",
         tools=[],

@@ -330,7 +330,7 @@ def _layers(record: Recorded, alerts: Sequence[Mapping[str, Any]]) -> str:
     maps = []
     for metric in chosen:
         family = record.family(metric)
-        if sum(one.tells for one in family) >= 2:
+        if sum(len(one.values) > 1 for one in family) >= 2:
             maps.append(heat_map(metric, family, bad=[name for name in bad if name], unit=family[0].unit))
     return "".join(maps)
 

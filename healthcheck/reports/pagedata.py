@@ -9,11 +9,13 @@ from typing import Any
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow
 from healthcheck.record.evidence import bundles_of, kept_beside
+from healthcheck.record.lines import read_samples
 from healthcheck.record.runs import Run
+from healthcheck.record.segments import sample_lines
 from healthcheck.record.sharing import shareable
 from healthcheck.reports.alertcharts import judged_again, pictures_of
 from healthcheck.reports.charts import Picture
-from healthcheck.reports.recorded import Recorded, checkpoints_of, recorded, restarts_of
+from healthcheck.reports.recorded import Recorded, checkpoints_of, from_lines, recorded, restarts_of
 from healthcheck.rulelang.rule import Cause, RuleSet
 
 MOST_FILES = 12
@@ -62,12 +64,17 @@ def page_data(
     :param other: a second run, drawn below the first.
     :param hidden: names to replace, where the page is to be shared.
     """
-    record = recorded(run.folder, units)
+    try:
+        lines = list(sample_lines(run.folder))  # read once: closed parts are unpacked for it
+    except OSError:
+        lines = []
+    record = from_lines(lines, units)
+    record.name = run.folder.name
     if hidden is not None:
         record.name = str(shareable(record.name, hidden))
     judged: Mapping[int, tuple[Sequence[TraceRow], Cause | None]] = {}
     if rules is not None and record.series and alerts:
-        moments = [Moment(batch.at, batch.samples, batch.now) for batch in run.samples.batches]
+        moments = [Moment(batch.at, batch.samples, batch.now) for batch in read_samples(lines).batches]
         start, rank = int(run.facts.get("resumed_from") or 0), int(run.facts.get("rank") or 0)
         judged = {**judged_again(alerts, rules, moments, start_step=start, rank=rank)}
     pictures = {}

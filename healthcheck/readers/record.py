@@ -21,6 +21,8 @@ from healthcheck.record.lines import parse_series
 from healthcheck.record.segments import PACKED, has_samples, sample_lines
 from healthcheck.record.segments import TAIL as FILE
 
+THINNED = "only a part of the evaluations was kept"
+MISSING = "evaluations are missing: they could not be written in time"
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -104,6 +106,11 @@ class RecordReader:
         if bad:
             notes.append(f"{bad} lines of {file.name} are damaged; skipped")
         if gaps:
-            notes.append(f"{gaps} evaluations are missing: they could not be written in time")
+            notes.append(f"{gaps} {MISSING}")
         if thinned_to:
-            notes.append(f"up to step {thinned_to:,} only a part of the evaluations was kept")
+            notes.append(f"up to step {thinned_to:,} {THINNED}")
+
+
+def incomplete(notes: Iterable[str]) -> str:
+    """Why a record is not all that its run judged, from the notes of its reading; empty if it is."""
+    return "; ".join(dict.fromkeys(note for note in notes if note.endswith((THINNED, MISSING))))

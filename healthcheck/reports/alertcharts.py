@@ -75,7 +75,8 @@ def _near(alert: Mapping[str, Any], picture: Picture) -> Picture:
     at = int(alert.get("cause_step", alert["fired_step"]))
     ended = int(alert["cleared_step"]) if alert.get("cleared_step") is not None else at
     begin, end = max(first, at - BEFORE), min(last, max(at, min(ended, at + LONG)) + AFTER)
-    for part in (*picture.curves, *picture.limits):
+    parts: list[Curve | Limit] = [*picture.curves, *picture.limits]
+    for part in parts:
         if len(part.steps):
             since, until = bisect_left(part.steps, begin), bisect_right(part.steps, end)
             part.steps, part.values = part.steps[since:until], part.values[since:until]

@@ -114,7 +114,7 @@ def _figure(picture: Picture, steps: Any, pointer: Any) -> Any:
     _behind(made, picture, low, high)
     usual = {at: v for c in picture.curves if c.style == "normal" for at, v in zip(c.steps, c.values, strict=True)}
     sides = iter(("right", "left", *["vertical"] * len(picture.curves)))
-    for curve in picture.curves:
+    for curve in sorted(picture.curves, key=lambda curve: curve.style != "other"):
         color = LIGHT.get(curve.style, LIGHT["c0"])
         finite = [i for i, value in enumerate(curve.values) if math.isfinite(value)]
         xs, ys = [curve.steps[i] for i in finite], [curve.values[i] for i in finite]

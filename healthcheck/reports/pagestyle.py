@@ -49,6 +49,7 @@ article figure { background: none; border: 0; padding: .7rem 0 0; }
 .charts .tall { grid-column: 1 / -1; }
 figure { margin: 0; background: var(--panel); border: 1px solid var(--edge); border-radius: 6px; padding: .7rem .8rem; min-width: 0; }
 figcaption .said { display: block; }
+figure + figure, figure + .charts { margin-top: 1rem; } .charts figure { margin-top: 0; }
 .key { font-size: .82rem; margin-left: .7rem; white-space: nowrap; }
 .key::before { content: ""; display: inline-block; width: 1.1em; height: 0; border-top: 3px solid var(--k, var(--c0)); margin-right: .35em;
   vertical-align: middle; }

@@ -21,7 +21,8 @@ from healthcheck.core.text import number, shorten, step
 from healthcheck.engine.trace import TraceRow
 from healthcheck.extend.dispatch import suggest
 from healthcheck.record.runs import Run
-from healthcheck.reports.tables import table_lines
+from healthcheck.reports.tables import prose_width, table_lines
+from healthcheck.reports.textchart import text_chart
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
 from healthcheck.reports.wording import actions_done, cause_name, checks, how_it_ended, judged_line
 from healthcheck.rulelang.rule import RuleSet
@@ -109,6 +110,7 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
     if found.problem:
         lines.append(f"  note    {found.problem}")
     lines += _table(found)
+    lines += _drawn(found, units)
     lines += [f"  {name.ljust(7)} {text}" for name, text in _facts(found, units) if text]
     return lines + ranks_text(found.run)
 
@@ -217,6 +219,15 @@ def _table(found: Explanation) -> list[str]:
             cells.append(number(row.score))
         table.append([*cells, _state(found, row)])
     return table_lines(table, "r" * len(heads), heads=[*heads, "state"])
+
+
+def _drawn(found: Explanation, units: Mapping[str, str]) -> list[str]:
+    """The series of the alert in a few lines of text; nothing where too few steps were judged for a picture."""
+    if not found.pictures:
+        return []
+    picture = found.pictures[-1] if found.pictures[-1].limits else found.pictures[0]
+    picture.unit = picture.unit or units.get(picture.title.partition("[")[0], "")
+    return ["", *("  " + line for line in text_chart(picture, min(78, prose_width() - 2))), ""]
 
 
 def _state(found: Explanation, row: TraceRow) -> str:

@@ -72,9 +72,18 @@ def _near(alert: Mapping[str, Any], picture: Picture) -> Picture:
     first, last = picture.range
     if last - first <= LONG or alert.get("kind") == "trend":
         return picture
+    return around(alert, picture, before=BEFORE, after=AFTER, most=LONG)
+
+
+def around(alert: Mapping[str, Any], picture: Picture, *, before: int, after: int, most: int) -> Picture:
+    """The steps from ``before`` an alert fired to ``after`` it cleared.
+
+    :param most: steps of the time in which it fired that are shown.
+    """
+    first, last = picture.range
     at = int(alert.get("cause_step", alert["fired_step"]))
     ended = int(alert["cleared_step"]) if alert.get("cleared_step") is not None else at
-    begin, end = max(first, at - BEFORE), min(last, max(at, min(ended, at + LONG)) + AFTER)
+    begin, end = max(first, at - before), min(last, max(at, min(ended, at + most)) + after)
     parts: list[Curve | Limit] = [*picture.curves, *picture.limits]
     for part in parts:
         if len(part.steps):

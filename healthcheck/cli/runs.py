@@ -35,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.compare:
-        made = compared(*map(find_run, args.compare))
+        both = compared(*map(find_run, args.compare))
         if args.format == "json":
-            print_json(made)
+            print_json(both)
         else:
-            print("\n".join(compared_table(made)))
+            print("\n".join(compared_table(both)))
         return 0
     folder = records_folder(args)
     if args.folder and not folder.is_dir():

@@ -144,7 +144,8 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 RUN_FORMAT = "healthcheck-run"
-RUN_VERSION = 1
+RUN_VERSION = 2
+"""1: all samples plain in one file. 2: closed parts of them compressed beside it. Both are read."""
 
 _JOB = (
     "SLURM_JOB_ID",

@@ -21,7 +21,15 @@ from healthcheck.core.errors import HealthCheckError, UsageError
 from healthcheck.core.samples import series_name
 from healthcheck.extend.dispatch import suggest
 from healthcheck.record import segments
-from healthcheck.record.folder import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
+from healthcheck.record.folder import (
+    LATEST,
+    RUN_FILE,
+    RUN_VERSION,
+    RUNS_VARIABLE,
+    latest_name,
+    list_runs,
+    runs_folder,
+)
 from healthcheck.record.lines import Batch, RecordedSamples, read_samples
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.rulelang.sources import is_pack_name
@@ -189,12 +197,26 @@ def reading_folder() -> Path:
 
 def all_runs(folder: Path | None = None) -> list[Run]:
     """Every run of a folder (default: where records go), oldest first."""
-    return [load_run(path) for path in list_runs(folder if folder is not None else reading_folder())]
+    runs = []
+    for path in list_runs(folder if folder is not None else reading_folder()):
+        with contextlib.suppress(UsageError):  # of a newer version: said by the command that names it
+            runs.append(load_run(path))
+    return runs
 
 
 def load_run(folder: Path) -> Run:
-    """The record in a folder that is known to be one."""
-    return Run(folder, _read_json(folder / RUN_FILE) or {})
+    """The record in a folder that is known to be one.
+
+    Raises ``UsageError`` for one that a newer version wrote: a part of it would be taken for all.
+    """
+    facts = _read_json(folder / RUN_FILE) or {}
+    version = facts.get("version", 1)
+    if isinstance(version, int) and version > RUN_VERSION:
+        raise UsageError(
+            f"{folder} was recorded by a newer healthcheck (record version {version}, this one reads up to {RUN_VERSION}); "
+            "upgrade: pip install -U torch-healthcheck"
+        )
+    return Run(folder, facts)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

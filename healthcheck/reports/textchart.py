@@ -14,6 +14,8 @@ FEWEST = 6
 """Values from which on a drawing says more than a table."""
 BARS = " .:-=+*#%@"
 """Heights of a sparkline where nothing but ASCII may be printed; see :func:`sparkline`."""
+STEEP = 100.0
+"""Ratio of the largest to the smallest value from which a sparkline shows logarithms."""
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
@@ -52,9 +54,9 @@ def text_chart(picture: Picture, width: int) -> list[str]:
         if len(finite) < len(values):
             cells[-1][place] = "x"
     lines = []
-    for n, row in enumerate(cells):
+    for n, line in enumerate(cells):
         label = marks[0] if n == 0 else marks[1] if n == ROWS - 1 else ""
-        lines.append(f"{label.rjust(margin)}|{''.join(row).rstrip()}")
+        lines.append(f"{label.rjust(margin)}|{''.join(line).rstrip()}")
     first, last = picture.range
     begin, end = f"step {step(first)}", step(last)
     axis = [" "] * columns
@@ -113,6 +115,9 @@ def sparkline(values: Sequence[float], width: int = 24, *, blocks: bool = True) 
     finite = sorted(mean for mean in means if math.isfinite(mean))
     if not finite:
         return "x" * count
+    if finite[0] > 0 and finite[-1] / finite[0] >= STEEP:
+        means = [math.log(mean) if math.isfinite(mean) else mean for mean in means]
+        finite = [math.log(mean) for mean in finite]
     low, high = finite[0], finite[-1]
     signs = BLOCKS if blocks else BARS[1:]
     places = [

@@ -405,6 +405,21 @@ def write_atomically(path: Path, value: Any) -> None:
         raise
 
 
+def write_once(path: Path, data: bytes, *, siblings: int = 5) -> None:
+    """Write a file that never changes again; where one of the last runs has the same, both names are one file on disk."""
+    with contextlib.suppress(OSError):
+        others = sorted(
+            (entry.name for entry in os.scandir(path.parent.parent) if entry.name[:1].isdigit()), reverse=True
+        )
+        for name in [name for name in others if name != path.parent.name][:siblings]:
+            other = path.parent.parent / name / path.name
+            with contextlib.suppress(OSError):
+                if other.stat().st_size == len(data) and other.read_bytes() == data:
+                    os.link(other, path)
+                    return
+    append(path, data)
+
+
 def _for_the_owner(path: str, flags: int) -> int:
     """An ``opener`` for files that nobody else may read, wherever the folder is moved to."""
     return os.open(path, flags, 0o600)

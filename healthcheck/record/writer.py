@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import dump_line, strict
-from healthcheck.record.folder import append, run_facts, write_atomically
+from healthcheck.record.folder import append, run_facts, write_atomically, write_once
 from healthcheck.record.lines import Row, SampleEncoder
 from healthcheck.record.requests import LOOK_SECONDS, LiveRequests
 from healthcheck.record.segments import SEGMENT, TAIL, Segments
@@ -235,7 +235,8 @@ class RecordReport:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._folder / "run.json", strict(run_facts(self._session, time.time())))
-            append(self._folder / "rules.yaml", self._session.rules.text.encode())
+            if not (self._folder / "rules.yaml").exists():
+                write_once(self._folder / "rules.yaml", self._session.rules.text.encode())
         except OSError as error:
             self._writer.trouble = f"no record in {self._folder} ({error.strerror}); training goes on without it"
             return False

@@ -40,7 +40,7 @@ BUILTINS = (
 autoload off cannot remove ``stop``."""
 
 
-RUN_OPTIONS = ("max_steps", "max_time", "verbosity")
+RUN_OPTIONS = ("max_steps", "max_time", "verbosity", "live")
 """Settings of one run only: they come from the command line or from code, never from a file."""
 
 

@@ -18,6 +18,7 @@ from healthcheck.core.errors import Problem, UsageError
 from healthcheck.core.text import plural, step
 from healthcheck.record.lines import read_samples
 from healthcheck.record.runs import Run, latest_run
+from healthcheck.record.segments import newest_lines
 from healthcheck.rulelang.rule import Cause
 
 if TYPE_CHECKING:
@@ -320,11 +321,7 @@ def rate_lines(rules: Iterable[Cause]) -> list[str]:
 def steps_per_sample(run: Run) -> dict[str, float]:
     """Metric -> median number of steps between two samples, from the end of the record."""
     try:
-        with open(run.folder / "samples.jsonl", "rb") as file:
-            file.seek(0, 2)
-            start = max(0, file.tell() - TAIL)
-            file.seek(start)
-            lines = file.read().splitlines()[1 if start else 0 :]
+        lines = newest_lines(run.folder, TAIL)
     except OSError:
         return {}
     steps: dict[str, set[int]] = {}

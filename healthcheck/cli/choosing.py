@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from healthcheck.core.errors import UsageError
+from healthcheck.core.errors import HealthCheckError, UsageError
 from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run, find_run
+from healthcheck.rulelang.rule import RuleSet
 
 _SEVERITIES = {"error": 2, "warning": 1, "info": 0}
 
@@ -99,3 +101,15 @@ def parse_since(text: str | None, option: str = "--since") -> float:
 def age(run: Run) -> float:
     """Seconds since it began."""
     return time.time() - run.began
+
+
+def rules_of(run: Run, host: PluginHost) -> tuple[RuleSet | None, str]:
+    """The rules that judged the run, or None and why they cannot be compiled here."""
+    from healthcheck.assembly import load_rules_for
+
+    if not run.rules_file.is_file():
+        return None, "the record has no rules.yaml"
+    try:
+        return load_rules_for(rules=[str(run.rules_file)], host=host), ""
+    except HealthCheckError as error:
+        return None, f"its rules cannot be read here ({str(error).splitlines()[0]}); a plugin may be missing: -p PLUGIN"

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.cli.options import add_format, add_run, loaded_host, print_json
+from healthcheck.cli.choosing import rules_of
+from healthcheck.cli.options import add_format, add_plugin_option, add_run, loaded_host, print_json
 from healthcheck.core.errors import UsageError
 from healthcheck.core.text import moment, plural, step
 from healthcheck.record.runs import Run, find_run
@@ -33,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every alert with all its facts, and every rule")
     parser.add_argument("--share", action="store_true", help="leave out host, user, paths and the command line")
     add_format(parser, "html", help="html: a page with charts")
+    parser.add_argument(
+        "--open", action="store_true", help="write the page into the run's folder and open it in a browser"
+    )
+    parser.add_argument("--with", dest="other", metavar="RUN", help="html: draw another run below this one")
+    add_plugin_option(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -44,10 +50,14 @@ def main(args: argparse.Namespace) -> int:
         del content["alerts"]  # the report has them
     if args.share:
         content = shareable(content, names_to_hide(run.facts))
-    if args.format == "json":
+    if args.other and not args.open and args.format != "html":
+        raise UsageError("--with draws a second run into a page: add --open, or --format html")
+    if args.open:
+        _open(run, _page(run, content, args), shared=args.share)
+    elif args.format == "json":
         print_json(content)
     elif args.format == "html":
-        _write_utf8(_page(run, content))
+        _write_utf8(_page(run, content, args))
     else:
         print("\n".join(_whole(run, content) if args.all else _short(run, content)))
     return 0
@@ -64,12 +74,63 @@ def _write_utf8(page: str) -> None:
     out.flush()
 
 
-def _page(run: Run, content: dict[str, Any]) -> str:
-    from healthcheck.reports.page import page_html, recorded_lines
+def _page(run: Run, content: dict[str, Any], args: argparse.Namespace) -> str:
+    from healthcheck.reports.page import page_html
+    from healthcheck.reports.pagedata import page_data
 
-    if content["report"] is None:
-        raise UsageError(f"{run.name} has no report yet (the run is {run.status}); a page is made of the report")
-    return page_html([content["report"]], recorded_lines(run.folder, loaded_host().registry.units()))
+    host = loaded_host(args)
+    rules, problem = rules_of(run, host)
+    report = content["report"] or _so_far(run, content)
+    data = page_data(
+        run,
+        report["alerts"],
+        host.registry.units(),
+        report=report,
+        rules=rules,
+        problem=problem,
+        other=find_run(args.other) if args.other else None,
+        hidden=names_to_hide(run.facts) if args.share else None,
+    )
+    return page_html([report], data)
+
+
+def _so_far(run: Run, content: dict[str, Any]) -> dict[str, Any]:
+    """In place of the report of a run that goes on or was killed: what is known of it."""
+    last = next((batch.now for batch in reversed(run.samples.batches)), 0.0)
+    return {
+        "target": content["run"].get("target", "?"),
+        "verdict": "not judged",
+        "exit_code": "unknown",
+        "exit_words": f"no report, the run is {content['status']}",
+        "steps": run.steps,
+        "unit": "step",
+        "seconds": last,
+        "mode": content["run"].get("mode", "act"),
+        "rules_source": content["run"].get("rules_source"),
+        "rules": {},
+        "alerts": content["alerts"],
+        "unfinished": content["status"],
+    }
+
+
+def _open(run: Run, page: str, *, shared: bool) -> None:
+    """Beside the record, where only its owner may read; the browser is one more process that may not be there."""
+    import webbrowser
+
+    path = run.folder / ("page-shared.html" if shared else "page.html")
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}); healthcheck report --format html > page.html"
+        ) from None
+    path.chmod(0o600)
+    opened = False
+    try:
+        opened = webbrowser.open(path.absolute().as_uri())
+    except webbrowser.Error:
+        pass
+    print(path if opened else f"{path}    (no browser was found: open it yourself)")
 
 
 def _short(run: Run, content: dict[str, Any]) -> list[str]:

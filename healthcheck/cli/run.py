@@ -40,6 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_rule_options(parser)
     add("--observe", action="store_true", help="judge and report, never act; the exit code stays the script's")
     add_fail_on(parser)
+    add(
+        "--live",
+        action="store_true",
+        help="a live view below the script's output, redrawn once a second; on a terminal only",
+    )
     add("--max-steps", metavar="N", help="end the run after N steps; exit 0 if it is healthy")
     add("--max-time", metavar="TIME", help="end the run after so much training, for instance 90s or 5m")
     add_report_option(
@@ -184,6 +189,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if args.observe:
         given["mode"] = "observe"
+    if args.live:
+        given["live"] = True
     if args.fail_on:
         given["fail_on"] = args.fail_on
     if args.max_steps is not None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.cli.choosing import age, parse_since
-from healthcheck.cli.options import add_format, add_records_folder, print_json, records_folder
+from healthcheck.cli.options import add_format, add_records_folder, loaded_host, print_json, records_folder
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import duration, moment, plural, shorten, step
-from healthcheck.record.runs import Run, all_runs
+from healthcheck.core.samples import decode_number, encode_number
+from healthcheck.core.text import duration, moment, number, plural, shorten, step
+from healthcheck.record.index import summaries
+from healthcheck.record.runs import Run, all_runs, find_run
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import would_have_stopped
 
@@ -26,11 +28,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_records_folder(parser)
     parser.add_argument("--by", choices=("rule", "script"), help="sum up over runs")
     parser.add_argument("--since", metavar="AGE", help="only runs that began within this time: 14d, 36h, 2w")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="what differs between two runs, side by side")
     parser.add_argument("-n", type=int, default=0, metavar="N", help="only the newest N runs")
     add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.compare:
+        both = compared(*map(find_run, args.compare))
+        if args.format == "json":
+            print_json(both)
+        else:
+            print("\n".join(compared_table(both)))
+        return 0
     folder = records_folder(args)
     if args.folder and not folder.is_dir():
         raise UsageError(f"healthcheck runs: there is no folder {folder}")
@@ -44,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.by == "script":
         made, table = by_script(runs), script_table
     else:
-        made, table = [run_row(run) for run in runs], _run_table
+        made, table = summaries(folder, runs, run_row), _run_table
     if args.format == "json":
         print_json(made)
         return 0
@@ -82,6 +92,73 @@ def run_row(run: Run) -> dict[str, Any]:
         "rules": list(dict.fromkeys(str(a["rule"]) for a in alerts if not a.get("explained_by"))),
         "folder": str(run.folder),
     }
+
+
+# --------------------------------------------------------------------------- two runs side by side
+
+SIDE_BY_SIDE = ("loss", "eval.loss", "grad_norm", "lr", "throughput", "time.step", "memory.allocated")
+"""Metrics whose last values are compared."""
+
+
+def compared(one: Run, other: Run) -> dict[str, Any]:
+    """What two runs were, how they ended, what fired in them, and their last values; only what differs or is a number.
+
+    ``facts``, ``metrics`` and ``rules``: name -> the value of each run, None where it has none.
+    """
+    pair = (one, other)
+    units = loaded_host().registry.units()
+    facts = {name: [fact(run) for run in pair] for name, fact in _FACTS.items()}
+    versions = [run.facts.get("versions", {}) for run in pair]
+    for name in dict.fromkeys([*versions[0], *versions[1]]):
+        facts[f"{name} version"] = [known.get(name) for known in versions]
+    last: list[dict[str, float]] = []
+    for run in pair:
+        values: dict[str, float] = {}
+        for batch in run.samples.batches:
+            values.update({sample.metric: sample.value for sample in batch.samples if not sample.labels})
+        last.append(values)
+    metrics = {name: [encode_number(known.get(name)) for known in last] for name in SIDE_BY_SIDE}
+    verdicts = [{rule: str(e["verdict"]) for rule, e in (run.report or {}).get("rules", {}).items()} for run in pair]
+    rules = {rule: [known.get(rule) for known in verdicts] for rule in dict.fromkeys([*verdicts[0], *verdicts[1]])}
+    return {
+        "runs": [run.name for run in pair],
+        "facts": {name: both for name, both in facts.items() if both[0] != both[1]},
+        "metrics": {name: both for name, both in metrics.items() if both != [None, None]},
+        "rules": {rule: both for rule, both in rules.items() if both[0] != both[1]},
+        "units": {name: units.get(name, "") for name in metrics},
+    }
+
+
+_FACTS: dict[str, Callable[[Run], Any]] = {
+    "script": lambda run: run.target,
+    "command": lambda run: " ".join(map(str, run.facts.get("argv", ()))),
+    "verdict": lambda run: run.status,
+    "steps": lambda run: run.steps,
+    "seconds": lambda run: (run.report or {}).get("seconds"),
+    "ranks": lambda run: run.facts.get("world_size"),
+    "rules from": lambda run: run.facts.get("rules_source"),
+    "alerts": lambda run: ", ".join(dict.fromkeys(str(a["rule"]) for a in run.alerts if not a.get("explained_by"))),
+    "host": lambda run: run.facts.get("host"),
+}
+
+
+def compared_table(made: dict[str, Any]) -> list[str]:
+    """Three blocks in one table: what the runs were, their last values, the rules that ended differently."""
+
+    def shown(value: Any, unit: str | None = None) -> str:
+        if value is None:
+            return "-"
+        if unit is not None:
+            return number(decode_number(value), unit)
+        return f"{value:,}" if isinstance(value, (int, float)) else str(value)
+
+    rows = [[name, *map(shown, both)] for name, both in made["facts"].items()]
+    for name, both in made["metrics"].items():
+        unit = made["units"][name]
+        rows.append([f"last {name}", *(shown(value, unit) for value in both)])
+    rows += [[f"rule {rule}", *map(shown, both)] for rule, both in made["rules"].items()]
+    same = "the runs do not differ in anything that the records know of"
+    return table_lines(rows, "lll", heads=("", *made["runs"]), indent=0) or [same]
 
 
 def _run_table(rows: list[dict[str, Any]], runs: list[Run]) -> list[str]:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from healthcheck.cli.options import add_run, loaded_host
 from healthcheck.cli.outlet import raw
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import duration, number, plural, step, visible
+from healthcheck.core.text import duration, step
 from healthcheck.record.runs import Follower, Run, find_run, load_run
-from healthcheck.reports.page import FIRST
-from healthcheck.reports.tables import table_lines
+from healthcheck.reports.screen import Screen, screen_lines
 
 NAME = "top"
-HELP = "watch a run in progress: newest values beside the usual ones, alerts so far"
+HELP = "watch a run in progress: progress, loss and its course, newest values beside the usual ones, alerts"
 
-# With its heads and alerts the picture fits a window of 40 lines; rich cannot scroll what it draws over.
-MOST_ROWS = 24
-MOST_ALERTS = 5
+WIDTH = 100
+"""Characters of a line in a pipe or a file."""
 QUIET_SECONDS = 10.0
 """Silence of the record from which it is said."""
 
@@ -38,7 +37,8 @@ def main(args: argparse.Namespace) -> int:
     follower = Follower(run)
     if args.once or not sys.stdout.isatty():
         follower.look()
-        print("\n".join(screen(load_run(run.folder), follower, units)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+        print("\n".join(screen(load_run(run.folder), follower, units, width)))
         return 0
     try:
         _live(run, follower, units, every)
@@ -58,52 +58,36 @@ def _live(run: Run, follower: Follower, units: Mapping[str, str], every: float) 
             now = load_run(run.folder)  # samples are followed line by line; report and alerts are small and read anew
             ended = now.status not in ("running", "unfinished")  # asked before drawing: the last picture says how
             follower.look()
-            live.update(Text.from_ansi("\n".join(screen(now, follower, units))), refresh=True)
+            lines = screen(now, follower, units, live.console.width)
+            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
             if ended:
                 return
             time.sleep(every)
 
 
-def screen(run: Run, follower: Follower, units: Mapping[str, str]) -> list[str]:
-    """All lines: the state of the run, a row per series, the newest alerts."""
+def screen(run: Run, follower: Follower, units: Mapping[str, str], width: int) -> list[str]:
+    """All lines: the state of the run, its values, the newest alerts."""
     silent = follower.silent
     quiet = f", nothing new for {duration(silent)}" if run.report is None and silent >= QUIET_SECONDS else ""
-    named = visible(f"{run.name}: {run.target}, {run.status}")
-    lines = [f"{named}, step {step(max(follower.step, run.steps))}{quiet}"]
-    rows = []
-    for name in _chosen(follower):
-        series = follower.series[name]
-        unit = units.get(series.metric, "")
-        at, last = series.values[-1]
-        rows.append([name, number(last, unit), number(series.usual, unit), step(at)])
-    lines += table_lines(rows, "lrrr", heads=("metric", "last", "usual", "at step")) or ["  no samples yet"]
-    if len(follower.series) > MOST_ROWS:
-        lines.append(f"  {plural(len(follower.series) - MOST_ROWS, 'more metric')}: healthcheck metrics {run.name}")
-    shown = [alert for alert in run.alerts if not alert.get("explained_by")]
-    lines += ["", f"{plural(len(shown), 'alert')}" + (": healthcheck why" if shown else "")]
-    lines += table_lines(
-        [
-            [
-                str(alert["severity"]),
-                str(alert["rule"]),
-                f"step {step(alert['fired_step'])}",
-                str(alert.get("message", "")),
-            ]
-            for alert in shown[-MOST_ALERTS:]
-        ]
+    firing = [
+        f"{alert['rule']} fires since step {step(alert['fired_step'])}"
+        for alert in run.alerts
+        if alert.get("cleared_step") is None and not alert.get("explained_by") and run.report is None
+    ]
+    return screen_lines(
+        Screen(
+            f"{run.name}, {run.target}",
+            run.status,
+            max(follower.step, run.steps),
+            {name: list(series.values) for name, series in follower.series.items()},
+            units,
+            run.alerts,
+            firing[:4],
+            beside=quiet,
+            blocks=sys.stdout.isatty() and "utf" in str(sys.stdout.encoding).lower(),
+        ),
+        width,
     )
-    return lines
-
-
-def _chosen(follower: Follower) -> Sequence[str]:
-    """Series in the order in which most readers look for them; constant ones last."""
-    order = {metric: n for n, metric in enumerate(FIRST)}
-
-    def rank(name: str) -> tuple[int, bool]:
-        series = follower.series[name]
-        return order.get(series.metric, len(order)), len({value for _, value in series.values}) < 2
-
-    return sorted(follower.series, key=rank)[:MOST_ROWS]
 
 
 def _seconds(text: str) -> float:

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cli.choosing import add_choice, numbered, rule_ids, run_and_alert, worst_first
+from healthcheck.cli.choosing import add_choice, numbered, rule_ids, rules_of, run_and_alert, worst_first
 from healthcheck.cli.options import add_format, add_plugin_option, loaded_host, print_json
 from healthcheck.core.alerts import State
-from healthcheck.core.errors import HealthCheckError, UsageError
+from healthcheck.core.errors import UsageError
 from healthcheck.core.samples import decode_number
 from healthcheck.core.text import number, shorten, step
 from healthcheck.engine.trace import TraceRow
 from healthcheck.extend.dispatch import suggest
-from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run
-from healthcheck.reports.tables import table_lines
+from healthcheck.reports.tables import prose_width, table_lines
+from healthcheck.reports.textchart import text_chart
 from healthcheck.reports.why import Explanation, explain_alert, own_numbers
 from healthcheck.reports.wording import actions_done, cause_name, checks, how_it_ended, judged_line
 from healthcheck.rulelang.rule import RuleSet
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     run, wanted = run_and_alert(list(args.what), NAME)
     host = loaded_host(args)
-    rules, problem = _rules(run, host)
+    rules, problem = rules_of(run, host)
     alert = _choose(run, wanted, rules)
     if alert is None:
         if args.format == "json":
@@ -57,18 +57,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         print("\n".join(alert_text(explanation, units)))
     return 0
-
-
-def _rules(run: Run, host: PluginHost) -> tuple[RuleSet | None, str]:
-    """The rules that judged the run, or None and why they cannot be compiled here."""
-    from healthcheck.assembly import load_rules_for
-
-    if not run.rules_file.is_file():
-        return None, "the record has no rules.yaml"
-    try:
-        return load_rules_for(rules=[str(run.rules_file)], host=host), ""
-    except HealthCheckError as error:
-        return None, f"its rules cannot be read here ({str(error).splitlines()[0]}); a plugin may be missing: -p PLUGIN"
 
 
 def _choose(run: Run, wanted: str | None, rules: RuleSet | None) -> dict[str, Any] | None:
@@ -122,6 +110,7 @@ def alert_text(found: Explanation, units: Mapping[str, str]) -> list[str]:
     if found.problem:
         lines.append(f"  note    {found.problem}")
     lines += _table(found)
+    lines += _drawn(found, units)
     lines += [f"  {name.ljust(7)} {text}" for name, text in _facts(found, units) if text]
     return lines + ranks_text(found.run)
 
@@ -230,6 +219,15 @@ def _table(found: Explanation) -> list[str]:
             cells.append(number(row.score))
         table.append([*cells, _state(found, row)])
     return table_lines(table, "r" * len(heads), heads=[*heads, "state"])
+
+
+def _drawn(found: Explanation, units: Mapping[str, str]) -> list[str]:
+    """The series of the alert in a few lines of text; nothing where too few steps were judged for a picture."""
+    if not found.pictures:
+        return []
+    picture = found.pictures[-1] if found.pictures[-1].limits else found.pictures[0]
+    picture.unit = picture.unit or units.get(picture.title.partition("[")[0], "")
+    return ["", *("  " + line for line in text_chart(picture, min(78, prose_width() - 2))), ""]
 
 
 def _state(found: Explanation, row: TraceRow) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cmp_to_key
 
 from healthcheck.core.alerts import State
-from healthcheck.core.protocols import Comparator
+from healthcheck.core.protocols import Bound, Comparator
 from healthcheck.core.samples import Labels, Sample
 from healthcheck.engine.columns import Moment, step_by_step
 from healthcheck.engine.engine import Engine
@@ -44,6 +44,8 @@ class TraceRow:
     """Why this sample was not judged: ``warm-up until step 100``, ``held by only_if amp.skipped``."""
     key: str = ""
     """The key of the rule that kept it from being judged: ``min_samples``, ``warmup``, ``only_if``, ``every``."""
+    bound: Bound | None = None
+    """The values that would not have breached here; None where no interval says it, or nobody asked for it."""
 
     @property
     def words(self) -> str:
@@ -62,6 +64,7 @@ def judgements(
     start_step: int = 0,
     rank: int = 0,
     recorded: bool = False,
+    bounds: bool = False,
 ) -> Iterator[TraceRow]:
     """Every row of one rule, all its series, in the order in which the engine judged.
 
@@ -69,6 +72,7 @@ def judgements(
     :param batches: all samples from the start, since detectors learn from them.
     :param first: rows before this step are not made; ``last``: batches after it are not read.
     :param start_step: the step after which the run began (a resume), as for :class:`Engine`.
+    :param bounds: whether rows have their ``bound``.
 
     Raises ``KeyError`` if the rule is not in ``rules``.
     """
@@ -80,6 +84,7 @@ def judgements(
         return  # a rule of rank zero, seen from another rank
     owner = owners(rules.causes, rules.derived).get(rule_id, "")
     stood: dict[str, State] = {}
+    wide: dict[str, Bound | None] = {}
     for given in batches:
         batch = Moment(*given)
         if last is not None and batch.step > last:
@@ -102,7 +107,12 @@ def judgements(
             for row in _look(state, seen, at, counts, _guards(state) if state.held > held else "", owner):
                 was_firing, firing = stood.get(row.series) is State.FIRING, row.state is State.FIRING
                 stood[row.series] = row.state
-                yield replace(row, fired=firing and not was_firing, cleared=was_firing and not firing)
+                bound = wide.get(row.series)  # before this sample was learnt
+                yield replace(row, fired=firing and not was_firing, cleared=was_firing and not firing, bound=bound)
+            if bounds and state.cause.condition.bounded:
+                wide.update(
+                    (one.name, one.scorer.bound(one.healthy)) for one in state.series.values() if one is not None
+                )
 
 
 def trace(

@@ -204,8 +204,29 @@ class Loop:
 
     @property
     def report(self) -> Mapping[str, Any] | None:
-        """Content of ``report.json``, once the loop is closed."""
-        return None if self.session is None else self.session.report
+        """Content of ``report.json``, once the loop is closed. A notebook shows it as the page of the run."""
+        if self.session is None or self.session.report is None:
+            return None
+        return ShownReport(self.session.report, self._repr_html_, repr(self))
+
+    def __repr__(self) -> str:
+        session = self.session
+        if session is None:
+            return "<healthcheck: off>"
+        if session.report is not None:
+            return f"<{self._view('line')}>"
+        count = len(session.alerts)
+        alerts = f"{count} alert{'s' if count > 1 else ''}" if count else "no alert so far"
+        return f"<healthcheck: step {session.step:,}, {alerts}>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the page of the run, as far as it has come."""
+        return self._view("html") or None
+
+    def _view(self, what: str) -> str:
+        """``html`` or ``line`` of the report that shows runs; it is registered like any other."""
+        view = self.session.host.registry.reports.get("notebook") if self.session is not None else None
+        return str(getattr(view, what)(self.session)) if view is not None else ""
 
     @property
     def exit_code(self) -> int:
@@ -244,6 +265,20 @@ class Loop:
         self.close(ending_of(error))
         # The end that the user asked for by max_steps is no error.
         return isinstance(error, StopTraining) and not error.rule
+
+
+class ShownReport(dict[str, Any]):
+    """``report.json`` as a dictionary that notebooks show as a page, and prompts in a line."""
+
+    def __init__(self, report: Mapping[str, Any], page: Callable[[], str | None], line: str) -> None:
+        super().__init__(report)
+        self._page, self._line = page, line
+
+    def __repr__(self) -> str:
+        return self._line
+
+    def _repr_html_(self) -> str | None:
+        return self._page()
 
 
 _BLIND = "watch() was given no optimizer"

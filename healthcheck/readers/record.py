@@ -6,9 +6,10 @@ steps, times and batches are taken as they are, so that a replay sees what the l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from healthcheck.core.samples import Labels, Sample, decode_number
 from healthcheck.core.text import has_huge_number, load_json
 from healthcheck.readers.base import head_text, open_text
 from healthcheck.record.lines import parse_series
+from healthcheck.record.segments import PACKED, has_samples, sample_lines
+from healthcheck.record.segments import TAIL as FILE
 
-FILE = "samples.jsonl"
+THINNED = "only a part of the evaluations was kept"
+MISSING = "evaluations are missing: they could not be written in time"
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -32,7 +36,7 @@ class RecordReader:
         if path.is_dir():
             # A run that never took a step has no samples, and is one run all the same.
             empty = (path / "run.json").is_file() and (path / "rules.yaml").is_file()
-            return 1.0 if (path / FILE).is_file() or empty else 0.0
+            return 1.0 if has_samples(path) or empty else 0.0
         for line in head_text(head).split("\n")[:50]:
             try:
                 entry = load_json(line)
@@ -54,13 +58,18 @@ class RecordReader:
     def batches(self, path: Path, notes: list[str]) -> Iterator[tuple[int, float, list[Sample]]]:
         """Yield each evaluation as ``(step during which it was judged, seconds, samples)``."""
         file = path / FILE if path.is_dir() else path
+        # The tail of a longer record was named: its closed parts belong to it.
+        whole = path.is_dir() or (path.name == FILE and (path.parent / PACKED).is_file())
         names: dict[str, tuple[str, Labels]] = {}
         bad = gaps = thinned_to = 0
         at, now = 0, 0.0
         samples: list[Sample] | None = None
-        if path.is_dir() and not file.is_file():
-            return
-        with open_text(file) as lines:
+        with contextlib.ExitStack() as opened:
+            lines: Iterable[str]
+            if whole:
+                lines = (line.decode("utf-8", "replace") for line in sample_lines(file.parent))
+            else:
+                lines = opened.enter_context(open_text(file))
             for line in lines:
                 try:
                     entry = load_json(line) if has_huge_number(line) else _decode(line)[0]
@@ -97,6 +106,11 @@ class RecordReader:
         if bad:
             notes.append(f"{bad} lines of {file.name} are damaged; skipped")
         if gaps:
-            notes.append(f"{gaps} evaluations are missing: they could not be written in time")
+            notes.append(f"{gaps} {MISSING}")
         if thinned_to:
-            notes.append(f"up to step {thinned_to:,} only a part of the evaluations was kept")
+            notes.append(f"up to step {thinned_to:,} {THINNED}")
+
+
+def incomplete(notes: Iterable[str]) -> str:
+    """Why a record is not all that its run judged, from the notes of its reading; empty if it is."""
+    return "; ".join(dict.fromkeys(note for note in notes if note.endswith((THINNED, MISSING))))

@@ -170,34 +170,45 @@ def _entries(lines: Iterable[bytes | str], found: RecordedSamples) -> Iterator[d
             found.bad_lines += 1
 
 
-def thin(content: bytes, times: int, around: Sequence[int], keep_steps: int = 100) -> bytes:
-    """Half the evaluations of a record, and a marker that says so.
+class Thinner:
+    """Leaves out every second evaluation of the older steps of a record, piece by piece.
 
-    Evaluations within ``keep_steps`` steps of the steps in ``around`` (alerts) all stay. Lines
-    that are no evaluation stay too, except an older marker.
-
-    :param times: how often this record was thinned, this time included.
+    Evaluations within ``keep_steps`` steps of the steps in ``around`` (alerts) all stay, and those after step ``until``.
+    Lines that are no evaluation stay too, except an older marker.
     """
-    kept: list[bytes] = []
-    last_step, keep, index = 0, True, 0
-    for line in content.splitlines(keepends=True):
-        if line.startswith(b'{"thinned":'):
-            continue
-        if line.startswith(MARKERS):
-            kept.append(line)
-            continue
-        if not line.startswith(CONTINUED):
-            index += 1
-            last_step = _step_of(line)
-            keep = index % 2 == 0 or any(abs(last_step - step) <= keep_steps for step in around)
-        if keep:
-            kept.append(line)
-    return _dump({"thinned": times, "to": last_step}) + b"".join(kept)
 
+    def __init__(self, until: int, around: Sequence[int], keep_steps: int = 100) -> None:
+        self._until, self._around, self._near = until, around, keep_steps
+        self._keep, self._index = True, 0
 
-def _step_of(line: bytes) -> int:
-    """The step of a line that ``SampleEncoder`` wrote, without parsing all of it."""
-    try:
-        return int(line[len(b'{"step":') : line.index(b",")])
-    except ValueError:
-        return 0
+    def marker(self, times: int) -> bytes:
+        """The first line of the thinned record. ``times``: how often it was thinned, this time included."""
+        return _dump({"thinned": times, "to": self._until})
+
+    def take(self, content: bytes) -> bytes:
+        """What is kept of the next piece of the record, whole lines."""
+        kept: list[bytes] = []
+        for line in content.splitlines(keepends=True):
+            if line.startswith(b'{"thinned":'):
+                continue
+            if line.startswith(MARKERS):
+                kept.append(line)
+                continue
+            if not line.startswith(CONTINUED):
+                self._index += 1
+                step = self.step_of(line) or 0
+                near = step > self._until or any(abs(step - at) <= self._near for at in self._around)
+                self._keep = near or self._index % 2 == 0
+            if self._keep:
+                kept.append(line)
+        return b"".join(kept)
+
+    @staticmethod
+    def step_of(line: bytes) -> int | None:
+        """The step of a line that ``SampleEncoder`` wrote, without parsing all of it; None if it has none in front."""
+        if not line.startswith(b'{"step":'):
+            return None
+        try:
+            return int(line[len(b'{"step":') : line.index(b",")])
+        except ValueError:
+            return None

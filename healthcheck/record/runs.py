@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,16 @@ from typing import Any
 from healthcheck.core.errors import HealthCheckError, UsageError
 from healthcheck.core.samples import series_name
 from healthcheck.extend.dispatch import suggest
-from healthcheck.record.folder import LATEST, RUN_FILE, RUNS_VARIABLE, latest_name, list_runs, runs_folder
+from healthcheck.record import segments
+from healthcheck.record.folder import (
+    LATEST,
+    RUN_FILE,
+    RUN_VERSION,
+    RUNS_VARIABLE,
+    latest_name,
+    list_runs,
+    runs_folder,
+)
 from healthcheck.record.lines import Batch, RecordedSamples, read_samples
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.rulelang.sources import is_pack_name
@@ -68,7 +78,10 @@ class Run:
     @cached_property
     def samples(self) -> RecordedSamples:
         """The samples; empty if none were recorded."""
-        return read_samples(_lines(self.folder / "samples.jsonl"))
+        try:
+            return read_samples(segments.sample_lines(self.folder))
+        except OSError:
+            return RecordedSamples([])
 
     @property
     def rules_file(self) -> Path:
@@ -99,7 +112,11 @@ class Run:
         """Steps of the run; of a run without a report the last step that was recorded."""
         if self.report is not None:
             return int(self.report.get("steps", 0))
-        return max((batch.at for batch in self.samples.batches), default=0)
+        try:
+            newest = read_samples(segments.newest_lines(self.folder, TAIL))
+        except OSError:
+            return 0
+        return max((batch.at for batch in newest.batches), default=0)
 
     @property
     def status(self) -> str:
@@ -180,12 +197,26 @@ def reading_folder() -> Path:
 
 def all_runs(folder: Path | None = None) -> list[Run]:
     """Every run of a folder (default: where records go), oldest first."""
-    return [load_run(path) for path in list_runs(folder if folder is not None else reading_folder())]
+    runs = []
+    for path in list_runs(folder if folder is not None else reading_folder()):
+        with contextlib.suppress(UsageError):  # of a newer version: said by the command that names it
+            runs.append(load_run(path))
+    return runs
 
 
 def load_run(folder: Path) -> Run:
-    """The record in a folder that is known to be one."""
-    return Run(folder, _read_json(folder / RUN_FILE) or {})
+    """The record in a folder that is known to be one.
+
+    Raises ``UsageError`` for one that a newer version wrote: a part of it would be taken for all.
+    """
+    facts = _read_json(folder / RUN_FILE) or {}
+    version = facts.get("version", 1)
+    if isinstance(version, int) and version > RUN_VERSION:
+        raise UsageError(
+            f"{folder} was recorded by a newer healthcheck (record version {version}, this one reads up to {RUN_VERSION}); "
+            "upgrade: pip install -U torch-healthcheck"
+        )
+    return Run(folder, facts)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -274,39 +305,49 @@ class Followed:
 
 
 class Follower:
-    """Reads what has come since the last look. The record may be thinned meanwhile; then it is read anew."""
+    """Reads what has come since the last look. Once the tail of the record is closed, it goes on with the next one."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.series: dict[str, Followed] = {}
         self.step = 0
-        self._at = -1
+        self._at = 0
+        self._file = 0
+        """Number of the file in which :attr:`_at` counts; 0 before the first look."""
 
     @property
     def silent(self) -> float:
         """Seconds since the record was last written to."""
-        try:
-            return max(0.0, time.time() - (self.run.folder / "samples.jsonl").stat().st_mtime)
-        except OSError:
-            return 0.0
+        times = []
+        for name in (segments.TAIL, segments.PACKED):
+            with contextlib.suppress(OSError):
+                times.append((self.run.folder / name).stat().st_mtime)
+        return max(0.0, time.time() - max(times)) if times else 0.0
 
     def look(self) -> None:
         """Take in the lines that are complete by now."""
+        older: list[bytes] = []
         try:
-            with open(self.run.folder / "samples.jsonl", "rb") as file:
-                size = file.seek(0, 2)
-                anew = self._at < 0 or size < self._at
+            with open(self.run.folder / segments.TAIL, "rb") as file:
+                facts = os.fstat(file.fileno())
+                size, anew = facts.st_size, not self._file
+                if anew and size <= TAIL:
+                    older = segments.newest_lines(self.run.folder, TAIL, tail=False)
                 start = max(0, size - TAIL) if anew else self._at
+                if not anew and facts.st_ino != self._file:
+                    start = 0
+                elif size < self._at:  # somebody has written it again
+                    start = 0
+                    self.series.clear()
+                self._file = facts.st_ino or 1
                 file.seek(start)
                 new = file.read(size - start)
         except OSError:
             return
-        if anew:
-            self.series.clear()
         whole = new.rfind(b"\n") + 1
         begin = new.find(b"\n") + 1 if anew and start else 0
         self._at = start + whole
-        self._take(read_samples(new[begin:whole].splitlines()).batches)
+        self._take(read_samples([*older, *new[begin:whole].splitlines()]).batches)
 
     def _take(self, batches: Iterable[Batch]) -> None:
         for batch in batches:

@@ -6,7 +6,6 @@ at most a second. A disk that is full or gone is reported once; then the record 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import dump_line, strict
-from healthcheck.record.folder import append, run_facts, write_atomically
-from healthcheck.record.lines import Row, SampleEncoder, thin
+from healthcheck.record.folder import append, run_facts, write_atomically, write_once
+from healthcheck.record.lines import Row, SampleEncoder
 from healthcheck.record.requests import LOOK_SECONDS, LiveRequests
+from healthcheck.record.segments import SEGMENT, TAIL, Segments
 from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
@@ -31,25 +31,23 @@ SECONDS = 0.4
 BACKLOG = 20_000
 """Evaluations that may wait; more are dropped and leave a ``gap`` in the record."""
 LIMIT = 50 * 2**20
-"""Size in bytes at which ``samples.jsonl`` is thinned."""
+"""Bytes of samples, compressed ones included, at which older steps are thinned."""
 
 
 class RecordWriter:
-    """Appends to ``samples.jsonl`` and ``alerts.jsonl`` of one folder.
+    """Appends to the samples (see :mod:`healthcheck.record.segments`) and to ``alerts.jsonl`` of one folder.
 
     ``trouble`` holds a sentence once something could not be written; poll it from the main thread.
     """
 
-    def __init__(self, folder: Path, *, limit: int = LIMIT, seconds: float = SECONDS) -> None:
+    def __init__(self, folder: Path, *, limit: int = LIMIT, segment: int = SEGMENT, seconds: float = SECONDS) -> None:
         self.folder = folder
         self.trouble = ""
-        self._limit = limit
         self._seconds = seconds
         self._queue: deque[tuple[int, float, Sequence[Row]] | tuple[str, bytes]] = deque()
         self._dropped = 0
         self._encoder = SampleEncoder()
-        self._size = 0
-        self._thinned = 0
+        self._segments = Segments(folder, limit, segment)
         self._alert_steps: list[int] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -64,7 +62,7 @@ class RecordWriter:
             return
         if self._dropped:
             gap, self._dropped = self._dropped, 0
-            self._queue.append(("samples.jsonl", b'{"gap":%d}\n' % gap))
+            self._queue.append((TAIL, b'{"gap":%d}\n' % gap))
         self._queue.append((step, now, rows))
         if self._thread is None:
             self._begin()
@@ -106,34 +104,18 @@ class RecordWriter:
                 if len(item) == 2:
                     pending.setdefault(item[0], []).append(item[1])
                 else:
-                    pending.setdefault("samples.jsonl", []).extend(self._encoder.lines(*item))
+                    pending.setdefault(TAIL, []).extend(self._encoder.lines(*item))
             if self.trouble:
                 return  # memory only: nothing more is tried until the report at the end
             try:
                 for name, lines in pending.items():
                     data = b"".join(lines)
-                    append(self.folder / name, data)
-                    if name == "samples.jsonl":
-                        self._size += len(data)
-                if self._size > self._limit:
-                    self._thin()
+                    if name == TAIL:
+                        self._segments.append(data, self._alert_steps[-50:])
+                    else:
+                        append(self.folder / name, data)
             except OSError as error:
                 self.trouble = f"the record in {self.folder} ends here ({error.strerror}); training goes on without it"
-
-    def _thin(self) -> None:
-        path = self.folder / "samples.jsonl"
-        self._thinned += 1
-        smaller = thin(path.read_bytes(), self._thinned, self._alert_steps[-50:])
-        temporary = path.with_name(f".{path.name}.{self._pid}")
-        try:
-            with open(temporary, "wb") as file:
-                file.write(smaller)
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        self._size = len(smaller)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,7 +235,8 @@ class RecordReport:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._folder / "run.json", strict(run_facts(self._session, time.time())))
-            append(self._folder / "rules.yaml", self._session.rules.text.encode())
+            if not (self._folder / "rules.yaml").exists():
+                write_once(self._folder / "rules.yaml", self._session.rules.text.encode())
         except OSError as error:
             self._writer.trouble = f"no record in {self._folder} ({error.strerror}); training goes on without it"
             return False

@@ -22,6 +22,7 @@ from healthcheck.engine.routes import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.guard import describe, passes_on, place_of
+from healthcheck.readers.record import incomplete
 from healthcheck.readers.series import RecordedRun
 from healthcheck.rulelang.accepted import Accepted, find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
@@ -430,7 +431,12 @@ def replay_report(play: Play, run: RecordedRun, seen: Seen, registry: Registry, 
     The exit code is that of what was judged; how the script itself ended stays the verdict.
     """
     judged, found = play.judged(seen, registry, target=path)
+    lost = incomplete(run.notes)
+    if lost:
+        _cannot_tell(found, lost)
     end = judged_end(judged, found)
+    if lost and end.verdict == "not judged":
+        end = End(end.code, end.verdict, f"cannot tell: {lost}")
     if play.facts.ended is not None and not judged.internal_errors:
         end = End(end.code, *play.facts.ended)
     report = run_report(judged, found, end)
@@ -449,6 +455,14 @@ def replay_report(play: Play, run: RecordedRun, seen: Seen, registry: Registry, 
         record["problem"] = seen.problem
     report["record"] = record
     return report
+
+
+def _cannot_tell(found: Sequence[Verdict], lost: str) -> None:
+    """What did not fire on a part of the samples may have fired on all of them."""
+    for verdict in found:
+        for one in (verdict, *verdict.causes):
+            if one.outcome in (Outcome.OK, Outcome.PARTLY_JUDGED):
+                one.outcome, one.reason = Outcome.NOT_JUDGED, f"cannot tell: {lost}"
 
 
 def only_rules(rules: RuleSet, keep: Collection[str]) -> RuleSet:

@@ -21,12 +21,14 @@ def healthcheck_register_reports(register: Callable[[Report], None]) -> None:
     from healthcheck.reports.files import FileReports
     from healthcheck.reports.hooktrace import HookTrace, wanted
     from healthcheck.reports.live import DashboardReport
+    from healthcheck.reports.notebook import NotebookReport
 
     register(RestartReport())
     register(LastGoodReport())
     register(RecordReport())
     register(FileReports())
     register(DashboardReport())
+    register(NotebookReport())
     register(ConsoleReport())
     if wanted():
         register(HookTrace())

@@ -56,6 +56,7 @@ class Stderr:
 
     def __init__(self) -> None:
         self.given_up = False
+        self._board = Board()
 
     def write(
         self, lines: Sequence[str], *, colour: tuple[int, int, str] | None = None, commands: bool = False
@@ -70,7 +71,7 @@ class Stderr:
         if self.given_up or not lines:
             return
         lines = list(lines) if commands else [visible(line) for line in lines]
-        if show(lines):
+        if self._board.show(lines):
             return
         if colour is not None:
             start, end, name = colour
@@ -173,18 +174,35 @@ class Block:
         return f'<div style="border-left:3px solid {edge};{_STYLE}">{text}</div>'
 
 
-def show(lines: Sequence[str]) -> bool:
-    """Show lines in the notebook that this code runs in; False where there is none."""
-    ipython: Any = sys.modules.get("IPython")
-    if ipython is None or not lines:
-        return False
-    try:
-        if not hasattr(ipython.get_ipython(), "kernel"):
-            return False  # an IPython shell in a terminal
-        ipython.display.display(Block(lines))
-        return True
-    except Exception:  # a front end that cannot: the text goes to stderr, as everywhere else
-        return False
+class Board:
+    """All blocks of one run as one output of the notebook, which is updated as they come."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._handle: Any = None
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.blocks))
+
+    def _repr_html_(self) -> str:
+        return "".join(block._repr_html_() for block in self.blocks)
+
+    def show(self, lines: Sequence[str]) -> bool:
+        """Add lines, in the notebook that this code runs in; False where there is none."""
+        ipython: Any = sys.modules.get("IPython")
+        if ipython is None or not lines:
+            return False
+        try:
+            if not hasattr(ipython.get_ipython(), "kernel"):
+                return False  # an IPython shell in a terminal
+            self.blocks.append(Block(lines))
+            if self._handle is None:
+                self._handle = ipython.display.display(self, display_id=True)
+            else:
+                self._handle.update(self)
+            return True
+        except Exception:  # a front end that cannot: the text goes to stderr, as everywhere else
+            return False
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.errors import UsageError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import describe, passes_on, place_of
+from healthcheck.record.runs import load_run
 from healthcheck.reports.ci import job_summary, junit_xml, sarif, workflow_commands
 from healthcheck.reports.console import Stderr
-from healthcheck.reports.page import Line, page_html, recorded_lines
+from healthcheck.reports.page import page_html
+from healthcheck.reports.pagedata import PageData, page_data
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -39,15 +41,15 @@ class FileKind:
     """Add to the file instead of replacing it."""
     lines: Callable[[Reports, Path], list[str]] | None = None
     """Lines for stderr, from the reports and the folder in which the run began."""
-    with_series: Callable[[Reports, Sequence[Line]], str] | None = None
-    """The text where the series of the one run are at hand, for kinds that draw them."""
+    with_record: Callable[[Reports, PageData | None], str] | None = None
+    """The text where the record of the one run is at hand, for kinds that draw it."""
 
 
 KINDS: dict[str, FileKind] = {
     "json": FileKind(lambda reports: _json(reports)),
     "junit": FileKind(junit_xml),
     "sarif": FileKind(sarif),
-    "html": FileKind(page_html, with_series=page_html),
+    "html": FileKind(page_html, with_record=page_html),
     "github": FileKind(
         job_summary,
         default_path=lambda: os.environ.get("GITHUB_STEP_SUMMARY", ""),
@@ -117,14 +119,14 @@ def write_reports(
     *,
     kinds: Mapping[str, FileKind] | None = None,
     folder: Path | None = None,
-    series: Callable[[], Sequence[Line]] | None = None,
+    record: Callable[[], PageData | None] | None = None,
 ) -> list[str]:
     """Write every kind that was asked for; returns one sentence for each that could not be written.
 
     :param kind_paths: what :func:`parse_reports` made of the option.
     :param reports: one report (a mapping; JSON is then an object) or several (JSON is then a list).
     :param folder: relative paths start here; default the working directory.
-    :param series: reads the series of the one run, where it has a record; called only for kinds that draw them.
+    :param record: reads the record of the one run, where it has one; called only for kinds that draw it.
     """
     table = KINDS if kinds is None else kinds
     folder = folder if folder is not None else Path.cwd()
@@ -140,8 +142,8 @@ def write_reports(
         try:
             if kind == "json":
                 text = _json(reports)
-            elif series is not None and known.with_series is not None:
-                text = known.with_series(listed, series())
+            elif record is not None and known.with_record is not None:
+                text = known.with_record(listed, record())
             else:
                 text = known.render(listed)
             _write(folder / Path(path).expanduser(), text, append=known.append, tree=folder)
@@ -176,16 +178,17 @@ class FileReports:
         if self._session is None:
             return
         problems = write_reports(
-            self._wanted, report, kinds=self._kinds, folder=self._folder, series=self._recorded_series
+            self._wanted, report, kinds=self._kinds, folder=self._folder, record=lambda: self._recorded(report)
         )
         for problem in problems:
             self._session.note(problem)
 
-    def _recorded_series(self) -> list[Line]:
+    def _recorded(self, report: Mapping[str, Any]) -> PageData | None:
+        """Without judging anything once more: the process that trains is not to wait for that at its end."""
         assert self._session is not None
-        record = self._session.info.run_dir
+        folder = self._session.info.run_dir
         units = self._session.host.registry.units()
-        return recorded_lines(record, units) if record is not None else []
+        return page_data(load_run(folder), report["alerts"], units, report=report) if folder is not None else None
 
 
 def _pair(item: Any) -> tuple[str, str]:

@@ -1,63 +1,55 @@
-"""A live table on the terminal: step, loss, learning rate, gradients, memory, speed, time left.
+"""The live view of a run on its own terminal: ``healthcheck run --live``.
 
-Off until somebody shows it, and without a terminal: a log file is no place for a table that moves.
+A thread draws it over itself, once a second at most, from what the session remembers anyway: the training thread does nothing
+for it. Off until somebody asks for it, and without a terminal: a log file is no place for a picture that moves. What the
+script prints meanwhile appears above it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.samples import Sample
-from healthcheck.core.text import time_left, visible
+from healthcheck.core.alerts import State
+from healthcheck.core.text import visible
+from healthcheck.reports.screen import Screen, screen_lines
+from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
 
-_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("loss", "loss", "{:.4g}".format),
-    ("learning rate", "lr", "{:.3g}".format),
-    ("gradient norm", "grad_norm", "{:.4g}".format),
-    # Always in MiB: a unit that changes while one looks makes the row jump.
-    ("memory", "memory.allocated", lambda value: f"{value / 2**20:,.0f} MiB"),
-    ("step time", "time.step", "{:.3g} s".format),
-    ("samples per second", "throughput", "{:.4g}".format),
-    ("tokens per second", "tokens_per_sec", "{:.4g}".format),
-    ("progress", "progress", "{:.0%}".format),
-    ("time left", "eta", time_left),
-)
-"""Label, metric, and how its value is written."""
+PER_SECOND = 1.0
+"""Drawings in a second, at most."""
+MEASURED = ("loss", "grad_norm", "lr", "throughput", "time.step", "time.data", "memory.allocated", "progress", "eta")
+"""What the view has measured where no rule asks for it."""
 
 
 class DashboardReport:
-    """Shows the newest values of a run in a table that is drawn over itself."""
+    """Shows the newest values of a run in a picture that is drawn over itself."""
 
     name = "dashboard"
 
     def __init__(self) -> None:
         self._session: Session | None = None
         self._live: Any = None
-        self._every = 1
-        self._drawn = 0
-        self._values: dict[str, float] = {}
         self._others: Callable[[], Mapping[str, Any]] = dict
         self._pid = os.getpid()
 
     def start(self, session: Session) -> None:
         self._session = session
+        if session.settings.get("live") and session.info.speaks and self.show():
+            session.collect(*MEASURED)
 
-    def show(
-        self, every: int = 100, others: Callable[[], Mapping[str, Any]] | None = None, console: Any = None
-    ) -> bool:
-        """Draw every so many steps from now on. False where there is no terminal.
+    def show(self, others: Callable[[], Mapping[str, Any]] | None = None, console: Any = None) -> bool:
+        """Draw from now on. False where there is no terminal.
 
         :param others: metrics that somebody else logged, shown below ours.
         :param console: a rich console; by default one on stderr.
         """
         if console is None:
-            if not (hasattr(sys.stderr, "isatty") and sys.stderr.isatty()):
+            if not (hasattr(sys.stderr, "isatty") and sys.stderr.isatty()) or os.environ.get("TERM") == "dumb":
                 return False
             from rich.console import Console
 
@@ -66,12 +58,16 @@ class DashboardReport:
             return False
         from rich.live import Live
 
-        self._every = max(1, every)
         self._others = others or self._others
         if self._live is None:
-            self._live = Live(self.table(), console=console, auto_refresh=False, transient=True)
+            self._live = Live(
+                get_renderable=lambda: self.picture(console.width, console.encoding),
+                console=console,
+                refresh_per_second=PER_SECOND,
+                transient=True,
+                vertical_overflow="crop",
+            )
             self._live.start()
-            self.samples = self._samples  # without it a run that shows nothing pays nothing
         return True
 
     def finish(self, report: Mapping[str, Any]) -> None:
@@ -79,28 +75,52 @@ class DashboardReport:
         if live is not None and os.getpid() == self._pid:
             live.stop()
 
-    def _samples(self, step: int, samples: Sequence[Sample]) -> None:
-        for sample in samples:
-            if not sample.labels:
-                self._values[sample.metric] = sample.value
-        if self._live is not None and step >= self._drawn + self._every and os.getpid() == self._pid:
-            self._drawn = step
-            self._live.update(self.table(), refresh=True)
-
-    def table(self) -> Any:
-        """The table as it stands now."""
-        from rich.table import Table
+    def picture(self, width: int, encoding: str = "utf-8") -> Any:
+        """The view as it stands now, as rich text."""
+        from rich.text import Text
 
         session = self._session
-        title = "training"
-        if session is not None:
-            epoch = "" if session.epoch is None else f", epoch {session.epoch:.4g}"
-            title = f"step {session.step:,}{epoch}, {len(session.alerts)} alerts"
-        table = Table(title=title, show_header=False)
-        for label, name, written in _ROWS:
-            if name in self._values:
-                table.add_row(label, written(self._values[name]))
+        if session is None or os.getpid() != self._pid:
+            return Text("")
+        return Text("\n".join(screen_lines(self._screen(session, "utf" in encoding.lower()), width)), no_wrap=True)
+
+    def _screen(self, session: Session, blocks: bool) -> Screen:
+        device = session.controls.device if session.controls is not None else None
+        series = {name: values for name in session.history.series() if (values := self._values(session, name))}
         for name, value in self._others().items():
-            if isinstance(value, (int, float)) or hasattr(value, "item"):
-                table.add_row(visible(name), f"{float(value):.4g}")
-        return table
+            if (isinstance(value, (int, float)) or hasattr(value, "item")) and name not in series:
+                series[visible(name)] = [(session.step, float(value))]
+        alerts = list(session.alerts)
+        return Screen(
+            session.info.target or "training",
+            "observing" if session.observing else "running",
+            session.step,
+            series,
+            session.host.registry.units(),
+            [alert_json(alert) for alert in alerts],
+            self._pressing(session),
+            session.stop.most_steps or 0,
+            int(getattr(device, "capacity_bytes", lambda: 0)() or 0),
+            "" if session.epoch is None else f", epoch {session.epoch:.4g}",
+            blocks,
+        )
+
+    def _values(self, session: Session, name: str) -> list[tuple[int, float]]:
+        """The training thread may add a value while they are copied: then another look finds them whole."""
+        for _ in range(3):
+            try:
+                return session.history(name)
+            except (RuntimeError, ValueError):
+                continue
+        return []
+
+    def _pressing(self, session: Session) -> list[str]:
+        """Rules that fire just now, then those that are about to."""
+        firing, pending = [], []
+        for name, cause in list(session.engine.by_id.items()):
+            states = {one.state for one in list(cause.series.values()) if one is not None}
+            if State.FIRING in states:
+                firing.append(f"{name} fires")
+            elif State.PENDING in states:
+                pending.append(f"{name} may fire soon")
+        return [*firing[:4], *pending[:3]]

@@ -1,253 +1,258 @@
-"""The HTML page of a run: alerts, charts and every rule, in one file without a script."""
+"""The HTML page of a run: how it ended, its alerts with their pictures, how it went, where time went, every rule.
+
+One file that needs nothing else: no font, no picture, no connection (its own content policy forbids them). It follows the
+reader's light or dark setting, fits a telephone, prints, and says every state in words. Charts are SVG; with the extra
+``page`` a library draws them again once the page is open, and they can be zoomed (:mod:`healthcheck.reports.interactive`).
+"""
 
 from __future__ import annotations
 
-import html
-import math
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from healthcheck.core.samples import decode_number, series_name
-from healthcheck.core.text import duration, number, plural, step, visible_lines
-from healthcheck.record.lines import Batch, read_samples
+from healthcheck.core.samples import decode_number
+from healthcheck.core.text import duration, number, plural, size_text, step
+from healthcheck.reports.charts import Curve, Picture, chart, escape, marks_of
+from healthcheck.reports.pagedata import PageData
+from healthcheck.reports.pagestyle import CSS, SORT
+from healthcheck.reports.recorded import FIRST, Recorded, Series
+from healthcheck.reports.strips import heat_map, step_parts, timeline
 from healthcheck.reports.wording import actions_done, how_it_ended, judged_line, verdict_word
 
-
-def escape(text: str) -> str:
-    """Text from anywhere as text of the page: no markup, and nothing that is not seen."""
-    return html.escape(visible_lines(text))
-
-
-CSS = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff; --panel: #f5f6f8; --rule: #d5d9de;
-  --bad: #b42318; --warn: #8a5a00; --good: #1a6b35; --line: #2457a6; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --paper: #14171b; --panel: #1d2127;
-  --rule: #353b43; --bad: #ff8b7e; --warn: #e3b341; --good: #6fce8a; --line: #83b0f5; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 1.25rem 1rem 4rem; }
-h1 { font-size: 1.5rem; margin: 1rem 0 .4rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid var(--rule); }
-h3 { font-size: 1rem; margin: 0 0 .3rem; }
-p { margin: .2rem 0; overflow-wrap: anywhere; }
-small, dt, .numbers, .axis, figcaption span { color: var(--soft); font-size: .87rem; font-weight: normal; }
-.said { font-family: ui-monospace, monospace; }
-.badge { display: inline-block; padding: 0 .5em; border: 1px solid currentColor; border-radius: 3px; font-size: .75rem;
-  font-weight: 600; white-space: nowrap; vertical-align: middle; }
-.badge.failed, .badge.stopped, .badge.script-failed, .badge.internal-error, .error .sev { color: var(--bad); }
-.badge.warned, .warning .sev { color: var(--warn); }
-.badge.ok { color: var(--good); }
-.badge.not-judged, .badge.interrupted, .badge.does-not-apply, .info .sev { color: var(--soft); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
-dd { margin: 0; overflow-wrap: anywhere; }
-article { background: var(--panel); border-left: 4px solid var(--soft); padding: .7rem .9rem; margin: .6rem 0; }
-article.error { border-color: var(--bad); }
-article.warning { border-color: var(--warn); }
-article ul { margin: .3rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
-article:target { outline: 2px solid var(--line); }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
-figure { margin: 0; background: var(--panel); padding: .6rem .7rem; }
-figcaption span { display: block; }
-svg { display: block; width: 100%; height: 6rem; margin-top: .3rem; }
-svg path { fill: none; vector-effect: non-scaling-stroke; }
-.line { stroke: var(--line); stroke-width: 1.4; stroke-linejoin: round; }
-.mark { stroke: var(--bad); stroke-dasharray: 3 3; }
-.broken { stroke: var(--bad); stroke-width: 2; }
-.axis { display: flex; justify-content: space-between; margin: 0; }
-.wide { overflow-x: auto; }
-details { margin-top: .8rem; }
-summary { cursor: pointer; color: var(--soft); font-weight: 600; padding: .2rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: .87rem; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-td:nth-child(1) { white-space: nowrap; }
-.n { text-align: right; }
-a { color: var(--line); }
-@media print { article, figure { break-inside: avoid; } }
-"""
-
-# --------------------------------------------------------------------------------------------------
-# Small line charts as inline SVG: one series over the steps of a run, with the steps of alerts marked.
-#
-# Nothing here is drawn by a script: a page that is opened on a login node, in a mail or in ten years shows the same.
-
-
-WIDTH, HEIGHT = 320.0, 96.0
-"""View box of one chart; the page scales it to the width of its column."""
-BUCKETS = 160
-"""Places along the steps; of each the lowest and the highest value are drawn, so that a spike of one sample stays."""
-FIRST = ("loss", "eval.loss", "grad_norm", "lr", "throughput", "time.step", "memory.allocated")
-"""What most readers look for, shown before other series."""
-LOG_FROM = 50.0
-"""Ratio of the largest to the smallest value from which positive values are drawn by their logarithms."""
-
-
-@dataclass(slots=True)
-class Line:
-    """One series of a run."""
-
-    name: str
-    metric: str
-    unit: str = ""
-    """Unit of the metric, as in :func:`healthcheck.core.text.number`."""
-    points: list[tuple[int, float]] = field(default_factory=list)
-    """(step, value); values may be non-finite."""
-
-    @property
-    def tells(self) -> bool:
-        """Whether there is anything to see: two values that differ, or one that is not finite."""
-        return len(self.points) > 1 and len({value for _, value in self.points}) > 1
-
-
-def lines_of(batches: Iterable[Batch], units: Mapping[str, str]) -> list[Line]:
-    """The series that are worth a chart; families (one series per parameter) are left out.
-
-    :param units: metric -> unit.
-    """
-    found: dict[str, Line] = {}
-    for batch in batches:
-        for sample in batch.samples:
-            if any(key == "parameter" for key, _ in sample.labels):
-                continue
-            name = series_name(sample.metric, sample.labels)
-            found.setdefault(name, Line(name, sample.metric, units.get(sample.metric, ""))).points.append(
-                (sample.step, sample.value)
-            )
-    order = {metric: n for n, metric in enumerate(FIRST)}
-    return sorted((line for line in found.values() if line.tells), key=lambda line: order.get(line.metric, len(order)))
-
-
-def recorded_lines(record: Path, units: Mapping[str, str]) -> list[Line]:
-    """The series of the record in a run folder; empty where there is none."""
-    try:
-        with open(record / "samples.jsonl", "rb") as file:
-            return lines_of(read_samples(file).batches, units)
-    except OSError:
-        return []
-
-
-def chart(line: Line, marks: Mapping[int, str]) -> str:
-    """One chart with its caption as a ``figure`` element.
-
-    :param marks: step of an alert -> its rule.
-    """
-    unit = line.unit
-    finite = [value for _, value in line.points if math.isfinite(value)]
-    broken = [at for at, value in line.points if not math.isfinite(value)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    first, last = line.points[0][0], line.points[-1][0]
-    log = low > 0 and high / low >= LOG_FROM
-    said = f"{number(low, unit)} to {number(high, unit)}" if finite else "no finite value"
-    said += f", last {number(line.points[-1][1], unit)}" + (", log scale" if log else "")
-    if broken:
-        said += f", {plural(len(broken), 'value')} not finite from step {step(broken[0])}"
-    place = _Scale(first, last, *(map(math.log, (low, high)) if log else _wide_enough(low, high)))
-    drawn = [f'<path class="line" d="{_path(line.points, place, log)}"/>'] if finite else []
-    drawn += [
-        f'<path class="mark" d="M{place.x(at):.1f} 0V{HEIGHT:g}"><title>{escape(rule)}, step {step(at)}</title></path>'
-        for at, rule in marks.items()
-        if first <= at <= last
-    ]
-    # One mark a bucket: all of a run that stays broken, in a bounded number of elements.
-    columns = sorted({round(place.x(at) / WIDTH * BUCKETS) for at in broken})
-    drawn += [f'<path class="broken" d="M{n * WIDTH / BUCKETS:.1f} {HEIGHT:g}v-10"/>' for n in columns]
-    name = escape(line.name)
-    return (
-        f"<figure><figcaption><b>{name}</b> <span>{escape(said)}</span></figcaption>"
-        f'<svg viewBox="0 -2 {WIDTH:g} {HEIGHT + 4:g}" role="img" preserveAspectRatio="none" '
-        f'aria-label="{name}, steps {step(first)} to {step(last)}: {escape(said)}">{"".join(drawn)}</svg>'
-        f'<p class="axis"><span>step {step(first)}</span><span>{step(last)}</span></p></figure>'
-    )
-
-
-def _wide_enough(low: float, high: float) -> tuple[float, float]:
-    """A range in which a value that hardly changes looks like one: at least two hundredths of its size."""
-    missing = (0.02 * max(abs(low), abs(high)) - (high - low)) / 2
-    return (low - missing, high + missing) if missing > 0 else (low, high)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    first: float
-    last: float
-    low: float
-    high: float
-
-    def x(self, at: float) -> float:
-        return (at - self.first) / ((self.last - self.first) or 1) * WIDTH
-
-    def y(self, value: float) -> float:
-        return HEIGHT / 2 if self.high == self.low else (self.high - value) / (self.high - self.low) * HEIGHT
-
-
-def _path(points: Sequence[tuple[int, float]], place: _Scale, log: bool) -> str:
-    """The line, broken where a value is not finite."""
-    parts: list[str] = []
-    pen = "M"
-    for at, value in _thinned(points):
-        if not math.isfinite(value):
-            pen = "M"
-            continue
-        parts.append(f"{pen}{place.x(at):.1f} {place.y(math.log(value) if log else value):.1f}")
-        pen = "L"
-    return "".join(parts)
-
-
-def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most four points a bucket: the first that is not finite, the lowest, the highest and the last."""
-    if len(points) <= 4 * BUCKETS:
-        return list(points)
-    kept: list[tuple[int, float]] = []
-    for n in range(BUCKETS):
-        bucket = points[n * len(points) // BUCKETS : (n + 1) * len(points) // BUCKETS]
-        finite = [p for p in bucket if math.isfinite(p[1])]
-        wanted = {id(p): p for p in [p for p in bucket if not math.isfinite(p[1])][:1]}
-        if finite:
-            for p in (min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1]), finite[-1]):
-                wanted[id(p)] = p
-        kept += [p for p in bucket if id(p) in wanted]
-    return kept
-
-
-# --------------------------------------------------------------------------------------------------
-# One HTML file that tells a run, or several: how it ended, its alerts, its series, every rule.
-#
-# The file needs nothing else: no script, no font, no picture, no connection (its own content policy forbids
-# them). It follows the reader's light or dark setting, fits a telephone and says every state in words.
-
-
 MOST_ALERTS = 100
-MOST_CHARTS = 12
 FEW = 8
 """Rules of one verdict that are shown without a click."""
-_ORDER = ("failed", "warned", "partly judged", "not judged", "ok", "does not apply")
+MOST_CHARTS = 24
+"""Charts beside the main ones; the rest of the series is in the record."""
+LAYERED = ("grad_norm", "weight_norm", "params.norm", "update_ratio")
+"""Metrics by layer that are worth a heat map first."""
+SPEED = ("throughput", "tokens_per_sec", "time.step", "time.data", "memory.allocated", "memory.reserved", "memory.host")
+_ORDER = ("failed", "warned", "cannot tell", "partly judged", "not judged", "ok", "does not apply")
+_EXCUSES = {"explained_by": "explained by", "muted": "muted", "accepted": "accepted"}
 
 
-def page_html(reports: Sequence[Mapping[str, Any]], lines: Sequence[Line] = ()) -> str:
+def page_html(
+    reports: Sequence[Mapping[str, Any]], data: PageData | None = None, *, interactive: bool | None = None
+) -> str:
     """The whole document.
 
     :param reports: contents of ``report.json``; several (a replay, a test session) share one page.
-    :param lines: the series of the run, where there is one run with a record.
+    :param data: what else is known of the run, where there is one run with a record.
+    :param interactive: whether charts can be zoomed; None: if the extra ``page`` is installed.
     """
-    names = [str(report.get("path") or report.get("target") or "run") for report in reports]
-    title = f"healthcheck: {names[0]}" if len(names) == 1 else f"healthcheck: {plural(len(names), 'run')}"
-    parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>{escape(title)}</title>",
-        f"<style>{CSS}</style>",
-        "<main>",
-    ]
-    if len(reports) != 1:
-        parts += _contents(reports, names)
-    for index, (name, report) in enumerate(zip(names, reports, strict=True)):
-        parts += _run(name, report, f"r{index}-", lines if len(reports) == 1 else ())
-    return "\n".join([*parts, "</main>", "</html>"]) + "\n"
+    return _Page(reports, data).text(interactive)
+
+
+class _Page:
+    """One page in the making: charts are numbered as they are drawn, so that a script finds them."""
+
+    def __init__(self, reports: Sequence[Mapping[str, Any]], data: PageData | None) -> None:
+        self._reports = reports
+        self._data = data if len(reports) == 1 and data is not None else PageData()
+        self._drawn: list[tuple[str, Picture]] = []
+
+    def text(self, interactive: bool | None) -> str:
+        reports = self._reports
+        names = [str(report.get("path") or report.get("target") or "run") for report in reports]
+        title = f"healthcheck: {names[0]}" if len(names) == 1 else f"healthcheck: {plural(len(names), 'run')}"
+        body: list[str] = []
+        if len(reports) != 1:
+            body += _contents(reports, names)
+        for index, (name, report) in enumerate(zip(names, reports, strict=True)):
+            body += self._run(name, report, f"r{index}-")
+        scripts = [SORT, *self._scripts(interactive)]
+        allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+        policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {allowed}"
+        parts = [
+            "<!doctype html>",
+            '<html lang="en">',
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{CSS}</style>",
+            "<main>",
+            *body,
+            "</main>",
+            *(f"<script>{script}</script>" for script in scripts),
+            "</html>",
+        ]
+        return "\n".join(parts) + "\n"
+
+    def _scripts(self, interactive: bool | None) -> list[str]:
+        if not self._drawn or interactive is False:
+            return []
+        from healthcheck.reports.interactive import installed, scripts
+
+        return scripts(self._drawn) if interactive or installed() else []
+
+    def _chart(self, picture: Picture) -> str:
+        key = f"chart-{len(self._drawn)}"
+        self._drawn.append((key, picture))
+        return chart(picture, key=key)
+
+    # -- one run --------------------------------------------------------------------------
+
+    def _run(self, name: str, report: Mapping[str, Any], prefix: str) -> list[str]:
+        data, alerts = self._data, report["alerts"]
+        sections: list[tuple[str, str]] = []
+        if alerts:
+            sections.append(("Alerts", self._alerts(alerts, prefix)))
+        sections.append(("Training", self._training(data.record, alerts)))
+        sections.append(("Layers", _layers(data.record, alerts)))
+        sections.append(("Performance", self._performance(report, data.record, alerts)))
+        sections.append(("Other ranks", _ranks(data)))
+        sections.append(("Rules", _rules(report["rules"], prefix, alerts)))
+        sections.append(("Evidence and environment", _evidence(data) + _environment(data.facts, report)))
+        sections.append(("Errors of the watching itself", _problems(report)))
+        shown = [(head, inner) for head, inner in sections if inner]
+        links = "".join(f'<a href="#{prefix}{_slug(head)}">{head}</a>' for head, _ in shown)
+        going = str(report.get("unfinished") or "")
+        word = going.upper() or verdict_word(report)
+        ended = f"{how_it_ended(report)}; exit {report['exit_code']}"
+        if going:
+            ended = f"no report: the run is {going}; last recorded step {step(int(report['steps']))}"
+        parts = [
+            f'<header id="{prefix}top"><h1>{escape(name)} {_badge(word, str(report["verdict"]))}</h1>',
+            f"<p class=said>{escape(ended)}</p>",
+            f"<p>{escape(judged_line(report['rules']))}</p>",
+            _facts(report, data),
+            f"<nav>{links}</nav>" if len(shown) > 2 else "",
+            "</header>",
+        ]
+        if data.record.series:
+            first = int(report.get("resumed_from") or 0)
+            last = max(int(report["steps"]), data.record.last_step)
+            took = duration(float(report["seconds"]))
+            parts.append(timeline(first, last, marks_of(alerts, prefix), data.events, seconds=took))
+        if data.problem:
+            parts.append(f"<p><small>{escape(data.problem)}</small></p>")
+        parts += [f'<h2 id="{prefix}{_slug(head)}">{head}</h2>{inner}' for head, inner in shown]
+        return parts
+
+    def _alerts(self, alerts: Sequence[Mapping[str, Any]], prefix: str) -> str:
+        shown = alerts[:MOST_ALERTS]
+        own = [alert for alert in shown if not alert.get("explained_by")]
+        rest = [alert for alert in shown if alert.get("explained_by")]
+        made = "".join(self._alert(alert, prefix) for alert in own)
+        if rest:  # the same story again: at a click
+            inner = "".join(self._alert(alert, prefix) for alert in rest)
+            made += f"<details><summary>{plural(len(rest), 'alert')} explained by others</summary>{inner}</details>"
+        if len(alerts) > len(shown):
+            made += f"<p>{len(alerts) - len(shown):,} more alerts: healthcheck report</p>"
+        return made
+
+    def _alert(self, alert: Mapping[str, Any], prefix: str) -> str:
+        severity = str(alert["severity"])
+        until = f" to {step(alert['cleared_step'])}" if alert.get("cleared_step") is not None else ", not cleared"
+        pictures = self._data.pictures.get(int(alert["number"]), [])
+        unit = pictures[0].unit if pictures else ""
+        value = f"value {number(decode_number(alert['value']), unit)}" if alert.get("value") is not None else ""
+        normal = f"normal {number(decode_number(alert['normal']), unit)}" if alert.get("normal") is not None else ""
+        limit = f"limit {alert['threshold']}" if alert.get("threshold") else ""
+        said = [f"{key.replace('_', ' ')}: {fact}" for key, fact in alert.get("facts", {}).items()]
+        if int(alert.get("count", 1)) > 1:
+            said.append(f"{alert['count']:,} series: {', '.join(fact['name'] for fact in alert['series'])}")
+        said += [f"also {other['cause']}: {other['message']}" for other in alert.get("also", ())]
+        said += [f"evidence: {outcome['path']}" for outcome in alert.get("actions", ()) if outcome.get("path")]
+        said += [f"{words}: {alert[key]}" for key, words in _EXCUSES.items() if alert.get(key)]
+        where = f"<p>at <code>{escape(str(alert['where']))}</code></p>" if alert.get("where") else ""
+        hint = f"<p class=try><b>try</b> {escape(str(alert['hint']))}</p>" if alert.get("hint") else ""
+        other = self._data.other
+        for picture in pictures:
+            _lay_under(picture, other)
+        return (
+            f'<article class="{escape(severity)}" id="{prefix}{escape(str(alert["rule"]))}-{int(alert["number"])}">'
+            f"<h3><span class=sev>{escape(severity.upper())}</span> {escape(str(alert['rule']))} "
+            f"<small>step {step(alert['fired_step'])}{until}</small></h3>"
+            f"<p>{escape(str(alert.get('message', '')))}</p>{where}"
+            f"<p class=numbers>{escape(', '.join(filter(None, (value, normal, limit))))}</p>"
+            f"{hint}{''.join(self._chart(picture) for picture in pictures)}"
+            f"<p><b>done</b> {escape(actions_done(alert))}</p>"
+            f"<ul>{_items(said)}</ul></article>"
+        )
+
+    # -- how it went ------------------------------------------------------------------------
+
+    def _training(self, record: Recorded, alerts: Sequence[Mapping[str, Any]]) -> str:
+        """Train and held-out loss in one chart, then what most readers look for, then the rest at a click."""
+        losses = [one for one in record.whole() if one.metric in ("loss", "eval.loss")]
+        others = [one for one in record.whole() if one.metric not in ("loss", "eval.loss", *SPEED)]
+        marks = marks_of(alerts)
+        made = []
+        if losses:
+            curves = [Curve(one.name, one.steps, one.values, f"c{n % 6}", n == 0) for n, one in enumerate(losses[:6])]
+            title = "train and held-out loss" if len(losses) > 1 else losses[0].name
+            picture = Picture(title, curves, marks=marks, tall=True, first=record.first_step, last=record.last_step)
+            _lay_under(picture, self._data.other, [one.name for one in losses])
+            made.append(self._chart(picture))
+        lively = [one for one in others if one.metric in FIRST or not one.flag]
+        quiet = [one for one in others if one not in lively]
+        made += [self._small(one, marks) for one in lively[:6]]
+        charts = f"<div class=charts>{''.join(made)}</div>" if made else ""
+        rest = (lively[6:] + quiet)[:MOST_CHARTS]
+        if rest:
+            inner = "".join(self._small(one, marks) for one in rest)
+            left = len(lively) + len(quiet) - 6 - len(rest)
+            note = f"<p><small>{left:,} more series in the record</small></p>" if left > 0 else ""
+            charts += (
+                f"<details><summary>{len(rest)} more series</summary><div class=charts>{inner}</div>{note}</details>"
+            )
+        return charts
+
+    def _small(self, one: Series, marks: Sequence[Any], style: str = "c0") -> str:
+        picture = Picture(one.name, [Curve(one.name, one.steps, one.values, style, True)], one.unit, marks=list(marks))
+        picture.first, picture.last = self._data.record.first_step, self._data.record.last_step
+        _lay_under(picture, self._data.other)
+        return self._chart(picture)
+
+    def _performance(self, report: Mapping[str, Any], record: Recorded, alerts: Sequence[Mapping[str, Any]]) -> str:
+        """What the run waited for and why that is thought, the parts of a step, speed and memory over time."""
+        found = report.get("performance") or {}
+        facts = {
+            "training time": duration(float(found["training_seconds"])) if found.get("training_seconds") else None,
+            "steps": f"{number(found['steps_per_second'])} per second" if found.get("steps_per_second") else None,
+            "samples": f"{number(found['samples_per_second'])} per second" if found.get("samples_per_second") else None,
+            "tokens": f"{number(found['tokens_per_second'])} per second" if found.get("tokens_per_second") else None,
+            "peak memory": _peak(found.get("memory") or {}),
+            "torch.compile": duration(float(found["compile_seconds"])) if found.get("compile_seconds") else None,
+        }
+        made = _list(facts) if found else ""
+        told = found.get("verdict")
+        if told:
+            advice = f"<p class=try><b>try</b> {escape(str(told['advice']))}</p>" if told.get("advice") else ""
+            head = f"{told['bound']} bound: {told['text']}"
+            made += f"<article class=info><h3>{escape(head)}</h3>{advice}</article>"
+        for name, finding in (found.get("findings") or {}).items():
+            if told and name == told.get("finding") and not finding.get("rows"):
+                continue
+            advice = f"; try: {finding['advice']}" if finding.get("advice") else ""
+            made += f"<p>{escape(str(finding['text']) + advice)} <small>({escape(str(finding.get('from', '')))})</small></p>"
+            made += _rows_table(finding.get("rows") or ())
+        speed = [one for name in SPEED for one in record.whole() if one.metric == name]
+        marks = marks_of(alerts)
+        charts = "".join(self._small(one, marks, "c2") for one in speed[:6])
+        return made + step_parts(record, found) + (f"<div class=charts>{charts}</div>" if charts else "")
+
+
+def _lay_under(picture: Picture, other: Recorded | None, names: Sequence[str] = ()) -> None:
+    """Add the same series of another run to a chart, by its steps."""
+    if other is None:
+        return
+    for name in names or [picture.curves[0].label]:
+        known = other.series.get(name)
+        if known is not None and len(known.values) > 1:
+            picture.curves.append(Curve(f"{name}, {other.name}", known.steps, known.values, "other"))
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _slug(head: str) -> str:
+    return head.lower().replace(" ", "-")
 
 
 def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -257,92 +262,88 @@ def _contents(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> lis
         for index, (name, report) in enumerate(zip(names, reports, strict=True))
     ]
     head = "<tr><th>run</th><th>verdict</th><th class=n>steps</th><th class=n>alerts</th></tr>"
-    return [f"<h1>{plural(len(reports), 'run')}</h1>", f"<div class=wide><table>{head}{''.join(rows)}</table></div>"]
+    return [f"<h1>{plural(len(reports), 'run')}</h1>", _table(head, rows)]
 
 
-def _run(name: str, report: Mapping[str, Any], prefix: str, lines: Sequence[Line]) -> list[str]:
-    said = f"{how_it_ended(report)}; exit {report['exit_code']}"
-    parts = [
-        f'<header id="{prefix}top"><h1>{escape(name)} {_badge(verdict_word(report), str(report["verdict"]))}</h1>',
-        f"<p class=said>{escape(said)}</p>",
-        f"<p>{escape(judged_line(report['rules']))}</p>",
-        _facts(report),
-        "</header>",
-    ]
-    if report["alerts"]:
-        shown = report["alerts"][:MOST_ALERTS]
-        own_blocks = [alert for alert in shown if not alert.get("explained_by")]
-        rest = [alert for alert in shown if alert.get("explained_by")]
-        parts.append(f"<h2>Alerts</h2>{''.join(_alert(alert, prefix) for alert in own_blocks)}")
-        if rest:  # the same story again: at a click
-            inner = "".join(_alert(alert, prefix) for alert in rest)
-            parts.append(
-                f"<details><summary>{plural(len(rest), 'alert')} explained by others</summary>{inner}</details>"
-            )
-        if len(report["alerts"]) > len(shown):
-            parts.append(f"<p>{len(report['alerts']) - len(shown):,} more alerts: healthcheck report</p>")
-    if lines:
-        marks = {
-            int(alert["fired_step"]): str(alert["rule"])
-            for alert in reversed(report["alerts"])
-            if not alert.get("explained_by")
-        }
-        wanted = {fact["name"] for alert in report["alerts"] for fact in alert["series"]}
-        chosen = sorted(lines, key=lambda line: line.name not in wanted)[:MOST_CHARTS]
-        charts = "".join(chart(line, marks) for line in chosen)
-        note = f"<p>Dashed lines: alerts. {len(lines) - len(chosen):,} more series in the record.</p>"
-        parts.append(f"<h2>Series</h2><div class=charts>{charts}</div>{note if len(lines) > len(chosen) else ''}")
-    parts.append(f"<h2>Rules</h2>{_rules(report['rules'], prefix, report['alerts'])}")
-    problems = [f"action {e['action']} for {e['rule']}: {e['error']}" for e in report.get("action_errors", ())]
-    problems += [f"plugin {e['plugin']} in {e['hook']}: {e['error']}" for e in report.get("plugin_errors", ())]
-    problems += [str(e["error"]) for e in report.get("internal_errors", ())]
-    if problems:
-        parts.append(f"<h2>Errors of the watching itself</h2><ul>{_items(problems)}</ul>")
-    return parts
+def _table(head: str, rows: Sequence[str]) -> str:
+    return f'<div class=wide><table class="sortable"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _facts(report: Mapping[str, Any]) -> str:
+def _list(facts: Mapping[str, Any]) -> str:
+    rows = "".join(f"<div><dt>{key}</dt><dd>{escape(str(value))}</dd></div>" for key, value in facts.items() if value)
+    return f"<dl class=facts>{rows}</dl>" if rows else ""
+
+
+def _facts(report: Mapping[str, Any], data: PageData) -> str:
     overhead = report.get("overhead") or {}
     good = report.get("last_good_checkpoint") or {}
-    facts = {
-        "rules": report.get("rules_source"),
-        "profile": report.get("profile"),
-        "mode": "observe: nothing is stopped or changed" if report.get("mode") == "observe" else "act",
-        "trainer": report.get("trainer"),
-        "ranks": report.get("world_size") if report.get("world_size", 1) > 1 else None,
-        "resumed from": f"step {step(report['resumed_from'])}" if report.get("resumed_from") else None,
-        "took": duration(float(report["seconds"])),
-        "cost of watching": f"{overhead['fraction'] * 100:.1f} % of the time" if "fraction" in overhead else None,
-        "last good checkpoint": f"step {step(good['step'])}: {good['path']}" if good.get("path") else None,
-    }
-    rows = "".join(f"<dt>{key}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items() if value)
-    return f"<dl>{rows}</dl>"
-
-
-def _alert(alert: Mapping[str, Any], prefix: str) -> str:
-    severity = str(alert["severity"])
-    until = f" to {step(alert['cleared_step'])}" if alert.get("cleared_step") is not None else ", not cleared"
-    value = f"value {number(decode_number(alert['value']))}" if alert.get("value") is not None else ""
-    normal = f"normal {number(decode_number(alert['normal']))}" if alert.get("normal") is not None else ""
-    limit = f"limit {alert['threshold']}" if alert.get("threshold") else ""
-    said = [f"{key.replace('_', ' ')}: {fact}" for key, fact in alert.get("facts", {}).items()]
-    if int(alert.get("count", 1)) > 1:
-        said.append(f"{alert['count']:,} series: {', '.join(fact['name'] for fact in alert['series'])}")
-    said += [f"evidence: {outcome['path']}" for outcome in alert.get("actions", ()) if outcome.get("path")]
-    said += [f"{words}: {alert[key]}" for key, words in _EXCUSES.items() if alert.get(key)]
-    hint = f"<p class=try><b>try</b> {escape(str(alert['hint']))}</p>" if alert.get("hint") else ""
-    return (
-        f'<article class="{escape(severity)}" id="{prefix}{escape(str(alert["rule"]))}-{int(alert["number"])}">'
-        f"<h3><span class=sev>{escape(severity.upper())}</span> {escape(str(alert['rule']))} "
-        f"<small>step {step(alert['fired_step'])}{until}</small></h3>"
-        f"<p>{escape(str(alert.get('message', '')))}</p>"
-        f"<p class=numbers>{escape(', '.join(filter(None, (value, normal, limit))))}</p>"
-        f"<p><b>done</b> {escape(actions_done(alert))}</p>"
-        f"<ul>{_items(said)}</ul>{hint}</article>"
+    return _list(
+        {
+            "steps": step(int(report["steps"])),
+            "took": duration(float(report["seconds"])),
+            "began": str(data.facts.get("started", "")).replace("T", " ")[:16],
+            "rules": report.get("rules_source"),
+            "profile": report.get("profile"),
+            "mode": "observe: nothing is stopped or changed" if report.get("mode") == "observe" else "act",
+            "trainer": report.get("trainer"),
+            "ranks": report.get("world_size") if report.get("world_size", 1) > 1 else None,
+            "resumed from": f"step {step(report['resumed_from'])}" if report.get("resumed_from") else None,
+            "cost of watching": f"{overhead['fraction'] * 100:.1f} % of the time" if "fraction" in overhead else None,
+            "last good checkpoint": f"step {step(good['step'])}: {good['path']}" if good.get("path") else None,
+            "drawn in grey": data.other.name if data.other is not None else None,
+        }
     )
 
 
-_EXCUSES = {"explained_by": "explained by", "muted": "muted", "accepted": "accepted"}
+def _peak(memory: Mapping[str, Any]) -> str | None:
+    if not memory.get("peak_bytes"):
+        return None
+    of = f" of {size_text(memory['capacity_bytes'])}" if memory.get("capacity_bytes") else ""
+    where = "" if memory.get("device") == "cpu" else f" on {memory.get('device')}"
+    return f"{size_text(memory['peak_bytes'])}{of}{where}"
+
+
+def _rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of a finding: its columns are the keys of its rows."""
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = "<tr>" + "".join(f"<th>{escape(str(column))}</th>" for column in columns) + "</tr>"
+
+    def cell(value: Any) -> str:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return f'<td class=n data-key="{value}">{escape(number(float(value)))}</td>'
+        return f"<td>{escape(str(value if value is not None else ''))}</td>"
+
+    return _table(head, [f"<tr>{''.join(cell(row.get(column)) for column in columns)}</tr>" for row in rows[:100]])
+
+
+def _layers(record: Recorded, alerts: Sequence[Mapping[str, Any]]) -> str:
+    """A heat map for each metric that was measured by layer or tensor; what alerts have named is marked."""
+    bad = []
+    for alert in alerts:
+        bad += [str(fact["name"]).partition("[")[2].rstrip("]") for fact in alert.get("series", ())]
+        first = str(alert.get("facts", {}).get("first", ""))
+        bad += [first.partition(",")[0]] if first else []
+    metrics = dict.fromkeys(one.metric for one in record.series.values() if one.parameter)
+    chosen = sorted(metrics, key=lambda metric: (metric not in LAYERED, list(metrics).index(metric)))[:6]
+    maps = []
+    for metric in chosen:
+        family = record.family(metric)
+        if sum(len(one.values) > 1 for one in family) >= 2:
+            maps.append(heat_map(metric, family, bad=[name for name in bad if name], unit=family[0].unit))
+    return "".join(maps)
+
+
+def _ranks(data: PageData) -> str:
+    rows = [
+        f"<tr><td>{escape(rank)}</td><td>{escape(str(alert['severity']))}</td><td>{escape(str(alert['rule']))}</td>"
+        f"<td class=n>{step(alert['fired_step'])}</td><td>{escape(str(alert.get('message', '')))}</td></tr>"
+        for rank, alerts in data.ranks
+        for alert in alerts
+    ]
+    head = "<tr><th>rank</th><th>severity</th><th>rule</th><th class=n>step</th><th>what</th></tr>"
+    return _table(head, rows) if rows else ""
 
 
 def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence[Mapping[str, Any]]) -> str:
@@ -351,13 +352,14 @@ def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence
     for rule, entry in sorted(rules.items(), key=lambda item: _ORDER.index(str(item[1]["verdict"]))):
         closest = entry.get("closest") or {}
         near = f"{number(decode_number(closest['score']))} at step {step(closest['step'])}" if closest else ""
+        key = f' data-key="{decode_number(closest["score"])}"' if closest else ""
         name = escape(rule)
         if rule in first:
             name = f'<a href="#{prefix}{name}-{first[rule]}">{name}</a>'
         verdict = str(entry["verdict"])
         why = "; ".join(str(entry[key]) for key in ("reason", "remedy") if entry.get(key)) or entry.get("threshold", "")
         groups[verdict if verdict in groups and rule not in first else ""].append(
-            f"<tr><td>{name}</td><td>{_badge(verdict, verdict)}</td><td>{escape(near)}</td>"
+            f"<tr><td>{name}</td><td>{_badge(verdict, verdict)}</td><td{key}>{escape(near)}</td>"
             f"<td>{escape(str(why))}</td>"
             f"<td>{escape(str(entry.get('origin', '')))}</td></tr>"
         )
@@ -365,18 +367,56 @@ def _rules(rules: Mapping[str, Mapping[str, Any]], prefix: str, alerts: Sequence
 
 
 def _rule_table(group: str, rows: Sequence[str]) -> str:
-    """What fired stands open; dozens of rules that are fine or had no data open at a click, without a script."""
+    """What fired stands open; dozens of rules that are fine or had no data open at a click."""
     head = "<tr><th>rule</th><th>verdict</th><th>closest</th><th>limit, or why not judged</th><th>from</th></tr>"
-    table = f"<div class=wide><table>{head}{''.join(rows)}</table></div>"
+    table = _table(head, rows)
     if not group:
         return table
     state = " open" if len(rows) <= FEW else ""
     return f"<details{state}><summary>{len(rows)} {group}</summary>{table}</details>"
 
 
+def _evidence(data: PageData) -> str:
+    made = []
+    for bundle in data.evidence:
+        files = ", ".join(f"{name} ({size_text(size)})" for name, size in bundle["files"].items())
+        more = f" and {bundle['more']} more" if bundle["more"] else ""
+        what = f"alert {bundle['number']}" if bundle["number"] else "kept on request"
+        made.append(f"<h3>{escape(what)} <small>{escape(bundle['folder'])}, {size_text(bundle['bytes'])}</small></h3>")
+        made.append(f"<p class=numbers>{escape(files + more)}</p>")
+        if bundle["parameters"]:
+            made.append("<p><small>the worst parameters and gradients</small></p>" + _rows_table(bundle["parameters"]))
+    if data.beside:
+        made.append(f"<p class=numbers>{escape(', '.join(data.beside[:20]))}</p>")
+    return "".join(made)
+
+
+def _environment(facts: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in (facts.get("versions") or {}).items())
+    overhead = report.get("overhead") or {}
+    told = {
+        "command": " ".join(map(str, facts.get("argv", ()))),
+        "folder": facts.get("folder"),
+        "host": facts.get("host"),
+        "versions": versions,
+        "job": ", ".join(f"{name}={value}" for name, value in (facts.get("job") or {}).items()),
+        "our own time": duration(float(overhead["host_seconds"])) if overhead.get("host_seconds") else None,
+        "steps left out": f"{overhead['steps_left_out']:,}" if overhead.get("steps_left_out") else None,
+    }
+    rows = "".join(f"<dt>{key}</dt><dd>{escape(str(value))}</dd>" for key, value in told.items() if value)
+    return f"<dl>{rows}</dl>" if facts and rows else ""
+
+
+def _problems(report: Mapping[str, Any]) -> str:
+    problems = [f"action {e['action']} for {e['rule']}: {e['error']}" for e in report.get("action_errors", ())]
+    problems += [f"plugin {e['plugin']} in {e['hook']}: {e['error']}" for e in report.get("plugin_errors", ())]
+    problems += [str(e["error"]) for e in report.get("internal_errors", ())]
+    return f"<ul>{_items(problems)}</ul>" if problems else ""
+
+
 def _badge(shown: str, verdict: str) -> str:
     return f'<span class="badge {escape(verdict.replace(" ", "-"))}">{escape(shown)}</span>'
 
 
-def _items(texts: Sequence[str]) -> str:
+def _items(texts: Iterable[str]) -> str:
     return "".join(f"<li>{escape(text)}</li>" for text in texts)

@@ -15,6 +15,15 @@ from healthcheck.record.lines import Batch
 _PLAIN = re.compile(r"(?P<side>above|below|at least|at most) (?P<limit>[\d.]+(?:e[+-]?\d+)?)(?P<percent>%?)")
 
 
+def plain_limit(words: str) -> tuple[float, int] | None:
+    """The limit in ``above 8`` or ``at most 5%``, and the side on which values breach; None for other words."""
+    plain = _PLAIN.fullmatch(words)
+    if plain is None:
+        return None
+    limit = float(plain["limit"]) * (0.01 if plain["percent"] else 1.0)
+    return limit, 1 if plain["side"] in ("above", "at least") else -1
+
+
 @dataclass(slots=True)
 class SeriesSummary:
     """The values of one series over a run; non-finite ones are counted apart and enter nothing else."""
@@ -89,11 +98,11 @@ class Approach:
 
         None where that says nothing: it fired, or its condition is more than one limit on one side.
         """
-        plain = _PLAIN.fullmatch(self.threshold)
+        plain = plain_limit(self.threshold)
         if plain is None or self.score is None or self.verdict != "ok" or not math.isfinite(self.score):
             return None
-        limit = float(plain["limit"]) * (0.01 if plain["percent"] else 1.0)
-        far, near = (self.score, limit) if plain["side"] in ("above", "at least") else (limit, self.score)
+        limit, side = plain
+        far, near = (self.score, limit) if side > 0 else (limit, self.score)
         if far <= 0 or near <= 0:
             return None
         return min(1.0, far / near)

@@ -16,12 +16,17 @@ from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
+from healthcheck.reports.alertcharts import around, pictures_of
+from healthcheck.reports.charts import Picture
+from healthcheck.reports.recorded import Recorded
 from healthcheck.reports.wording import asks, cause_name, headings
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Cause, RuleSet
 
 BEFORE = 20
 """Samples of the recent past."""
+BEFORE_DRAWN, AFTER_DRAWN = 150, 40
+"""Steps before an alert and after its end that are drawn."""
 LOOK_BACK = 3
 """Steps before the first breach that are searched for a change."""
 ALWAYS = ("lr",)
@@ -170,6 +175,8 @@ class Explanation:
     """Other alerts near this one, or explained by it."""
     problem: str = ""
     """Why there is no trace, or why it may differ from what the run saw."""
+    pictures: list[Picture] = field(default_factory=list)
+    """Its series near the alert, with the limit and what was normal; then its score, where that has the limit."""
 
     @property
     def headings(self) -> tuple[str, str]:
@@ -230,9 +237,15 @@ def explain_alert(run: Run, alert: dict[str, Any], rules: RuleSet | None, proble
     if rules is not None and rule is not None and samples.batches:
         start = int(run.facts.get("resumed_from") or 0)
         rank = int(run.facts.get("rank") or 0)
-        rows = list(judgements(rules, rule.id, _looked_at(samples.batches, rule), start_step=start, rank=rank))
+        rows = list(
+            judgements(rules, rule.id, _looked_at(samples.batches, rule), start_step=start, rank=rank, bounds=True)
+        )
         series = alert["series"][0]["name"] if alert.get("series") else str(rule.selector)
         found.episode, earlier = episode_rows(rows, series, int(alert.get("cause_step", alert["fired_step"])))
+        found.pictures = [
+            around(alert, picture, before=BEFORE_DRAWN, after=AFTER_DRAWN, most=BEFORE_DRAWN)
+            for picture in pictures_of(alert, Recorded(), rows, rule)
+        ]
         if found.episode:
             found.before = earlier[-2:]
             found.closest = _closest(earlier, rule.condition.breaches)

@@ -19,10 +19,10 @@ def test_newest_and_usual_values_of_a_run_that_goes_on(
 ) -> None:
     going_on([2.0], 0.02)
     assert main(["top", "--once"]) == 0
-    first, heading, row, *_ = capsys.readouterr().out.splitlines()
-    assert "train.py, running, step " in first
-    assert heading.split() == ["metric", "last", "usual", "at", "step"]
-    assert row.split()[:3] == ["loss", "2", "2"]
+    first, _, loss, *rest = capsys.readouterr().out.splitlines()
+    assert "train.py: running, step " in first
+    assert loss.split()[:2] == ["loss", "2"]
+    assert rest[-1] == "0 alerts"
 
 
 def test_a_second_look_reads_only_what_is_new_and_a_thinned_record_anew(
@@ -59,7 +59,7 @@ def test_on_a_terminal_it_draws_until_the_run_has_ended(going_on: Callable[..., 
             child.kill()
             child.wait()
     assert top.wait(120) == 0
-    assert b"train.py, killed, step " in shown.split(b"running")[-1]
+    assert b"train.py: killed, step " in shown.split(b"running")[-1]
 
 
 def _read(terminal: int) -> bytes:

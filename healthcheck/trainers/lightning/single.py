@@ -70,10 +70,10 @@ class MonitorCallback(HealthCheckCallback):
             pl_module.log(f"train/{name}", float(value))
 
     def show_dashboard(self, trainer: Any) -> None:
-        """Draw the table every ``log_interval`` steps, where there is a terminal."""
+        """Draw the live view once a second, where there is a terminal."""
         dashboard: Any = self.session.host.registry.reports.get("dashboard") if self.session is not None else None
         if dashboard is not None and trainer.is_global_zero:
-            dashboard.show(self.log_interval, lambda: dict(trainer.logged_metrics))
+            dashboard.show(lambda: dict(trainer.logged_metrics))
 
     def _log_measured(self, trainer: Any) -> None:
         """Only what the callbacks are documented to log."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import re
+import socket
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +17,15 @@ from typing import Any
 import pytest
 
 from healthcheck.cli import main
+from healthcheck.reports.charts import Curve, Picture, chart
 from healthcheck.reports.page import page_html
+from healthcheck.reports.pagedata import PageData
+from healthcheck.reports.recorded import Recorded, Series
+from healthcheck.reports.thinning import thinned
 
 NAN = math.nan
 SICK = {"loss": [2.0, 1.9, 1.8, NAN], "norm": [1.0, 1.1, 0.9, NAN]}
-VOID = {"meta", "path"}
+VOID = {"meta"}
 
 
 class Outline(HTMLParser):
@@ -56,9 +64,14 @@ def sick(runs: Path, sessions: ModuleType) -> dict[str, Any]:
 
 
 def test_the_page_needs_nothing_from_anywhere_and_is_well_formed(sick: dict[str, Any]) -> None:
-    page = Outline(page_html([sick]))
+    text = page_html([sick], interactive=False)
+    page = Outline(text)
     assert not page.open
-    assert not {"script", "link", "img", "iframe", "object", "form"} & set(page.seen)
+    assert page.seen.count("script") == 1  # the one that sorts tables, and no other may run
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src 'sha256-{digest}'" in text
+    assert not {"link", "img", "iframe", "object", "form"} & set(page.seen)
     assert all(link.startswith("#") for link in page.links)
     assert {link[1:] for link in page.links} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
@@ -78,8 +91,8 @@ def test_text_from_anywhere_stays_text(runs: Path, sessions: ModuleType) -> None
         **sessions.RULES,
         "rules": {"bad": {"metric": "loss", "when": "nonfinite", "message": "<script>x</script>"}},
     }
-    page = page_html([sessions.run(series=SICK, rules=rules, target="<b>.py", console=False)])
-    assert "<script" not in page
+    page = page_html([sessions.run(series=SICK, rules=rules, target="<b>.py", console=False)], interactive=False)
+    assert page.count("<script") == page.count("<script>") == 1
     assert "&lt;script&gt;x" in page
     assert "<h1>&lt;b&gt;.py" in page
 
@@ -88,9 +101,9 @@ def test_a_live_run_draws_its_series_and_marks_what_was_not_finite(watched: Call
     watched(series=SICK, reports={"html": "hc.html"})
     text = (tmp_path / "hc.html").read_text()
     page = Outline(text)
-    assert page.seen.count("figure") == 2
+    assert page.seen.count("figure") == 4  # one for each alert, one for each series
     assert "1 value not finite from step 4" in page.words
-    assert text.count('class="broken"') == 2
+    assert text.count('class="broken"') == 4
     assert not re.search(r"\bd=\"[^\"]*nan", text)
 
 
@@ -101,8 +114,10 @@ def test_a_spike_of_one_sample_survives_the_thinning_of_a_long_series(
     loss[1700] = 9.0
     watched(series={"loss": loss}, reports={"html": "hc.html"})
     text = (tmp_path / "hc.html").read_text()
-    assert re.search(r"[ML]\d+\.\d 0\.0L", text)  # the top of the chart is reached
-    assert len(text) < 60_000
+    drawn = text.partition("train")[2]
+    tops = [float(y) for y in re.findall(r"[ML]\d+\.\d (\d+\.\d)", drawn)]
+    assert min(tops) < 20  # the top of the chart is reached
+    assert " to 9, last" in Outline(text).words
 
 
 def test_several_runs_share_a_page_with_contents(sick: dict[str, Any]) -> None:
@@ -115,5 +130,97 @@ def test_several_runs_share_a_page_with_contents(sick: dict[str, Any]) -> None:
 def test_report_writes_the_page_of_a_recorded_run(sick: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "latest", "--format", "html"]) == 0
     page = Outline(capsys.readouterr().out)
-    assert page.seen.count("figure") == 2
+    assert page.seen.count("figure") == 4
     assert not page.open
+
+
+def test_every_alert_has_a_chart_with_its_limit_and_what_was_normal(
+    runs: Path, sessions: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = [2.0 + 0.01 * (n % 7) for n in range(60)]
+    loss[40:43] = [30.0, 31.0, 32.0]
+    sessions.run(series={"loss": loss}, console=False)
+    assert main(["report", "latest", "--format", "html"]) == 0
+    text = capsys.readouterr().out
+    article = text.partition("<article")[2].partition("</article>")[0]
+    assert 'class="limit"' in article
+    assert "normal (median)" in article
+    assert "fired at step 42" in article
+    assert "loss: 30" in article  # under the pointer
+
+
+def test_a_run_that_was_killed_has_a_page_of_what_is_known(
+    runs: Path, sessions: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions.run(series=SICK, console=False)
+    folder = next(runs.glob("*-train"))
+    (folder / "report.json").unlink()
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "pid": 2**22 + 1}))
+    assert main(["report", "latest", "--format", "html"]) == 0
+    page = Outline(capsys.readouterr().out)
+    assert "KILLED" in page.words
+    assert "no report: the run is killed; last recorded step 4" in page.words
+    assert "ERROR loss-not-finite step 4" in page.words
+
+
+def test_a_page_to_share_has_no_host_user_or_path(
+    runs: Path, sessions: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions.run(series=SICK, console=False, target=str(runs / "secret" / "train.py"))
+    assert main(["report", "latest", "--format", "html", "--share"]) == 0
+    text = capsys.readouterr().out
+    assert str(runs.parent) not in text
+    assert socket.gethostname() not in text
+    assert "&lt;path&gt;/train.py" in text
+
+
+def test_a_second_run_is_drawn_below_the_first(
+    runs: Path, sessions: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions.run(series={"loss": [5.0, 4.0, 3.0]}, console=False, target="first.py")
+    sessions.run(series={"loss": [2.0, 1.5, 1.0]}, console=False, target="second.py")
+    first = next(runs.glob("*-first")).name
+    assert main(["report", "latest", "--format", "html", "--with", first]) == 0
+    text = capsys.readouterr().out
+    assert 'class="line other"' in text
+    assert f"loss, {first}" in text
+    assert main(["report", "latest", "--with", first]) == 4
+    assert "add --open, or --format html" in capsys.readouterr().err
+
+
+def test_layers_are_a_heat_map_in_which_the_bad_tensor_is_marked(runs: Path, sessions: ModuleType) -> None:
+    record = Recorded()
+    for n in range(6):
+        values = [10.0 ** (n - 3)] * 40
+        values[30:] = [NAN] * 10 if n == 4 else values[30:]
+        series = Series(f"grad_norm[layers.{n}.weight]", "grad_norm", (("parameter", f"layers.{n}.weight"),))
+        series.steps.extend(range(1, 41))
+        series.values.extend(values)
+        record.series[series.name] = series
+    report = sessions.run(series=SICK, console=False)
+    report["alerts"][0]["series"][0]["name"] = "grad_norm[layers.4.weight]"
+    text = page_html([report], PageData(record), interactive=False)
+    assert text.count('<span class="hn') == 6
+    assert '<span class="hn bad" title="layers.4.weight">' in text
+    assert text.count('class="hx"') >= 10
+
+
+def test_values_that_are_constant_or_all_broken_are_drawn_without_an_error() -> None:
+    for values in ([1.0] * 5, [NAN] * 5, [math.inf, 1.0, -math.inf], [0.0, 0.0], [1e300, -1e300], [5e-324, 1.0]):
+        text = chart(Picture("x", [Curve("x", range(1, len(values) + 1), values)]))
+        Outline(text)
+        assert not re.search(r"\bd=\"[^\"]*(nan|inf)", text)
+        broken = sum(not math.isfinite(value) for value in values)
+        assert ('class="broken"' in text) == bool(broken)
+
+
+@pytest.mark.parametrize("points", [10, 600, 601, 5000])
+def test_thinning_keeps_the_ends_and_every_extreme(points: int) -> None:
+    ys = [math.sin(n / 50) for n in range(points)]
+    for n in (3, points // 2, points - 4):
+        ys[n] = 40.0 if n % 2 else -40.0
+    kept = thinned(range(points), ys)
+    assert kept == sorted(set(kept))
+    assert {0, points - 1, 3, points // 2, points - 4} <= set(kept)
+    assert len(kept) <= 1000

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from healthcheck.cli import main
 from healthcheck.engine.engine import Engine
 from healthcheck.record.runs import Run, find_run
 
@@ -281,3 +282,32 @@ def test_a_long_run_of_few_metrics_stays_small(runs: Path, sessions: ModuleType)
     session.finish(sessions.Ending())
     size = (find_run().folder / "samples.jsonl").stat().st_size
     assert size / 600 < 100
+
+
+def test_the_rules_of_runs_that_are_judged_alike_are_one_file_on_disk(watched: Watched, runs: Path) -> None:
+    for _ in range(2):
+        watched(series={"loss": HEALTHY})
+    watched(
+        series={"loss": HEALTHY}, rules={"version": 1, "rules": {"other": {"metric": "loss", "when": {"above": 9}}}}
+    )
+    first, second, other = (path / "rules.yaml" for path in sorted(runs.glob("[0-9]*")))
+    assert first.stat().st_ino == second.stat().st_ino != other.stat().st_ino
+    first.unlink()  # as pruning does
+    assert second.read_text().startswith("version: 1") or "rules:" in second.read_text()
+
+
+def test_a_record_of_a_newer_version_is_refused_in_one_sentence(
+    watched: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(series={"loss": HEALTHY})
+    folder = find_run().folder
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["version"] == 2
+    (folder / "run.json").write_text(json.dumps({**facts, "version": 1}))
+    assert main(["report", folder.name]) == 0  # those of 0.1 are read
+    (folder / "run.json").write_text(json.dumps({**facts, "version": 3}))
+    capsys.readouterr()
+    for command in ("report", "why", "metrics", "top"):
+        assert main([command, folder.name]) == 4
+        assert "recorded by a newer healthcheck (record version 3" in capsys.readouterr().err
+    assert main(["runs"]) == 0

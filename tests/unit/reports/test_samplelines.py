@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthcheck.core.samples import series_name
-from healthcheck.record.lines import Row, SampleEncoder, parse_series, read_samples, thin
+from healthcheck.record.lines import Row, SampleEncoder, Thinner, parse_series, read_samples
 
 words = st.text(alphabet="abz.=,[]'_0", min_size=1, max_size=5)
 labels = st.lists(
@@ -85,7 +85,9 @@ def test_thinning_halves_the_record_but_keeps_the_steps_around_alerts() -> None:
         for line in encoder.lines(step, 0.0, [("loss", odd, step, "train", 1.0), ("lr", (), 1, "train", 1.0)])
     ]
 
-    smaller = thin(b"".join(lines), 1, around=[500], keep_steps=20)
+    thinner = Thinner(1000, around=[500], keep_steps=20)
+    half = len(lines) // 2  # piece by piece is the same as at once
+    smaller = thinner.marker(1) + thinner.take(b"".join(lines[:half])) + thinner.take(b"".join(lines[half:]))
     found = read_samples(smaller.splitlines())
 
     steps = [batch.at for batch in found.batches]
@@ -101,6 +103,7 @@ def test_a_second_thinning_replaces_the_marker() -> None:
     content = b"".join(
         line for step in range(1, 101) for line in encoder.lines(step, 0.0, [("loss", (), step, "train", 1.0)])
     )
-    twice = thin(thin(content, 1, []), 2, [])
+    once = Thinner(100, []).marker(1) + Thinner(100, []).take(content)
+    twice = Thinner(100, []).marker(2) + Thinner(100, []).take(once)
     assert twice.count(b'"thinned"') == 1
     assert len(read_samples(twice.splitlines()).batches) == 25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from healthcheck.record import writer as writing
 from healthcheck.record.lines import read_samples
+from healthcheck.record.segments import sample_lines
 from healthcheck.record.writer import RecordWriter
 
 BACKLOG = 100
@@ -62,15 +64,14 @@ def test_a_disk_that_does_not_keep_up_leaves_a_gap_and_not_a_growing_queue(
 
 
 def test_a_record_past_its_limit_is_thinned_and_stays_below_it(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path, limit=20_000, seconds=3600)
+    writer = RecordWriter(tmp_path, limit=3_000, segment=1_000, seconds=3600)
     for step in range(1, 3001):
         writer.samples(step, 0.0, ROW)
         if step % 100 == 0:
             writer._empty()
     writer.close()
-    content = (tmp_path / "samples.jsonl").read_bytes()
-    found = read_samples(content.splitlines())
-    assert len(content) <= 20_000
+    found = read_samples(sample_lines(tmp_path))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000
     assert not found.complete
     assert found.batches[-1].at == 3000, "the newest evaluations stay"
     assert found.bad_lines == 0
@@ -102,12 +103,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_told_and_the_rest_stays_readable(small_disk: Path) -> None:
     writer = RecordWriter(small_disk, seconds=3600)
     for step in range(1, 5001):
-        writer.samples(step, 0.0, ROW)
+        writer.samples(step, random.random(), [("loss", (), step, "train", random.random())])
         if step % 500 == 0:
             writer._empty()
     writer.close()
     assert "No space left" in writer.trouble
-    found = read_samples((small_disk / "samples.jsonl").read_bytes().splitlines())
+    found = read_samples(sample_lines(small_disk))
     assert found.batches[0].at == 1
     assert found.bad_lines <= 1
 

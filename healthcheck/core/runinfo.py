@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, MutableMapping, MutableSet
+from collections.abc import Callable, Mapping, MutableMapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(slots=True)
@@ -99,6 +99,64 @@ class Places:
         return known[0] if len(known) == 1 else ""
 
 
+class RankTalk(Protocol):
+    """How probes on different ranks of one job tell each other what they have read: :attr:`RunFacts.ranks`.
+
+    Nobody waits, and nobody takes part in a collective. What is said leaves this rank at the next point at which ranks agree
+    (``sync_every``), through the store of the process group; one rank, the one that speaks for all, hears it some steps later.
+    Give plain JSON values, a kilobyte at most: with thousands of ranks all of it passes through one store.
+    """
+
+    rank: int
+    world_size: int
+    hears: bool
+    """Whether this is the rank that hears what all say."""
+
+    def say(self, topic: str, step: int, values: Mapping[str, Any]) -> None:
+        """Tell the rank that hears. A newer word on the same topic takes the place of one some steps older."""
+
+    def heard(self, topic: str) -> Sequence[tuple[int, Mapping[int, Mapping[str, Any]]]]:
+        """What came since the last call: for each step the values of each rank. Complete, but for ranks that have ended, or
+        that have not said anything for that step while others went on."""
+
+    def ask(self, topic: str, question: Mapping[str, Any]) -> None:
+        """Put a question to all ranks, this one included."""
+
+    def asked(self, topic: str) -> Sequence[Mapping[str, Any]]:
+        """Questions since the last call."""
+
+
+class Replicas:
+    """Modules that were wrapped in ``DistributedDataParallel``, so that ranks hold copies of them. Trainers add to it.
+
+    Nothing is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self.searched = False
+        """Whether somebody has looked for wrappers that were made before the run was watched."""
+        self._wrappers: list[weakref.ref[Any]] = []
+        self._groups: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._times: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def note(self, wrapper: Any, ranks: Sequence[int]) -> None:
+        """A wrapper was made for the ranks of a process group, by their numbers in the job."""
+        if any(ref() is wrapper for ref in self._wrappers):
+            return
+        self._wrappers = [ref for ref in self._wrappers if ref() is not None]
+        self._wrappers.append(weakref.ref(wrapper))
+        self._groups[wrapper.module] = tuple(ranks)
+        self._times[wrapper.module] = self._times.get(wrapper.module, 0) + 1
+
+    def wrappers(self) -> list[Any]:
+        """Those that are alive."""
+        return [wrapper for ref in self._wrappers if (wrapper := ref()) is not None]
+
+    def modules(self) -> list[tuple[Any, tuple[int, ...], int]]:
+        """Modules that are or were wrapped: module, ranks, how often it was wrapped."""
+        return [(module, ranks, self._times.get(module, 1)) for module, ranks in list(self._groups.items())]
+
+
 @dataclass(slots=True)
 class RunFacts:
     """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
@@ -122,3 +180,7 @@ class RunFacts:
     """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""
+    ranks: RankTalk | None = None
+    """How probes hear of other ranks, once these have a way to agree; None on a single one, and without one."""
+    replicas: Replicas = field(default_factory=Replicas)
+    """Modules of which several ranks hold a copy."""

@@ -28,6 +28,7 @@ from typing import Any
 from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
+from healthcheck.instrument.exchange import StoreExchange
 from healthcheck.run.actor import CHECKPOINT
 
 PREFIX = "healthcheck/agree"
@@ -106,6 +107,10 @@ class StoreAgreement:
         """Rounds without an agreement since the last one with one."""
         self._target: int | None = None
         """The step of the round under way."""
+        self.talk: StoreExchange | None = StoreExchange(
+            store, rank, world_size, hears=self.speaks, broadcast=self._message
+        )
+        """What probes tell each other; None once that has failed."""
 
     @property
     def ready(self) -> bool:
@@ -133,15 +138,30 @@ class StoreAgreement:
 
     def exchange(self, step: int) -> list[Mapping[str, Any]]:
         """Call at the end of every step on every rank. Returns what all ranks do now: save, then stop."""
-        if self.broken or step % self.sync_every:
+        if self._lost or step % self.sync_every or (self.broken and self.talk is None):
             return []
+        decided: list[Mapping[str, Any]] = []
         try:
-            if not self._joined:
-                self._meet(step)
-            return self._sync(step) if self._joined else []
+            if not self.broken:
+                if not self._joined:
+                    self._meet(step)
+                decided = self._sync(step) if self._joined else []
+            if self.talk is not None and self._joined and not self._decided:
+                self._let_talk(self.talk)
         except Exception as error:
             self._lose(error)
-            return []
+        return decided
+
+    def _let_talk(self, talk: StoreExchange) -> None:
+        """Ranks go on to tell each other what they read where they cannot agree on stops: it takes no decision."""
+        try:
+            talk.turn(self._meeting, lambda: int(self.store.add(f"{self._meeting}/done", 0)))
+        except RuntimeError:  # the store does not answer
+            raise
+        except Exception as error:
+            self.talk = None
+            if self.speaks:
+                self.note(f"ranks are compared no longer: {describe(error)}")
 
     def _lose(self, error: Exception) -> None:
         """The store is gone: a rank has left, or the network has. Nothing more is asked of it."""
@@ -308,7 +328,10 @@ class StoreAgreement:
         self.store.set(f"{self._meeting}/message/{number}", json.dumps(content))
 
     def _hear(self, number: int, message: Mapping[str, Any]) -> None:
-        if "gave_up" in message:
+        if "question" in message:
+            if self.talk is not None:
+                self.talk.hear(message)
+        elif "gave_up" in message:
             self._together = self._together[0], min(self._together[1], float(message["until"]))
             self._only_report(str(message["gave_up"]))
         elif "withdrawn" in message:

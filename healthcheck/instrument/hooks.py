@@ -86,6 +86,7 @@ class TorchHooks:
         for optimizer in optimizers:
             self._keep(optimizer.register_step_pre_hook(self._pre), optimizer.register_step_post_hook(self._post))
         self._patch_clipping(torch)
+        self.imports.when("torch.nn.parallel.distributed", self._patch_wrapper)
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
         if passes:
             self._patch_backward(torch)
@@ -109,7 +110,28 @@ class TorchHooks:
             self._patch_loss(torch.nn.functional, name)
         self._patch_clipping(torch)
         self._keep(register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post))
+        self.imports.when("torch.nn.parallel.distributed", self._patch_wrapper)
         self.imports.when("transformers.modeling_utils", lambda m: self._replace(m.PreTrainedModel, "eval", self._eval))
+
+    def _patch_wrapper(self, distributed: ModuleType) -> None:
+        """Wrappers that come and go: which modules have copies on other ranks."""
+
+        def make(original: Function) -> Function:
+            def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+                original(wrapper, *args, **kwargs)
+                machine = self.watching()
+                if machine is not None:
+                    guarded(machine.session, self._wrapped, machine, wrapper)
+
+            return __init__
+
+        self.patches.replace(distributed.DistributedDataParallel, "__init__", make)
+
+    @staticmethod
+    def _wrapped(machine: StepMachine, wrapper: Any) -> None:
+        import torch.distributed as dist
+
+        machine.session.facts.replicas.note(wrapper, dist.get_process_group_ranks(wrapper.process_group))
 
     def _patch_backward(self, torch: ModuleType) -> None:
         self._replace(torch.autograd, "backward", self._backward)

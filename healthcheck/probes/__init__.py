@@ -47,6 +47,7 @@ from healthcheck.probes.optimizers import (
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
+from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
@@ -96,6 +97,7 @@ PROBES: tuple[type[Probe], ...] = (
     OtherLossProbe,
     UnclippedGradientProbe,
     UnsyncedGradientProbe,
+    ReplicaProbe,
     ModeProbe,
     EvaluationModeProbe,
     EvalStartProbe,

@@ -1,0 +1,198 @@
+"""What probes on different ranks tell each other, through the store in which ranks agree anyway.
+
+Each rank writes what it has to say under a key of its own, at a point at which ranks agree; the rank that speaks for all reads
+the keys of all once they are there. Nobody waits, no process group of the user's is touched, and a rank that is missing is merely
+missing. Keys are used again after a few words, so that the store stays small.
+
+With many ranks the rank that hears would read thousands of keys: beyond :data:`FANOUT` ranks every first of so many reads those of
+its group and writes them down as one, with what they have in common written once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+FANOUT = 64
+"""Ranks whose words one rank reads."""
+SLOTS = 13
+"""Words on one topic that may be under way at a time, each under the remainder of its step: a later one takes its place."""
+PATIENCE = 20
+"""Points of agreement after which what is there is taken as all that comes. Ranks that are in step need two."""
+LONGEST = 4096
+"""Bytes of one word; a longer one is left out, and that is an error of whoever said it."""
+
+
+class StoreExchange:
+    """Implements :class:`healthcheck.core.runinfo.RankTalk` over a ``torch.distributed`` store.
+
+    :param broadcast: sends a message to all ranks, as the agreement does.
+    :param hears: whether this rank reads what all say.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        hears: bool,
+        broadcast: Callable[[Mapping[str, Any]], None],
+        fanout: int = FANOUT,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.hears = hears
+        self._store = store
+        self._broadcast = broadcast
+        self._fanout = max(2, fanout)
+        self._leads = world_size > self._fanout and rank % self._fanout == 0
+        self._to_say: list[tuple[str, int, str]] = []
+        self._to_ask: list[Mapping[str, Any]] = []
+        self._awaited: list[_Awaited] = []
+        self._heard: dict[str, list[tuple[int, Mapping[int, Mapping[str, Any]]]]] = {}
+        self._questions: dict[str, list[Mapping[str, Any]]] = {}
+
+    # -- what probes call -------------------------------------------------------------
+
+    def say(self, topic: str, step: int, values: Mapping[str, Any]) -> None:
+        text = json.dumps([step, values], separators=(",", ":"))
+        if len(text) > LONGEST:
+            raise ValueError(f"{len(text):,} bytes on {topic}: ranks tell each other {LONGEST:,} at most")
+        self._to_say.append((topic, step, text))
+
+    def heard(self, topic: str) -> Sequence[tuple[int, Mapping[int, Mapping[str, Any]]]]:
+        return self._heard.pop(topic, ())
+
+    def ask(self, topic: str, question: Mapping[str, Any]) -> None:
+        self._to_ask.append({"question": topic, **question})
+
+    def asked(self, topic: str) -> Sequence[Mapping[str, Any]]:
+        return self._questions.pop(topic, ())
+
+    # -- what the agreement calls -------------------------------------------------------
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """A question of another rank, or of this one."""
+        known = self._questions.setdefault(message["question"], [])
+        known.append({key: value for key, value in message.items() if key != "question"})
+        del known[:-SLOTS]
+
+    def turn(self, meeting: str, gone: Callable[[], int]) -> None:
+        """At a point of agreement: write what there is to say, read what has come.
+
+        :param meeting: prefix of the keys of this training.
+        :param gone: asks how many ranks have ended.
+        """
+        while self._to_ask:
+            self._broadcast(self._to_ask.pop(0))
+        for topic, step, text in self._to_say:
+            place = f"{meeting}/said/{topic}/{step % SLOTS}"
+            self._store.set(f"{place}/{self.rank}", text)
+            if self._leads:
+                self._await(_Awaited(topic, step, place, self._group(), 1))
+            if self.hears:
+                leaders = self._leaders()
+                self._await(_Awaited(topic, step, place, leaders or list(range(self.world_size)), 2 if leaders else 0))
+        self._to_say.clear()
+        for awaited in list(self._awaited):
+            if self._look(awaited, gone):
+                self._awaited.remove(awaited)
+
+    def _await(self, awaited: _Awaited) -> None:
+        self._awaited.append(awaited)
+        del self._awaited[: -4 * SLOTS]
+
+    def _group(self) -> list[int]:
+        return list(range(self.rank, min(self.rank + self._fanout, self.world_size)))
+
+    def _leaders(self) -> list[int]:
+        return list(range(0, self.world_size, self._fanout)) if self.world_size > self._fanout else []
+
+    def _look(self, awaited: _Awaited, gone: Callable[[], int]) -> bool:
+        """Read what has been said; True once nothing more is waited for."""
+        suffix = "/lead" if awaited.level == 2 else ""
+        keys = [f"{awaited.place}/{rank}{suffix}" for rank in awaited.ranks]
+        awaited.looks += 1
+        found: dict[int, Mapping[str, Any]] = {}
+        if self._store.check(keys):
+            complete = self._read(awaited, keys, found)
+        elif awaited.looks > (2 if gone() else PATIENCE) * (1 + (awaited.level == 2)):
+            there = [key for key in keys if self._store.check([key])]
+            self._read(awaited, there, found)
+            complete = True
+        else:
+            return False
+        # A rank whose word for this step is still to come has that of an earlier one under its key.
+        if not complete and awaited.looks <= PATIENCE * (1 + (awaited.level == 2)):
+            return False
+        if awaited.level == 1:
+            self._store.set(f"{awaited.place}/{self.rank}/lead", json.dumps([awaited.step, packed(found)]))
+        elif found:
+            self._heard.setdefault(awaited.topic, []).append((awaited.step, found))
+            del self._heard[awaited.topic][:-SLOTS]
+        return True
+
+    def _read(self, awaited: _Awaited, keys: Sequence[str], found: dict[int, Mapping[str, Any]]) -> bool:
+        """Words for this step among these keys; whether all of them were, or are of a later one already."""
+        complete = True
+        for key, raw in zip(keys, self._values(keys), strict=True):
+            step, values = json.loads(raw)
+            if step != awaited.step:
+                complete = complete and step > awaited.step
+            elif awaited.level == 2:
+                found.update(unpacked(values))
+            else:
+                found[int(key.rpartition("/")[2])] = values
+        return complete
+
+    def _values(self, keys: Sequence[str]) -> Sequence[Any]:
+        if len(keys) > 1 and self._store.has_extended_api():
+            return self._store.multi_get(list(keys))  # type: ignore[no-any-return]
+        return [self._store.get(key) for key in keys]
+
+
+class _Awaited:
+    """Words of some ranks on one topic for one step."""
+
+    __slots__ = ("level", "looks", "place", "ranks", "step", "topic")
+
+    def __init__(self, topic: str, step: int, place: str, ranks: list[int], level: int) -> None:
+        self.topic = topic
+        self.step = step
+        self.place = place
+        self.ranks = ranks
+        self.level = level
+        """0: of all ranks; 1: of a group, by the first of it; 2: of all groups."""
+        self.looks = 0
+
+
+def packed(found: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """Values of many ranks, with what most of them have in common written once: ``[common, {rank: what differs}]``."""
+    common: dict[str, Any] = {}
+    for key in dict.fromkeys(key for values in found.values() for key in values):
+        texts = Counter(json.dumps(values[key]) for values in found.values() if key in values)
+        text, count = texts.most_common(1)[0]
+        if count > 1:
+            common[key] = json.loads(text)
+    apart = {
+        rank: {
+            "+": {key: value for key, value in values.items() if key not in common or common[key] != value},
+            "-": [key for key in common if key not in values],
+        }
+        for rank, values in found.items()
+    }
+    return [common, {rank: {sign: part for sign, part in parts.items() if part} for rank, parts in apart.items()}]
+
+
+def unpacked(written: Sequence[Any]) -> dict[int, Mapping[str, Any]]:
+    """The inverse of :func:`packed`."""
+    common, apart = written
+    return {
+        int(rank): {
+            key: value for key, value in {**common, **parts.get("+", {})}.items() if key not in parts.get("-", ())
+        }
+        for rank, parts in apart.items()
+    }

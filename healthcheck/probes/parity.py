@@ -74,15 +74,16 @@ class ParityJudge:
     def check(self, step: int, words: Words) -> list[Found]:
         """All comparisons for which the words of this step have something to compare."""
         found: list[Found] = []
-        for group, members in _groups(words, "g").items():
-            found += self._copies(step, group, members)
         for members in _groups(words, "d").values():
             found += _rates(members)
             found += _same_batches(members)
             found += _software(members)
+        explained = any(one.value for one in found if one.metric in ("ranks.lr_apart", "ranks.start_apart"))
+        for group, members in _groups(words, "g").items():
+            found += self._copies(step, group, members, explained)
         return _worst(found)
 
-    def _copies(self, step: int, group: tuple[int, ...], members: Words) -> list[Found]:
+    def _copies(self, step: int, group: tuple[int, ...], members: Words, explained: bool) -> list[Found]:
         layouts = _classes({rank: said.get("l") for rank, said in members.items()})
         if len(layouts) > 1:
             facts = _ranks_facts(layouts, len(members)) | {"what": "the models have other tensors, or in another order"}
@@ -98,7 +99,7 @@ class ParityJudge:
         states = {rank: (tuple(said["t"]), said.get("u")) for rank, said in members.items() if said.get("t")}
         by_layout = {said.get("u") for said in members.values()}
         weights = _classes({rank: tuple(said["w"]) for rank, said in members.items() if said.get("w")})
-        if different:
+        if different or explained:
             self._apart.pop(group, None)
             return found  # what else differs comes from that
         if weights:
@@ -256,12 +257,12 @@ def _gradients_apart(different: Sequence[Mapping[Hashable, Sequence[int]]], look
     if not different:
         return Found("ranks.gradients_apart", 0.0)
     classes = different[0]
-    facts = _ranks_facts(classes, len(members))
-    if looks > len(different):
-        facts["when"] = f"at {len(different)} of {looks} updates looked at: in some steps only"
+    facts: dict[str, Any] = {"ranks": _ranks_facts(classes, len(members))["ranks"]}
     wrapped = max(int(said.get("m", 1)) for said in members.values())
     if wrapped > 1:
-        facts["wrapper"] = f"the model was wrapped {wrapped:,} times; in other steps it is used without its wrapper"
+        facts["wrapper"] = f"the model was wrapped {wrapped:,} times, and is used without its wrapper in between"
+    if looks > len(different):
+        facts["when"] = f"at {len(different)} of {looks} updates in a row: in some steps only"
     replaced = max(int(said.get("x", 0)) for said in members.values())
     if replaced:
         facts["replaced"] = f"{replaced:,} parameters are others than those that were wrapped"

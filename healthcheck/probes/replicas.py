@@ -335,7 +335,7 @@ class ReplicaProbe:
                 for name, p in wrapper.module.named_parameters()
                 if p.requires_grad and id(p) not in held and name not in ignored
             ]
-        facts = {"which": first_few(replaced), "ranks": "every rank"} if replaced else {}
+        facts = {"which": first_few(replaced)} if replaced else {}
         self._found.append(Sample("ddp.replaced_parameters", step, float(len(replaced)), detail=lambda: facts))
         self._replaced = len(replaced)
 

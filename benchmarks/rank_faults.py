@@ -42,7 +42,7 @@ FAULTS = {
     "replaced": {"ddp-bypassed.parameters-replaced"},
     "alternating": {"ddp-bypassed.gradients-differ"},
     "bypassed": {"ddp-bypassed.never-called", "ddp-bypassed.gradients-differ"},
-    "state": {"replicas-differ.optimizer-state", "replicas-differ.weights"},
+    "state": {"replicas-differ.optimizer-state"},
     "lr": {"replicas-differ.learning-rate"},
     "equal batches": {"equal-batches"},
     "equal loader": {"equal-batches"},
@@ -143,7 +143,8 @@ def one(kind: str, seed: int, keep: Path | None = None) -> Outcome:
     """Play one run; its folder goes away unless it is kept or something is wrong."""
     plan = plan_of(kind, seed)
     folder = Path(tempfile.mkdtemp(prefix=f"ranks-{kind.replace(' ', '_')}-{seed}-", dir=keep))
-    codes = soak.play(plan, folder, TRAIN, options=("--rules", "healthcheck:ranks"))
+    (folder / "rules.yaml").write_text("version: 1\nextends: [healthcheck:core, healthcheck:ranks]\n")
+    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"))
     outcome = judged(plan, folder, codes)
     if outcome.wrong:
         outcome.wrong.append(f"see {folder}")

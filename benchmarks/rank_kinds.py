@@ -21,7 +21,7 @@ if kind == "batchnorm":
     layers += [nn.BatchNorm1d(24), nn.Dropout(0.2)]
 model = nn.Sequential(*layers, nn.Linear(24, 4))
 if kind == "unused":
-    model.spare = nn.Linear(3, 3)
+    model[0].spare = nn.Parameter(torch.ones(3))
 if kind == "frozen":
     model[0].requires_grad_(False)
 

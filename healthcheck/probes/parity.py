@@ -102,12 +102,17 @@ class ParityJudge:
         if different or explained:
             self._apart.pop(group, None)
             return found  # what else differs comes from that
+        if len(by_layout) == 1 and len(states) == len(members):
+            classes = _classes({rank: state[0] for rank, state in states.items()})
+            # Made of gradients alone, which are the same: it does not follow from weights that differ, they follow from it.
+            if len(weights) < 2 or not any(said.get("z") for said in members.values()):
+                facts = _ranks_facts(classes, len(members)) if len(classes) > 1 else {}
+                if facts:
+                    self._apart.pop(group, None)
+                    weights = {}
+                found.append(Found("ranks.state_apart", float(len(_minority(classes))), facts))
         if weights:
             found += self._weights(step, group, members, weights)
-        if len(by_layout) == 1 and len(states) == len(members) and len(weights) == 1:
-            classes = _classes({rank: state[0] for rank, state in states.items()})
-            facts = _ranks_facts(classes, len(members)) if len(classes) > 1 else {}
-            found.append(Found("ranks.state_apart", float(len(_minority(classes))), facts))
         return found
 
     # -- weights --------------------------------------------------------------------------

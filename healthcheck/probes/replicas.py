@@ -308,6 +308,8 @@ class ReplicaProbe:
             if self._optimizer() is not optimizer or turn < 3 or turn % 10 == 0:
                 self._optimizer, self._state = weak(optimizer), _state_of(optimizer, copies)
             state, word["u"] = self._state
+            if any(group.get("weight_decay") for group in optimizer.param_groups) and "W" not in type(optimizer).__name__:
+                word["z"] = 1  # decay that goes through the gradients: the state depends on the weights
             if state:
                 parts = parts_for(sum(int(t.numel()) for t in state), most)
                 reading.state = checksums(state, turn % parts, parts)

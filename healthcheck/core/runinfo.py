@@ -133,6 +133,8 @@ class Replicas:
     """
 
     def __init__(self) -> None:
+        self.data_group: tuple[int, ...] = ()
+        """Ranks that are given different parts of the data, as far as that is known."""
         self.searched = False
         """Whether somebody has looked for wrappers that were made before the run was watched."""
         self._wrappers: list[weakref.ref[Any]] = []
@@ -155,6 +157,48 @@ class Replicas:
     def modules(self) -> list[tuple[Any, tuple[int, ...], int]]:
         """Modules that are or were wrapped: module, ranks, how often it was wrapped."""
         return [(module, ranks, self._times.get(module, 1)) for module, ranks in list(self._groups.items())]
+
+
+@dataclass(slots=True)
+class Collectives:
+    """Which collectives this rank has entered and left. Trainers keep it; times are readings of ``time.monotonic``."""
+
+    count: int = 0
+    """Collectives entered so far."""
+    inside: bool = False
+    name: str = ""
+    """Of the last one: its function, the type and shape of its first tensor, when it was entered."""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    entered_at: float = 0.0
+    left_at: float = 0.0
+    pass_ended_at: float = 0.0
+    """End of the last backward pass."""
+    forward_at: float = 0.0
+    """Begin of the first forward pass of a wrapper in the step at hand; 0 before."""
+    waited: float = 0.0
+    """Seconds inside of collectives in the step at hand."""
+    delayed: float = 0.0
+    """Seconds between the backward pass (or the collective before) and the entry of each of them, in the step at hand."""
+
+    def enter(self, name: str, kind: tuple[str, tuple[int, ...]], now: float) -> None:
+        """A collective is entered."""
+        self.count += 1
+        self.inside, self.name, self.entered_at = True, name, now
+        self.dtype, self.shape = kind
+        if self.pass_ended_at:
+            self.delayed += now - max(self.pass_ended_at, self.left_at)
+
+    def leave(self, now: float) -> None:
+        """It is left, or was only started (``async_op``)."""
+        self.inside, self.left_at = False, now
+        self.waited += now - self.entered_at
+
+    def step_over(self) -> tuple[float, float, float]:
+        """The step at hand is over: begin of its forward pass, seconds inside of collectives and on the way to them."""
+        found = self.forward_at, self.waited, self.delayed
+        self.forward_at = self.waited = self.delayed = self.pass_ended_at = 0.0
+        return found
 
 
 @dataclass(slots=True)
@@ -184,3 +228,11 @@ class RunFacts:
     """How probes hear of other ranks, once these have a way to agree; None on a single one, and without one."""
     replicas: Replicas = field(default_factory=Replicas)
     """Modules of which several ranks hold a copy."""
+    collectives: Collectives | None = None
+    """What ranks of one job do together; None on a single one."""
+
+    def meet(self, ranks: RankTalk | None) -> None:
+        """Ranks have a way to talk to each other."""
+        self.ranks = ranks
+        if self.collectives is None:
+            self.collectives = Collectives()

@@ -46,6 +46,7 @@ from healthcheck.probes.optimizers import (
 )
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
+from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
@@ -98,6 +99,7 @@ PROBES: tuple[type[Probe], ...] = (
     UnclippedGradientProbe,
     UnsyncedGradientProbe,
     ReplicaProbe,
+    RankTimesProbe,
     ModeProbe,
     EvaluationModeProbe,
     EvalStartProbe,

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from healthcheck.device.checksums import flipped_bit, one_element, slot_of
@@ -394,6 +395,7 @@ def group_text(ranks: Sequence[int]) -> str:
     return ",".join(map(str, given))
 
 
+@lru_cache(maxsize=1024)
 def ranks_of(text: str) -> tuple[int, ...]:
     """The inverse of :func:`group_text`."""
     if ":" in text:

@@ -276,6 +276,7 @@ class ReplicaProbe:
         assert self._run is not None
         known = self._copies
         copies = self._copies = _copies_of(self._run, model, optimizer)
+        self._run.replicas.data_group = copies.data_group if copies is not None else ()
         if copies is None or (known is not None and known.layout != copies.layout):
             self._writes = None
             self._usual.clear()
@@ -308,7 +309,10 @@ class ReplicaProbe:
             if self._optimizer() is not optimizer or turn < 3 or turn % 10 == 0:
                 self._optimizer, self._state = weak(optimizer), _state_of(optimizer, copies)
             state, word["u"] = self._state
-            if any(group.get("weight_decay") for group in optimizer.param_groups) and "W" not in type(optimizer).__name__:
+            if (
+                any(group.get("weight_decay") for group in optimizer.param_groups)
+                and "W" not in type(optimizer).__name__
+            ):
                 word["z"] = 1  # decay that goes through the gradients: the state depends on the weights
             if state:
                 parts = parts_for(sum(int(t.numel()) for t in state), most)

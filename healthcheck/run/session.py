@@ -322,7 +322,7 @@ class Session:
         if self.controls is not None:
             self.controls.agree_through(agreement, self.rules.causes)
             self.judge.exchange, self.judge.due_step = self._exchange, 0
-            self.facts.ranks = getattr(agreement, "talk", None)
+            self.facts.meet(getattr(agreement, "talk", None))
             self.judge.exchange_every = getattr(agreement, "sync_every", 1)
 
     def wants(self, kind: EventKind, step: int | None = None) -> bool:

@@ -44,6 +44,7 @@ from healthcheck.probes.optimizers import (
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
+from healthcheck.probes.out_of_memory import OutOfMemoryProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
@@ -75,6 +76,7 @@ PROBES: tuple[type[Probe], ...] = (
     SkippedUpdateProbe,
     MemoryProbe,
     HostMemoryProbe,
+    OutOfMemoryProbe,
     LiveTensorProbe,
     KeptGraphProbe,
     MemoryEpochProbe,

@@ -23,7 +23,7 @@ from healthcheck.probes.parity import group_text, ranks_of
 
 WINDOW = 20
 """Steps of which a rank tells the median."""
-LEAST = 0.005
+LEAST = 0.02
 """Seconds that a phase must take longer than on other ranks to be worth a word."""
 FEWEST = 6
 """Steps from which there is one."""

@@ -428,6 +428,8 @@ class ProbeBoard:
         if calls is None:
             return
         demand, weight, answered, paused = self._demand, self._weight, self._answered, self._paused
+        if kind is EventKind.EXCEPTION:  # the last one, and nobody rests any more
+            paused = set()
         for call in calls:
             if call.pauses and call.first in paused:
                 continue

@@ -213,7 +213,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def play(plan: Any, folder: Path, train: str = TRAIN, options: tuple[str, ...] = ()) -> dict[int, int]:
+def play(
+    plan: Any, folder: Path, train: str = TRAIN, options: tuple[str, ...] = (), limit: float = LIMIT
+) -> dict[int, int]:
     """Run all ranks; returns their exit codes (negative: ended by that signal), without those that had to be killed.
 
     :param plan: a dataclass with ``world``, ``unwatched`` and ``observe``; the script finds it in ``PLAN``.
@@ -222,7 +224,7 @@ def play(plan: Any, folder: Path, train: str = TRAIN, options: tuple[str, ...] =
     port = free_port()
     ranks = {start(rank, plan, folder, port, options): rank for rank in range(plan.world)}
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + limit
     while ranks and time.monotonic() < deadline:
         for pid in list(ranks):
             ended, status = os.waitpid(pid, os.WNOHANG)

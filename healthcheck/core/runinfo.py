@@ -125,6 +125,12 @@ class RankTalk(Protocol):
     def asked(self, topic: str) -> Sequence[Mapping[str, Any]]:
         """Questions since the last call."""
 
+    def silent(self, collectives: Collectives | None, step: int, seconds: float) -> None:
+        """Nothing has happened on this rank for so long: say where it stands. Called by the watchdog's thread."""
+
+    def hang(self) -> Mapping[str, Any]:
+        """While nothing happens: which rank the others wait for, as facts of an alert; what is known, where that is not."""
+
 
 class Replicas:
     """Modules that were wrapped in ``DistributedDataParallel``, so that ranks hold copies of them. Trainers add to it.
@@ -230,6 +236,11 @@ class RunFacts:
     """Modules of which several ranks hold a copy."""
     collectives: Collectives | None = None
     """What ranks of one job do together; None on a single one."""
+
+    def silent(self, step: int, seconds: float) -> None:
+        """Nothing has happened for so long."""
+        if self.ranks is not None:
+            self.ranks.silent(self.collectives, step, seconds)
 
     def meet(self, ranks: RankTalk | None) -> None:
         """Ranks have a way to talk to each other."""

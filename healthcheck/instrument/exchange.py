@@ -10,11 +10,21 @@ its group and writes them down as one, with what they have in common written onc
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
+from healthcheck.core.runinfo import Collectives
+from healthcheck.instrument.hangs import matched, word_of
+
+SILENT = 2.0
+"""Seconds of silence from which a rank says where it stands, and between two such words."""
+LOST = 4 * SILENT
+"""Seconds without a new word after which a rank counts as one that does not answer."""
 FANOUT = 64
 """Ranks whose words one rank reads."""
 SLOTS = 13
@@ -54,6 +64,15 @@ class StoreExchange:
         self._awaited: list[_Awaited] = []
         self._heard: dict[str, list[tuple[int, Mapping[int, Mapping[str, Any]]]]] = {}
         self._questions: dict[str, list[Mapping[str, Any]]] = {}
+        self._meeting = ""
+        self._own_line: Any = None
+        """A connection to the store for the watchdog's thread: that of the training may be busy for ever."""
+        self._silent_at = 0.0
+        self._words = 0
+        self._standing: dict[int, tuple[int, float, Mapping[str, Any]]] = {}
+        """Of each rank the number of its last word, when that was new, and the word."""
+        self._ended: list[int] = []
+        self._watching = threading.Lock()
 
     # -- what probes call -------------------------------------------------------------
 
@@ -86,6 +105,7 @@ class StoreExchange:
         :param meeting: prefix of the keys of this training.
         :param gone: asks how many ranks have ended.
         """
+        self._meeting = meeting
         while self._to_ask:
             self._broadcast(self._to_ask.pop(0))
         for topic, step, text in self._to_say:
@@ -100,6 +120,42 @@ class StoreExchange:
         for awaited in list(self._awaited):
             if self._look(awaited, gone):
                 self._awaited.remove(awaited)
+
+    # -- silence ------------------------------------------------------------------------
+
+    def silent(self, collectives: Collectives | None, step: int, seconds: float) -> None:
+        """From the watchdog's thread: nothing has happened for so long. Say where this rank stands, and read where others do."""
+        now = monotonic()
+        if seconds < SILENT or now < self._silent_at + SILENT or not self._meeting:
+            return
+        with self._watching, contextlib.suppress(Exception):  # a store that is gone says nothing about ranks
+            self._silent_at = now
+            if self._own_line is None:
+                self._own_line = self._store.clone() if hasattr(self._store, "clone") else self._store
+            self._words += 1
+            place = f"{self._meeting}/stands"
+            word = word_of(collectives, step, seconds)
+            self._own_line.set(f"{place}/{self.rank}", json.dumps([self._words, word]))
+            if self.hears:
+                self._read_standing(place, now)
+
+    def _read_standing(self, place: str, now: float) -> None:
+        for rank in range(self.world_size):
+            if self._own_line.check([f"{place}/{rank}"]):
+                number, word = json.loads(self._own_line.get(f"{place}/{rank}"))
+                known = self._standing.get(rank)
+                if known is None or known[0] != number:
+                    self._standing[rank] = number, now, word
+            elif rank not in self._ended and self._own_line.check([f"{self._meeting}/end/{rank}"]):
+                self._ended.append(rank)
+
+    def hang(self) -> Mapping[str, Any]:
+        """What is known of a hang from the words of all ranks, as facts of its alert; empty where this rank does not hear."""
+        if not self.hears or not self._standing:
+            return {}
+        now = monotonic()
+        words = {rank: word for rank, (_, at, word) in list(self._standing.items()) if now - at < LOST}
+        return matched(words, self.world_size, self._ended)
 
     def _await(self, awaited: _Awaited) -> None:
         self._awaited.append(awaited)

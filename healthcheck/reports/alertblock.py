@@ -20,7 +20,7 @@ LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR
 INDENT = " " * 6
 MOST_LINES = 5
 
-_SILENT = {"note", "warn", "evidence"}
+_SILENT = {"note", "warn", "evidence", "ask_ranks"}
 """Actions with a line of their own, or whose work is the block itself."""
 
 History = Callable[[str, int], list[tuple[int, float]]]

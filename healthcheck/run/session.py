@@ -125,8 +125,7 @@ class Session:
             note=lambda owner, hook, error: self.errors.plugin(owner, hook, error, self.epoch),
             stopping=lambda: self.stop.request is not None,
         )
-        # The order of what follows is that of need: rules are final once plugins have modified them, the board asks the
-        # demand of these rules, and reports start last, when all that they may look at is there.
+        # In the order of need: rules are final once plugins have modified them, reports may look at all the rest.
         self.dispatch.compile_reports(self.reports)
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
@@ -508,6 +507,7 @@ class Session:
     def _silence(self, seconds: float) -> None:
         """From the watchdog's thread: nothing has happened for so long."""
         if not self._ended:
+            self.facts.silent(self.step, seconds)
             self.judge.silence(seconds, self.active())
 
     def _clean_up(self) -> str | None:

@@ -22,7 +22,7 @@ FUNCTIONS = (
 
 
 def seen_collective(
-    name: str, original: Callable[..., Any], notes: Callable[[], Collectives | None]
+    name: str, notes: Callable[[], Collectives | None], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """``original``, noted."""
 

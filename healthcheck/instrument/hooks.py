@@ -6,6 +6,7 @@ torch's fast paths for attention, and change results.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -138,9 +139,7 @@ class TorchHooks:
     def _patch_collectives(self, distributed: ModuleType) -> None:
         for module in modules_of(distributed):
             for name in FUNCTIONS:
-                self._replace(
-                    module, name, lambda original, name=name: seen_collective(name, original, self._collectives)
-                )  # type: ignore[misc]
+                self._replace(module, name, functools.partial(seen_collective, name, self._collectives))
 
     def _collectives(self) -> Collectives | None:
         """What is noted of collectives, if this process is watched and trains with others."""

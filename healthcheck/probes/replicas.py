@@ -433,8 +433,8 @@ class ReplicaProbe:
             return
         for check, names, marks, sizes in self._kept:
             if check == question["step"]:
-                sums = [[names[i], marks[i], sizes[i]] for i in slots_of(names, question["slots"])]
-                talk.say("parity.tensors", check, {"sums": [[_short(name), mark, size] for name, mark, size in sums]})
+                sums = [[_short(names[i]), marks[i], sizes[i]] for i in slots_of(names, question["slots"])]
+                talk.say("parity.tensors", check, {"sums": sums})
                 return
 
     @staticmethod
@@ -463,7 +463,7 @@ class ReplicaProbe:
             return
         self._answering = None
         held, params = _both(self._copies)
-        sizes = {_short(name): int(p.numel()) for name, p in zip(held, params, strict=True)}
+        sizes = dict(zip(map(_short, held), (int(p.numel()) for p in params), strict=True))
         told = [
             [name, sizes.get(name, 0), numbers[2 * n : 2 * n + 2], [float(f"{v:.9g}") for v in values[n]]]
             for n, name in enumerate(names)

@@ -30,6 +30,7 @@ from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.instrument.exchange import StoreExchange
 from healthcheck.run.actor import CHECKPOINT
+from healthcheck.run.ending import LOST
 
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 1.5
@@ -38,6 +39,8 @@ ROUNDS = 8
 """Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
 ENDS_SECONDS = 5.0
 """How long the rank that speaks waits at its end for those of the others: they may still be writing evidence."""
+LOST_SECONDS = 15.0
+"""The same where it was left alone in a collective: why, another rank has to say, which writes its report at this moment."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
@@ -181,7 +184,7 @@ class StoreAgreement:
             self.store.set(f"{self._meeting}/end/{self.rank}", json.dumps([failed, warned]))
             gone = self.store.add(f"{self._meeting}/done", 1)
             if self.speaks:
-                elsewhere = self._ends_of_others()
+                elsewhere = self._ends_of_others(LOST_SECONDS if LOST in failed else ENDS_SECONDS)
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
@@ -202,9 +205,9 @@ class StoreAgreement:
                 return
             time.sleep(0.01)
 
-    def _ends_of_others(self) -> Elsewhere:
+    def _ends_of_others(self, seconds: float) -> Elsewhere:
         """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
-        deadline = time.monotonic() + ENDS_SECONDS
+        deadline = time.monotonic() + seconds
         here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
         while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -218,6 +221,7 @@ class StoreAgreement:
                 warned += [f"rank {rank}: {text}" for text in texts[1:] if text]
             elif self.store.check([f"{self._meeting}/rank/{rank}"]):
                 silent.append(str(rank))
+        failed.sort(key=lambda text: LOST in text)  # who failed by itself comes first
         if silent:
             why = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
             self.broken = f"{self.broken}; {why}" if self.broken else why

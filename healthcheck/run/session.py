@@ -543,7 +543,7 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
-            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run()))
+            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run(), ending))
         if said := self.budget.sentence(self.step, self.active()):
             self.note(said)
         self.board.close(self._guard)

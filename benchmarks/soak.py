@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def start(rank: int, plan: Plan, folder: Path, port: int) -> int:
+def start(rank: int, plan: Any, folder: Path, port: int, options: tuple[str, ...] = ()) -> int:
     """A fork that is this rank; returns its process id."""
     child = os.fork()
     if child:
@@ -182,7 +182,7 @@ def start(rank: int, plan: Plan, folder: Path, port: int) -> int:
         for number, name in ((1, f"{rank}.out"), (2, f"{rank}.err")):
             opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, number)
-        code = run_rank(rank, plan)
+        code = run_rank(rank, plan, options)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
     except BaseException as error:
@@ -195,14 +195,14 @@ def start(rank: int, plan: Plan, folder: Path, port: int) -> int:
         os._exit(code)
 
 
-def run_rank(rank: int, plan: Plan) -> int:
+def run_rank(rank: int, plan: Any, options: tuple[str, ...] = ()) -> int:
     if rank == plan.unwatched:
         sys.argv[:] = ["train.py"]
         runpy.run_path("train.py", run_name="__main__")
         return 0
     from healthcheck.cli import main
 
-    words = ["run", *(["--observe"] if plan.observe else []), "--report", "json=report.json", "train.py"]
+    words = ["run", *(["--observe"] if plan.observe else []), *options, "--report", "json=report.json", "train.py"]
     sys.argv[:] = ["healthcheck", *words]
     return main(words)
 
@@ -213,13 +213,18 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def play(plan: Plan, folder: Path) -> dict[int, int]:
-    """Run all ranks; returns their exit codes (negative: ended by that signal), without those that had to be killed."""
-    (folder / "train.py").write_text(TRAIN)
+def play(
+    plan: Any, folder: Path, train: str = TRAIN, options: tuple[str, ...] = (), limit: float = LIMIT
+) -> dict[int, int]:
+    """Run all ranks; returns their exit codes (negative: ended by that signal), without those that had to be killed.
+
+    :param plan: a dataclass with ``world``, ``unwatched`` and ``observe``; the script finds it in ``PLAN``.
+    """
+    (folder / "train.py").write_text(train)
     port = free_port()
-    ranks = {start(rank, plan, folder, port): rank for rank in range(plan.world)}
+    ranks = {start(rank, plan, folder, port, options): rank for rank in range(plan.world)}
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + limit
     while ranks and time.monotonic() < deadline:
         for pid in list(ranks):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -333,30 +338,33 @@ def name_of(plan: Plan) -> str:
 def played(
     seeds: list[int], jobs: int, keep: Path | None = None, stall: float = STALL
 ) -> Iterator[tuple[int, Outcome]]:
-    """The outcome of each seed, several at a time: every one in a fork that forks its ranks."""
-    waiting, running = list(reversed(seeds)), dict[int, tuple[int, int]]()
+    """The outcome of each seed, several at a time."""
+    for seed, said in in_forks(seeds, jobs, lambda seed: asdict(one(seed, keep, stall))):
+        yield seed, Outcome(**said) if said else Outcome(["the run itself could not be judged"], "?", 0.0, "")
+
+
+def in_forks(runs: list[Any], jobs: int, play_one: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
+    """What ``play_one`` says of each run, None if it fails: every one in a fork that forks its ranks."""
+    waiting, running = list(reversed(runs)), dict[int, tuple[Any, int]]()
     while waiting or running:
         while waiting and len(running) < jobs:
-            seed = waiting.pop()
+            run = waiting.pop()
             reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
                 code = 1
                 try:
-                    os.write(writing, json.dumps(asdict(one(seed, keep, stall))).encode())
+                    os.write(writing, json.dumps(play_one(run)).encode())
                     code = 0
                 finally:
                     os._exit(code)
             os.close(writing)
-            running[child] = seed, reading
+            running[child] = run, reading
         child, _ = os.wait()
-        seed, reading = running.pop(child)
+        run, reading = running.pop(child)
         with os.fdopen(reading, "rb") as pipe:
             said = pipe.read()
-        yield (
-            seed,
-            Outcome(**json.loads(said)) if said else Outcome(["the run itself could not be judged"], "?", 0.0, ""),
-        )
+        yield run, json.loads(said) if said else None
 
 
 def one(seed: int, keep: Path | None = None, stall: float = STALL) -> Outcome:

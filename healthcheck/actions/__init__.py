@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from healthcheck.actions.cleanup import Cleanup
 from healthcheck.actions.control import Checkpoint, ScaleLr, SkipUpdate, Stop
-from healthcheck.actions.diagnostics import DumpStacks, MemorySnapshot, Profile
+from healthcheck.actions.diagnostics import AskRanks, DumpStacks, MemorySnapshot, Profile
 from healthcheck.actions.evidence import Evidence
 from healthcheck.actions.locate import Locate
 from healthcheck.actions.mark import Note, Warn
@@ -26,6 +26,7 @@ BUILT_IN: tuple[Callable[[], Action], ...] = (
     Evidence,
     Locate,
     DumpStacks,
+    AskRanks,
     Profile,
     MemorySnapshot,
     Cleanup,
@@ -45,7 +46,10 @@ def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
 
 @hookimpl
 def healthcheck_configure(session: Session) -> None:
-    """``locate`` has to listen before anything is wrong; the other actions wait for their alert."""
+    """``locate`` and ``ask_ranks`` have to listen before anything is wrong; the other actions wait for their alert."""
     locate = session.host.registry.actions.get(Locate.name)
     if isinstance(locate, Locate):
         locate.listen(session)
+    ask = session.host.registry.actions.get(AskRanks.name)
+    if isinstance(ask, AskRanks):
+        ask.listen(session)

@@ -16,6 +16,7 @@ from typing import Any
 
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.protocols import ActionContext
+from healthcheck.core.runinfo import RunFacts
 from healthcheck.core.text import size_text
 
 _OURS = str(Path(__file__).resolve().parent.parent)
@@ -42,6 +43,32 @@ class DumpStacks:
         except OSError as error:
             return ActionOutcome.of(self.name, f"{words} (stacks not written: {error.strerror or error})", place=place)
         return ActionOutcome.of(self.name, f"{words}; all stacks: {path}", place=place, path=str(path))
+
+
+class AskRanks:
+    """Says which rank a job waits for that hangs, where that is known: which one did not enter a collective, is in another one, or
+    does not answer. Reads what the watchdogs of all ranks have written down; waits for nobody.
+    """
+
+    name = "ask_ranks"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def __init__(self) -> None:
+        self._facts: RunFacts | None = None
+
+    def listen(self, session: Any) -> None:
+        """Keep what the session knows of other ranks."""
+        self._facts = session.facts
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        ranks = self._facts.ranks if self._facts is not None else None
+        found = ranks.hang() if ranks is not None else {}
+        for facts in (alert.facts, *(finding.facts for finding in alert.findings)):
+            facts.update(found)
+        if not found:
+            return ActionOutcome(self.name, False, "")
+        return ActionOutcome.of(self.name, str(found["cause"]), **found)
 
 
 def _write_stacks(folder: Path, rank: int) -> Path:

@@ -81,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
+    from healthcheck.instrument.hangs import record_flights
     from healthcheck.instrument.script import ScriptTrainer
     from healthcheck.record.restarts import KeptStates
 
@@ -97,6 +98,8 @@ def main(args: argparse.Namespace) -> int:
             argv=[target, *argv],
         )
     )
+    if session.info.world_size > 1:
+        record_flights()
     clash = name_clash(target, args.module)
     if clash:
         session.note(clash)

@@ -73,6 +73,9 @@ class StepRow:
     loss_scale: Any = None
     skipped: bool | None = None
     held_back: Mapping[int, Any] | None = None
+    collectives: tuple[float, float, float, float] | None = None
+    """With several ranks: when the forward pass of a DDP wrapper began (0: it was not seen) and the backward pass ended, readings
+    of ``time.monotonic``; seconds inside of collectives, and on the way to them."""
     data_wait: float | None = None
     n_samples: int | None = None
     n_tokens: int | None = None

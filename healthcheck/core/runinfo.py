@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, MutableMapping, MutableSet
+from collections.abc import Callable, Mapping, MutableMapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(slots=True)
@@ -99,6 +99,114 @@ class Places:
         return known[0] if len(known) == 1 else ""
 
 
+class RankTalk(Protocol):
+    """How probes on different ranks of one job tell each other what they have read: :attr:`RunFacts.ranks`.
+
+    Nobody waits, and nobody takes part in a collective. What is said leaves this rank at the next point at which ranks agree
+    (``sync_every``), through the store of the process group; one rank, the one that speaks for all, hears it some steps later.
+    Give plain JSON values, a kilobyte at most: with thousands of ranks all of it passes through one store.
+    """
+
+    rank: int
+    world_size: int
+    hears: bool
+    """Whether this is the rank that hears what all say."""
+
+    def say(self, topic: str, step: int, values: Mapping[str, Any]) -> None:
+        """Tell the rank that hears. A newer word on the same topic takes the place of one some steps older."""
+
+    def heard(self, topic: str) -> Sequence[tuple[int, Mapping[int, Mapping[str, Any]]]]:
+        """What came since the last call: for each step the values of each rank. Complete, but for ranks that have ended, or
+        that have not said anything for that step while others went on."""
+
+    def ask(self, topic: str, question: Mapping[str, Any]) -> None:
+        """Put a question to all ranks, this one included."""
+
+    def asked(self, topic: str) -> Sequence[Mapping[str, Any]]:
+        """Questions since the last call."""
+
+    def silent(self, collectives: Collectives | None, step: int, seconds: float) -> None:
+        """Nothing has happened on this rank for so long: say where it stands. Called by the watchdog's thread."""
+
+    def hang(self) -> Mapping[str, Any]:
+        """While nothing happens: which rank the others wait for, as facts of an alert; what is known, where that is not."""
+
+
+class Replicas:
+    """Modules that were wrapped in ``DistributedDataParallel``, so that ranks hold copies of them. Trainers add to it.
+
+    Nothing is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self.data_group: tuple[int, ...] = ()
+        """Ranks that are given different parts of the data, as far as that is known."""
+        self.searched = False
+        """Whether somebody has looked for wrappers that were made before the run was watched."""
+        self._wrappers: list[weakref.ref[Any]] = []
+        self._groups: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._times: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def note(self, wrapper: Any, ranks: Sequence[int]) -> None:
+        """A wrapper was made for the ranks of a process group, by their numbers in the job."""
+        if any(ref() is wrapper for ref in self._wrappers):
+            return
+        self._wrappers = [ref for ref in self._wrappers if ref() is not None]
+        self._wrappers.append(weakref.ref(wrapper))
+        self._groups[wrapper.module] = tuple(ranks)
+        self._times[wrapper.module] = self._times.get(wrapper.module, 0) + 1
+
+    def wrappers(self) -> list[Any]:
+        """Those that are alive."""
+        return [wrapper for ref in self._wrappers if (wrapper := ref()) is not None]
+
+    def modules(self) -> list[tuple[Any, tuple[int, ...], int]]:
+        """Modules that are or were wrapped: module, ranks, how often it was wrapped."""
+        return [(module, ranks, self._times.get(module, 1)) for module, ranks in list(self._groups.items())]
+
+
+@dataclass(slots=True)
+class Collectives:
+    """Which collectives this rank has entered and left. Trainers keep it; times are readings of ``time.monotonic``."""
+
+    count: int = 0
+    """Collectives entered so far."""
+    inside: bool = False
+    name: str = ""
+    """Of the last one: its function, the type and shape of its first tensor, when it was entered."""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    entered_at: float = 0.0
+    left_at: float = 0.0
+    pass_ended_at: float = 0.0
+    """End of the last backward pass."""
+    forward_at: float = 0.0
+    """Begin of the first forward pass of a wrapper in the step at hand; 0 before."""
+    waited: float = 0.0
+    """Seconds inside of collectives in the step at hand."""
+    delayed: float = 0.0
+    """Seconds between the backward pass (or the collective before) and the entry of each of them, in the step at hand."""
+
+    def enter(self, name: str, kind: tuple[str, tuple[int, ...]], now: float) -> None:
+        """A collective is entered."""
+        self.count += 1
+        self.inside, self.name, self.entered_at = True, name, now
+        self.dtype, self.shape = kind
+        if self.pass_ended_at:
+            self.delayed += now - max(self.pass_ended_at, self.left_at)
+
+    def leave(self, now: float) -> None:
+        """It is left, or was only started (``async_op``)."""
+        self.inside, self.left_at = False, now
+        self.waited += now - self.entered_at
+
+    def step_over(self) -> tuple[float, float, float]:
+        """The step at hand is over: begin of its forward pass, seconds inside of collectives and on the way to them."""
+        found = self.forward_at, self.waited, self.delayed
+        self.forward_at = self.waited = self.delayed = self.pass_ended_at = 0.0
+        return found
+
+
 @dataclass(slots=True)
 class RunFacts:
     """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
@@ -122,3 +230,20 @@ class RunFacts:
     """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""
+    ranks: RankTalk | None = None
+    """How probes hear of other ranks, once these have a way to agree; None on a single one, and without one."""
+    replicas: Replicas = field(default_factory=Replicas)
+    """Modules of which several ranks hold a copy."""
+    collectives: Collectives | None = None
+    """What ranks of one job do together; None on a single one."""
+
+    def silent(self, step: int, seconds: float) -> None:
+        """Nothing has happened for so long."""
+        if self.ranks is not None:
+            self.ranks.silent(self.collectives, step, seconds)
+
+    def meet(self, ranks: RankTalk | None) -> None:
+        """Ranks have a way to talk to each other."""
+        self.ranks = ranks
+        if self.collectives is None:
+            self.collectives = Collectives()

@@ -28,7 +28,9 @@ from typing import Any
 from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
+from healthcheck.instrument.exchange import StoreExchange
 from healthcheck.run.actor import CHECKPOINT
+from healthcheck.run.ending import LOST
 
 PREFIX = "healthcheck/agree"
 PATIENCE_SECONDS = 1.5
@@ -37,6 +39,8 @@ ROUNDS = 8
 """Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
 ENDS_SECONDS = 5.0
 """How long the rank that speaks waits at its end for those of the others: they may still be writing evidence."""
+LOST_SECONDS = 15.0
+"""The same where it was left alone in a collective: why, another rank has to say, which writes its report at this moment."""
 PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
@@ -106,6 +110,10 @@ class StoreAgreement:
         """Rounds without an agreement since the last one with one."""
         self._target: int | None = None
         """The step of the round under way."""
+        self.talk: StoreExchange | None = StoreExchange(
+            store, rank, world_size, hears=self.speaks, broadcast=self._message
+        )
+        """What probes tell each other; None once that has failed."""
 
     @property
     def ready(self) -> bool:
@@ -133,15 +141,30 @@ class StoreAgreement:
 
     def exchange(self, step: int) -> list[Mapping[str, Any]]:
         """Call at the end of every step on every rank. Returns what all ranks do now: save, then stop."""
-        if self.broken or step % self.sync_every:
+        if self._lost or step % self.sync_every or (self.broken and self.talk is None):
             return []
+        decided: list[Mapping[str, Any]] = []
         try:
-            if not self._joined:
-                self._meet(step)
-            return self._sync(step) if self._joined else []
+            if not self.broken:
+                if not self._joined:
+                    self._meet(step)
+                decided = self._sync(step) if self._joined else []
+            if self.talk is not None and self._joined and not self._decided:
+                self._let_talk(self.talk)
         except Exception as error:
             self._lose(error)
-            return []
+        return decided
+
+    def _let_talk(self, talk: StoreExchange) -> None:
+        """Ranks go on to tell each other what they read where they cannot agree on stops: it takes no decision."""
+        try:
+            talk.turn(self._meeting, lambda: int(self.store.add(f"{self._meeting}/done", 0)))
+        except RuntimeError:  # the store does not answer
+            raise
+        except Exception as error:
+            self.talk = None
+            if self.speaks:
+                self.note(f"ranks are compared no longer: {describe(error)}")
 
     def _lose(self, error: Exception) -> None:
         """The store is gone: a rank has left, or the network has. Nothing more is asked of it."""
@@ -161,7 +184,7 @@ class StoreAgreement:
             self.store.set(f"{self._meeting}/end/{self.rank}", json.dumps([failed, warned]))
             gone = self.store.add(f"{self._meeting}/done", 1)
             if self.speaks:
-                elsewhere = self._ends_of_others()
+                elsewhere = self._ends_of_others(LOST_SECONDS if LOST in failed else ENDS_SECONDS)
             # The store usually lives in the process of rank 0: when it exits, a rank that has not yet read the
             # decision finds no store, does not stop and dies in its next collective instead.
             deadline = time.monotonic() + PARTING_SECONDS
@@ -182,9 +205,9 @@ class StoreAgreement:
                 return
             time.sleep(0.01)
 
-    def _ends_of_others(self) -> Elsewhere:
+    def _ends_of_others(self, seconds: float) -> Elsewhere:
         """What failed on other ranks, which end at about the same time; of those that go on nothing is known."""
-        deadline = time.monotonic() + ENDS_SECONDS
+        deadline = time.monotonic() + seconds
         here = self.world_size if self._joined else self.store.add(f"{self._meeting}/here", 0)
         while self.store.add(f"{self._meeting}/done", 0) < here and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -198,6 +221,7 @@ class StoreAgreement:
                 warned += [f"rank {rank}: {text}" for text in texts[1:] if text]
             elif self.store.check([f"{self._meeting}/rank/{rank}"]):
                 silent.append(str(rank))
+        failed.sort(key=lambda text: LOST in text)  # who failed by itself comes first
         if silent:
             why = f"rank {shorten(silent, 8)} {'goes' if len(silent) == 1 else 'go'} on, or died"
             self.broken = f"{self.broken}; {why}" if self.broken else why
@@ -308,7 +332,10 @@ class StoreAgreement:
         self.store.set(f"{self._meeting}/message/{number}", json.dumps(content))
 
     def _hear(self, number: int, message: Mapping[str, Any]) -> None:
-        if "gave_up" in message:
+        if "question" in message:
+            if self.talk is not None:
+                self.talk.hear(message)
+        elif "gave_up" in message:
             self._together = self._together[0], min(self._together[1], float(message["until"]))
             self._only_report(str(message["gave_up"]))
         elif "withdrawn" in message:

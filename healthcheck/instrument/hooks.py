@@ -6,13 +6,17 @@ torch's fast paths for attention, and change results.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Collection
+from time import monotonic
 from types import ModuleType
 from typing import Any, Protocol
 
+from healthcheck.core.runinfo import Collectives
+from healthcheck.instrument.collectives import FUNCTIONS, modules_of, seen_collective, seen_forward
 from healthcheck.instrument.compiled import step_hooks, step_seen, two_faced, when_something_is_compiled
 from healthcheck.instrument.data import WorkerDraws, seen_draws
 from healthcheck.instrument.guarding import contain, guarded
@@ -62,6 +66,7 @@ class TorchHooks:
         self._stepped = False
         self._compiling = False
         """Whether something is compiled in this process: then what a compiled region may call has two faces."""
+        self._forward: Replaced | None = None
         self._replaced: list[tuple[Replaced, Make, Function | None]] = []
         self._handles: list[Any] = []
         """Of the hooks before and after an optimizer's step, in turn."""
@@ -86,6 +91,8 @@ class TorchHooks:
         for optimizer in optimizers:
             self._keep(optimizer.register_step_pre_hook(self._pre), optimizer.register_step_post_hook(self._post))
         self._patch_clipping(torch)
+        self.imports.when("torch.nn.parallel.distributed", self._patch_wrapper)
+        self.imports.when("torch.distributed.distributed_c10d", self._patch_collectives)
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
         if passes:
             self._patch_backward(torch)
@@ -109,7 +116,43 @@ class TorchHooks:
             self._patch_loss(torch.nn.functional, name)
         self._patch_clipping(torch)
         self._keep(register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post))
+        self.imports.when("torch.nn.parallel.distributed", self._patch_wrapper)
+        self.imports.when("torch.distributed.distributed_c10d", self._patch_collectives)
         self.imports.when("transformers.modeling_utils", lambda m: self._replace(m.PreTrainedModel, "eval", self._eval))
+
+    def _patch_wrapper(self, distributed: ModuleType) -> None:
+        """Wrappers that come and go: which modules have copies on other ranks."""
+
+        def make(original: Function) -> Function:
+            def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+                original(wrapper, *args, **kwargs)
+                machine = self.watching()
+                if machine is not None:
+                    guarded(machine.session, self._wrapped, machine, wrapper)
+
+            return __init__
+
+        self.patches.replace(distributed.DistributedDataParallel, "__init__", make)
+        forward = lambda original: seen_forward(original, self._collectives)  # noqa: E731
+        self._forward = self.patches.replace(distributed.DistributedDataParallel, "forward", forward)
+
+    def _patch_collectives(self, distributed: ModuleType) -> None:
+        for module in modules_of(distributed):
+            for name in FUNCTIONS:
+                self._replace(module, name, functools.partial(seen_collective, name, self._collectives))
+
+    def _collectives(self) -> Collectives | None:
+        """What is noted of collectives, if this process is watched and trains with others."""
+        machine = self._machine
+        if machine is None or not self.patches.active or os.getpid() != self._pid:
+            return None
+        return machine.session.facts.collectives
+
+    @staticmethod
+    def _wrapped(machine: StepMachine, wrapper: Any) -> None:
+        import torch.distributed as dist
+
+        machine.session.facts.replicas.note(wrapper, dist.get_process_group_ranks(wrapper.process_group))
 
     def _patch_backward(self, torch: ModuleType) -> None:
         self._replace(torch.autograd, "backward", self._backward)
@@ -159,6 +202,8 @@ class TorchHooks:
         if self._machine is None:
             return
         self._compiling = True
+        if self._forward is not None:
+            self._forward.give_back()  # the compiler knows this one by heart
         for replaced, make, note in self._replaced:
             replaced.put(lambda original, make=make, note=note: two_faced(original, make, note))  # type: ignore[misc]
         withheld = lambda: self._machine is not None and self._machine.updates_withheld  # noqa: E731
@@ -272,6 +317,9 @@ class TorchHooks:
                 if not done:
                     passes.pass_fails()
             try:
+                collectives = machine.session.facts.collectives
+                if collectives is not None:
+                    collectives.pass_ended_at = monotonic()
                 passes.pass_ends()
                 if machine.unwatched.due:
                     machine.unwatched.decide()

@@ -237,6 +237,11 @@ class StepNotes:
         self.row = None
         if facts is not None:
             row.step, row.max_steps, row.ends = step, max_steps, True
+            collectives = session.facts.collectives
+            if collectives is not None:
+                ended = collectives.pass_ended_at
+                forward, inside, delayed = collectives.step_over()
+                row.collectives = forward, ended, inside, delayed
             if self._batches is not None:
                 (row.data_wait, row.n_samples, row.n_tokens), self._batches = self._batches, None
             if reported:

@@ -45,9 +45,12 @@ from healthcheck.probes.optimizers import (
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
+from healthcheck.probes.out_of_memory import OutOfMemoryProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
+from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
+from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
@@ -74,6 +77,7 @@ PROBES: tuple[type[Probe], ...] = (
     SkippedUpdateProbe,
     MemoryProbe,
     HostMemoryProbe,
+    OutOfMemoryProbe,
     LiveTensorProbe,
     KeptGraphProbe,
     MemoryEpochProbe,
@@ -98,6 +102,8 @@ PROBES: tuple[type[Probe], ...] = (
     OtherLossProbe,
     UnclippedGradientProbe,
     UnsyncedGradientProbe,
+    ReplicaProbe,
+    RankTimesProbe,
     ModeProbe,
     EvaluationModeProbe,
     EvalStartProbe,

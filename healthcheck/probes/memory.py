@@ -17,9 +17,16 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.core.text import size_text
 from healthcheck.probes.graph import kind_of, parents_of
 from healthcheck.probes.looks import next_look
-from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, open_files, resident_bytes
+from healthcheck.probes.memory_readings import (
+    TorchDevice,
+    cgroup_memory,
+    memory_limit_bytes,
+    open_files,
+    resident_bytes,
+)
 
 FLOOR_STEPS = 100
 """Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""
@@ -108,11 +115,22 @@ class HostMemoryProbe:
         Metric("memory.host", "Resident memory of this process, without its children.", "bytes", Cost.HOST),
         Metric("host.open_files", "File descriptors that this process holds open.", cost=Cost.HOST, needs=("linux",)),
         Metric("memory.host_fraction", "The same as a part of the cgroup limit or the machine.", "fraction", Cost.HOST),
+        Metric(
+            "memory.cgroup_fraction",
+            "Memory of all processes of the cgroup (of one with a limit), less cached files, as a part of its limit.",
+            "fraction",
+            Cost.HOST,
+            needs=("a cgroup with a memory limit",),
+        ),
     )
 
     def __init__(
-        self, resident: Callable[[], int | None] | None = None, limit: Callable[[], int | None] | None = None
+        self,
+        resident: Callable[[], int | None] | None = None,
+        limit: Callable[[], int | None] | None = None,
+        group: Callable[[], tuple[int, int] | None] | None = None,
     ) -> None:
+        self._group = group or cgroup_memory
         self._resident = resident or resident_bytes
         self._ask_limit = limit or memory_limit_bytes
         self._limit: int | None = None
@@ -130,6 +148,13 @@ class HostMemoryProbe:
                 self._limit, self._asked = self._ask_limit(), True
             if self._limit:
                 samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
+        if demand.due("memory.cgroup_fraction", event.step):
+            group = self._group()
+            if group is not None:
+                facts = {
+                    "memory": f"{size_text(group[0])} of {size_text(group[1])}, this process {size_text(used)} of it"
+                }
+                samples.append(Sample("memory.cgroup_fraction", event.step, group[0] / group[1], detail=lambda: facts))
         if demand.due("host.open_files", event.step):
             count = open_files()
             if count is not None:

@@ -76,7 +76,45 @@ def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/
     return min(limits) if limits else None
 
 
+def cgroup_memory(
+    root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")
+) -> tuple[int, int] | None:
+    """Memory in use and its limit, of the cgroup above this process that is nearest to its limit; None without a limit.
+
+    All processes of the group count: loader workers, and other ranks. Cached files that nobody has touched lately do not: the
+    kernel takes them back before it kills anybody.
+    """
+    found: list[tuple[int, int]] = []
+    for version, folder in _cgroup_folders(root, proc):
+        v2 = version == "v2"
+        limit = _read_limit(folder / ("memory.max" if v2 else "memory.limit_in_bytes"))
+        used = _read_limit(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
+        if limit is None or used is None or not 0 < limit < _UNLIMITED:
+            continue
+        cached = _statistic(folder / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+        found.append((max(0, used - cached), limit))
+    return max(found, key=lambda pair: pair[0] / pair[1], default=None)
+
+
+def _statistic(path: Path, name: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return 0
+
+
 def _cgroup_limits(root: Path, proc: Path) -> list[int]:
+    found = []
+    for version, folder in _cgroup_folders(root, proc):
+        limit = _read_limit(folder / ("memory.max" if version == "v2" else "memory.limit_in_bytes"))
+        if limit is not None:
+            found.append(limit)
+    return found
+
+
+def _cgroup_folders(root: Path, proc: Path) -> list[tuple[str, Path]]:
+    """The groups that this process is in, from its own to the outermost, as ``(v1 or v2, folder)``."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:
@@ -92,13 +130,10 @@ def _cgroup_limits(root: Path, proc: Path) -> list[int]:
     found = []
     for version, group in groups:
         base = root if version == "v2" else root / "memory"
-        name = "memory.max" if version == "v2" else "memory.limit_in_bytes"
         folder = base / group.strip("/")
         # Limits of the groups above bind as well.
         while True:
-            limit = _read_limit(folder / name)
-            if limit is not None:
-                found.append(limit)
+            found.append((version, folder))
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent

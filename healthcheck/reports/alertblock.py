@@ -20,7 +20,7 @@ LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR
 INDENT = " " * 6
 MOST_LINES = 5
 
-_SILENT = {"note", "warn", "evidence"}
+_SILENT = {"note", "warn", "evidence", "ask_ranks"}
 """Actions with a line of their own, or whose work is the block itself."""
 
 History = Callable[[str, int], list[tuple[int, float]]]
@@ -116,10 +116,12 @@ def _before(alert: Alert, history: History) -> str:
 def _where(alert: Alert, explained: Sequence[Alert], world_size: int) -> str:
     """Which rank, series and part; facts of this alert and of those it explains. Seen, never guessed."""
     parts = [f"at {alert.where}"] if alert.where else []
+    others = str(alert.facts.get("ranks") or "")
     if world_size > 1:
-        parts.append(f"on rank {alert.rank}")
+        # A comparison is judged on one rank and is about others.
+        parts.append(f"on {'rank' if others.isdigit() or not others else 'ranks'} {others or alert.rank}")
     for source in (alert, *explained):
-        parts += [text for text in facts_text(source) if text not in parts]
+        parts += [text for text in facts_text(source) if text not in parts and text != f"ranks: {others}"]
     if alert.count > 1:
         names = shorten([fact.name for fact in alert.series], 3)
         parts.append(f"{alert.count:,} series: {names}" if alert.count > 3 else f"in {names}")

@@ -213,7 +213,7 @@ class Board:
 
 BLOCKS_PER_RULE = 3
 """After so many blocks of one rule its further episodes are only counted."""
-_HARMLESS = {"note", "warn", "evidence", "dump_stacks", "stop"}
+_HARMLESS = {"note", "warn", "evidence", "dump_stacks", "ask_ranks", "stop"}
 """Actions that change nothing in the run, and the one that has its own words."""
 _COLOUR = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 

@@ -65,6 +65,8 @@ class StopState:
         """The stop to carry out. With several ranks it appears here when all of them have agreed."""
         self.raised = 0
         """How often it was raised inside the training as ``StopTraining``."""
+        self.hangs = False
+        """True while the watchdog judges silence: other ranks cannot be asked before an abort."""
         self.by_framework = False
         """True while a framework ends its loop in its own way: nothing is raised meanwhile, and no update applied."""
 
@@ -131,7 +133,7 @@ class SessionControls:
             if rule and rule != known.rule:
                 known.also = [*(known.also or []), rule]
             return
-        if rule and self.agreement is not None:
+        if rule and self.agreement is not None and not (self.stop.hangs and mode == "abort"):
             name = f"{rule}.{cause}" if cause else rule
             severity, place = self.order.get(name, (0, 0))
             request = {"rule": rule, "cause": cause, "step": step, "reason": reason, "mode": mode}
@@ -362,7 +364,7 @@ class Actor:
         outcome.step = step
         if outcome.done:
             self._done[action.name] = self._done.get(action.name, 0) + 1
-        if action.stage == "stop" and outcome.done and controls.agreement is not None:
+        if action.stage == "stop" and outcome.done and controls.agreement is not None and not controls.stop.hangs:
             asked, *more = outcome.text.split("; ")
             outcome.text = "; ".join((asked, "proposed to all ranks", *more))
         if action.stage != "observe" and outcome.done:

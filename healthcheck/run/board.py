@@ -273,7 +273,7 @@ class ProbeBoard:
         self._plans.clear()
         self._row_calls, self.looks = [], []
         for probe in wired:
-            if hasattr(probe, "sample_rows"):
+            if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
                 early = EventKind.BEFORE_UPDATE in _noted(probe)
                 self._row_calls.append(RowCall(probe.sample_rows, probe.name, early))
                 if hasattr(probe, "look"):
@@ -428,6 +428,8 @@ class ProbeBoard:
         if calls is None:
             return
         demand, weight, answered, paused = self._demand, self._weight, self._answered, self._paused
+        if kind is EventKind.EXCEPTION:  # the last one, and nobody rests any more
+            paused = set()
         for call in calls:
             if call.pauses and call.first in paused:
                 continue
@@ -450,7 +452,9 @@ class ProbeBoard:
                 cost = self.cost[call.name]
                 cost.calls += weight
                 cost.ns += (perf_counter_ns() - began) * weight
-        if kind is EventKind.BEFORE_UPDATE and len(self.optimizers) == 1:
+        if kind is EventKind.TRAIN_START and any(hasattr(probe, "idle") for probe in self.by_kind.get(kind, ())):
+            self.reschedule()
+        elif kind is EventKind.BEFORE_UPDATE and len(self.optimizers) == 1:
             # Most that listen after an update have had their answer before it: then that event need not be built.
             after = self._plan.after_update
             if after is not None and EventKind.AFTER_UPDATE not in self._elsewhere:

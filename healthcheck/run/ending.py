@@ -5,6 +5,7 @@ The report is a contract, described in docs/reference/report.md; every other out
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -192,7 +193,9 @@ def live_end(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> End:
     if ending.interrupted:
         return End(INTERRUPTED, "interrupted", "interrupted from the keyboard")
     if ending.exception is not None:
-        return End(1, "script failed", f"the script raised {type(ending.exception).__name__}")
+        elsewhere = "; ".join(filter(None, (run.elsewhere.failed, run.elsewhere.unseen)))
+        own = f"the script raised {type(ending.exception).__name__}"
+        return End(1, "script failed", f"{own} ({elsewhere})" if elsewhere else own)
     if ending.script_exit_code and not ruled:
         return End(ending.script_exit_code, "script failed", f"the script itself exited with {ending.script_exit_code}")
     return judged_end(run, judged)
@@ -234,10 +237,22 @@ def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
     return End(OK, "ok", "; ".join(filter(None, ["observe mode" if lenient else "", unseen])))
 
 
-def ends_here(run: JudgedRun) -> tuple[str, str]:
+LOST = "lost another rank"
+"""What a rank says of its end that was left alone in a collective: whoever failed first is the reason."""
+_LEFT_ALONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|nccl|heartbeat", re.IGNORECASE)
+
+
+def ends_here(run: JudgedRun, ending: Ending | None = None) -> tuple[str, str]:
     """What fails a run and what it only warns of, in a few words for the other ranks: ``loss-not-finite at step 10``."""
     failing, warning = _failing(run), _warning(run)
-    return (_alert_words(failing), "") if failing else ("", _alert_words(warning))
+    if failing:
+        return _alert_words(failing), ""
+    error = ending.exception if ending is not None else None
+    if error is not None:
+        left_alone = isinstance(error, RuntimeError) and run.world_size > 1 and _LEFT_ALONE.search(str(error))
+        what = LOST if left_alone else f"the script raised {type(error).__name__}"
+        return f"{what} at step {run.steps:,}", ""
+    return "", _alert_words(warning)
 
 
 def _alert_words(alerts: list[Alert]) -> str:

@@ -125,8 +125,7 @@ class Session:
             note=lambda owner, hook, error: self.errors.plugin(owner, hook, error, self.epoch),
             stopping=lambda: self.stop.request is not None,
         )
-        # The order of what follows is that of need: rules are final once plugins have modified them, the board asks the
-        # demand of these rules, and reports start last, when all that they may look at is there.
+        # In the order of need: rules are final once plugins have modified them, reports may look at all the rest.
         self.dispatch.compile_reports(self.reports)
         for plugin in host.infos:
             self.dispatch.add_plugin(plugin.plugin, implementations_of(plugin.plugin), plugin.name)
@@ -322,6 +321,7 @@ class Session:
         if self.controls is not None:
             self.controls.agree_through(agreement, self.rules.causes)
             self.judge.exchange, self.judge.due_step = self._exchange, 0
+            self.facts.meet(getattr(agreement, "talk", None))
             self.judge.exchange_every = getattr(agreement, "sync_every", 1)
 
     def wants(self, kind: EventKind, step: int | None = None) -> bool:
@@ -507,6 +507,7 @@ class Session:
     def _silence(self, seconds: float) -> None:
         """From the watchdog's thread: nothing has happened for so long."""
         if not self._ended:
+            self.facts.silent(self.step, seconds)
             self.judge.silence(seconds, self.active())
 
     def _clean_up(self) -> str | None:
@@ -542,7 +543,7 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.stop()
         if self.controls is not None and self.controls.agreement is not None:
-            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run()))
+            self._elsewhere = self.controls.agreement.close(*ends_here(self._judged_run(), ending))
         if said := self.budget.sentence(self.step, self.active()):
             self.note(said)
         self.board.close(self._guard)

@@ -109,7 +109,12 @@ class Watchdog:
             return
         self._name_plugin(frame, now - max(self._last_event(), self._counts_from))
         stopping = self._stop.request is not None
-        self._silence(max(0.0, now - max(self._last_event(), self._counts_from)))
+        silent = max(0.0, now - max(self._last_event(), self._counts_from))
+        self._stop.hangs = silent >= self.tick
+        try:
+            self._silence(silent)
+        finally:
+            self._stop.hangs = False
         request = self._stop.request
         if not stopping and request is not None and request.mode == "abort":
             self._abort_since = now

@@ -164,3 +164,36 @@ def test_four_ranks_print_one_block_and_write_one_report(tmp_path):
     assert len(re.findall(r"^healthcheck [\d.]+: watching ", everything, re.MULTILINE)) == 1
     assert all("healthcheck" not in err for _, _, err in results[1:])
     assert (tmp_path / "hc.xml").is_file()
+
+
+SAME_BITS = """
+    import hashlib, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(dist.get_rank())
+    for step in range(60):
+        x = torch.randn(8, 4)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+    state = b"".join(t.detach().numpy().tobytes() for t in model.state_dict().values())
+    print("weights", hashlib.sha256(state).hexdigest())
+    if dist.get_rank() == int(__import__("os").environ["BAD_RANK"]):
+        torch.empty(1 << 52)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_ranks_that_are_compared_train_to_the_same_bits_and_the_rank_that_failed_first_is_named(tmp_path: Path) -> None:
+    weights = []
+    for watched in (set(), {0, 1}):
+        folder = tmp_path / str(len(watched))
+        folder.mkdir()
+        results = launch(folder, 2, bad_rank=1, watched=watched, train=SAME_BITS)
+        weights.append([out.split()[-1] for _, out, _ in results])
+    assert weights[0] == weights[1]
+    assert "(rank 1: out-of-memory at step 60)" in " ".join(results[0][2].split())
+    assert "compared no longer" not in results[0][2]

@@ -48,6 +48,9 @@ NEEDS = {
     "batches": Need("no DataLoader seen", "use a DataLoader to judge the batches"),
     "padding": Need("no padding token known", "give nn.Embedding its padding_idx to judge padding"),
     "the graph of the loss": Need("the loss was not seen before backward()", "call backward() on the loss itself"),
+    "the start of the step": Need(
+        "nobody says when a step begins", "draw batches from a DataLoader to judge a step from its start"
+    ),
     "tokens": Need("the number of tokens is not known"),
     "max_steps": Need("the length of the run is not known", "give --max-steps to judge the time that is left"),
 }

@@ -355,6 +355,12 @@ class NativeWatch:
         if self.active and self.machine is not None:
             self.machine.events.epoch = epoch
 
+    def step_begins(self) -> None:
+        """The framework is about to make the forward pass of the next step, which we count: its first micro-batch."""
+        machine = self.machine
+        if self.active and machine is not None and not machine.under_way and not machine.unwatched.left:
+            machine.begin_step(wait=True, late=False)
+
     def trains_on(self, batch: Any) -> None:
         """The batch in use: loaders draw ahead."""
         if self.active and self.machine is not None:

@@ -235,6 +235,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
     @_contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
+        self.watch.step_begins()
 
     @_contained
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -212,6 +212,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     @_contained
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.watch.step_begins()
         self.watch.trains_on(batch)
 
     @_contained

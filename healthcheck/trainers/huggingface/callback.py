@@ -123,6 +123,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
     ) -> None:
         self.watch = NativeWatch(SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session)
+        self.watch.name = type(self).__name__
         self.control: Any = None
         self.lr_scheduler: Any = None
         self._trainer: weakref.ref[Any] | None = None
@@ -197,6 +198,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
             epoch=epoch_of(state),
             max_steps=max(0, int(getattr(state, "max_steps", 0))) or None,
             state=read_state(where, int(getattr(args, "process_index", 0))) if step else None,
+            peers=[] if trainer is None else [c.watch for c in callbacks_of(trainer)],
         )
         self._forwarded = Forwarded(self.watch.alerts)
         if self.watch.active and trainer is not None:
@@ -327,11 +329,15 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
             control.should_training_stop = True
 
 
+def callbacks_of(trainer: Any) -> list[HealthCheckCallback]:
+    """Those of a Trainer's callbacks that are ours."""
+    return [known for known in trainer.callback_handler.callbacks if isinstance(known, HealthCheckCallback)]
+
+
 def attach(trainer: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
     """Watch a Trainer that exists already; returns its callback. A second call returns the first one's."""
-    for known in trainer.callback_handler.callbacks:
-        if isinstance(known, HealthCheckCallback):
-            return known
+    for known in callbacks_of(trainer):
+        return known
     callback = HealthCheckCallback(session=session, **options)
     trainer.add_callback(callback)
     callback.adopt(trainer)

@@ -144,7 +144,7 @@ def test_a_rule_that_joins_later_leaves_the_others_as_they_were(tmp_path: Path) 
     found = [(alert.rule, alert.fired_step) for alert in session.alerts]
     assert found[0] == ("high", 35)
     assert {("high", 75), ("second", 75)} <= set(found)
-    assert [step for rule, step in found if rule == "second"][0] == 75
+    assert next(step for rule, step in found if rule == "second") == 75
     assert {rule: body["verdict"] for rule, body in session.report["rules"].items()} == {
         "high": "warned",
         "second": "warned",

@@ -90,13 +90,13 @@ def test_who_comes_second_joins_and_its_rules_are_judged_as_well() -> None:
     session = open_here(quiet())
     session.add_report(Notes())
     known = [rule.id for rule in session.rules.rules]
-    joining = SessionOptions(rules={"high": {"metric": "loss", "when": {"above": 9}}}, metrics=["lr"])
+    joining = SessionOptions(rules={"higher": {"metric": "loss", "when": {"above": 9}}}, metrics=["lr"])
     join(session, joining, "HealthCheckCallback")
     join(session, joining, "HealthCheckCallback")  # a second fold of the same callback
     assert session.demand.wants("lr")
     assert session.demand.wants("loss")
-    assert [rule.id for rule in session.rules.rules] == [*known, "high"]
-    assert notes == ["rules of HealthCheckCallback joined: high"]
+    assert [rule.id for rule in session.rules.rules] == [*known, "higher"]
+    assert notes == ["rules of HealthCheckCallback joined: higher"]
 
 
 def test_the_package_hands_its_opener_over_before_anything_heavy_is_loaded() -> None:

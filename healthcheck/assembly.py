@@ -147,7 +147,7 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     """
     from healthcheck.device.device_time import DeviceTime
     from healthcheck.device.mailbox import StepMailbox
-    from healthcheck.record.folder import job_size, open_run_dir, process_rank
+    from healthcheck.record.folder import job_size, process_rank
     from healthcheck.reports.files import kinds_of, parse_reports
 
     given = options if options is not None else SessionOptions(name=target, **words)
@@ -175,7 +175,7 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
     if not given.console:
         ruleset.settings["verbosity"] = -2
-    run_dir, voice = open_run_dir(given.name, ruleset.settings, notes) if given.record else (None, None)
+    run_dir, voice = _record_of(given, ruleset.settings, notes)
     info = RunInfo(
         target=given.name,
         run_dir=run_dir,
@@ -201,6 +201,17 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     for callback in given.callbacks:
         session.register(callback)
     return session
+
+
+def _record_of(
+    given: SessionOptions, settings: Mapping[str, Any], notes: list[str]
+) -> tuple[Path | None, bool | None]:
+    from healthcheck.record.folder import open_run_dir
+
+    if isinstance(given.record, Path):
+        given.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return given.record, None
+    return open_run_dir(given.name, settings, notes) if given.record else (None, None)
 
 
 def _say(text: str) -> None:

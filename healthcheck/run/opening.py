@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from healthcheck.core import opener
@@ -59,8 +60,8 @@ class SessionOptions:
     """Its command line, for the record."""
     console: bool = True
     """False keeps stderr quiet (tests, libraries)."""
-    record: bool = True
-    """False writes no folder for the run."""
+    record: bool | Path = True
+    """False writes no folder for the run; a path: that one, inside the record of a job that has begun already."""
     clock: LiveClock | VirtualClock | None = None
     """None: real time."""
 

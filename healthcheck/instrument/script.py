@@ -23,6 +23,7 @@ from healthcheck.instrument.children import Children
 from healthcheck.instrument.companions import Companions
 from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of, caused_by_stop, ending_of
 from healthcheck.instrument.hooks import TorchHooks
+from healthcheck.instrument.libraries import Libraries
 from healthcheck.instrument.loggers import LoggedMetrics
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
@@ -228,6 +229,7 @@ class InProcess:
             self.hooks.install()
             PlaceHooks(session.facts.places, self.patches, self.imports, lambda: self.machine.started).install()
             Companions(session, self.patches, self.imports).install()
+            Libraries(self.machine, self.hooks, self._controls).install(self.patches, self.imports)
             LoggedMetrics(self.machine.evaluations.logged, session, self.patches, self.imports).install()
 
     def detach(self) -> None:

@@ -203,9 +203,7 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     return session
 
 
-def _record_of(
-    given: SessionOptions, settings: Mapping[str, Any], notes: list[str]
-) -> tuple[Path | None, bool | None]:
+def _record_of(given: SessionOptions, settings: Mapping[str, Any], notes: list[str]) -> tuple[Path | None, bool | None]:
     from healthcheck.record.folder import open_run_dir
 
     if isinstance(given.record, Path):

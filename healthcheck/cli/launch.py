@@ -96,7 +96,9 @@ def launch(args: argparse.Namespace, command: Sequence[str]) -> int:
     if args.inject:
         raise UsageError(f"healthcheck run: --inject takes a script, not {command[0]}: give it where the script is run")
     host = running_host(args.plugins, strict=args.strict_plugins)
-    ruleset = load_rules_for(host=host, settings=given_settings(args), **rule_choice(args))  # mistakes before anything runs
+    ruleset = load_rules_for(
+        host=host, settings=given_settings(args), **rule_choice(args)
+    )  # mistakes before anything runs
     given_reports(args.report)
     shown = visible(shlex.join([Path(command[0]).name, *command[1:]]))
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
@@ -161,7 +163,9 @@ def _closing(job: Job, code: int, args: argparse.Namespace, shown: str) -> int:
         lines.append(f"`{shown}` itself ended with {code}")
     if unreached:
         many = f"{plural(len(unreached), 'child', 'children')} not watched"
-        lines.append(f"{many} ({', '.join(dict.fromkeys(unreached))}): a Python that is started with -I, -E or -S, with")
+        lines.append(
+            f"{many} ({', '.join(dict.fromkeys(unreached))}): a Python that is started with -I, -E or -S, with"
+        )
         lines[-1] += " another environment or in a container does not know of us; run healthcheck run there"
     if args.quiet < 2:
         _say(f"healthcheck: {lines[0]}; exit {result}")

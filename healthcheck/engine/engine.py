@@ -294,7 +294,12 @@ class Engine:
 
 def _alike(one: Cause, other: Cause) -> bool:
     """Whether a cause that was compiled twice says the same."""
-    shown: dict[str, Any] = {"condition": one.condition, "message": one.message, "origin": one.origin, "key_origins": one.key_origins}
+    shown: dict[str, Any] = {
+        "condition": one.condition,
+        "message": one.message,
+        "origin": one.origin,
+        "key_origins": one.key_origins,
+    }
     return one.fingerprint == other.fingerprint and replace(other, **shown) == one
 
 

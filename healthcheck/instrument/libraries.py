@@ -136,6 +136,10 @@ class Seen:
 
     # -- updates --------------------------------------------------------------------------
 
+    def updates_come(self) -> None:
+        """The library has made an optimizer of its own: a backward pass is no step, whatever torch knows."""
+        self._machine.unattempted = None
+
     def update_begins(
         self,
         optimizer: Any,
@@ -229,6 +233,8 @@ def _go_on(around: Watching, result: Any) -> None:
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or isinstance(value, str):
         return False
-    return isinstance(value, (int, float)) or (hasattr(value, "dtype") and getattr(value, "size", 0) in (1,)) or (
-        hasattr(value, "numel") and value.numel() == 1
+    return (
+        isinstance(value, (int, float))
+        or (hasattr(value, "dtype") and getattr(value, "size", 0) in (1,))
+        or (hasattr(value, "numel") and value.numel() == 1)
     )

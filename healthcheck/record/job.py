@@ -207,7 +207,9 @@ def without_us(pid: int) -> list[tuple[int, str]]:
             if not command or command == _command(parent) or "python" not in _program(child):
                 continue
             told = f"{VARIABLE}=".encode() in Path(f"/proc/{child}/environ").read_bytes()
-            if not (told and not _shut(command)) and "libtorch" in Path(f"/proc/{child}/maps").read_text(errors="replace"):
+            if not (told and not _shut(command)) and "libtorch" in Path(f"/proc/{child}/maps").read_text(
+                errors="replace"
+            ):
                 found.append((child, shlex.join([os.path.basename(command[0]), *command[1:4]])))
     return found
 

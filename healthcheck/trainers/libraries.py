@@ -14,6 +14,11 @@ from healthcheck.instrument.libraries import Place, Seen, Watching
 # -- Keras 3 on the torch backend: its optimizers are its own ----------------------------------
 
 
+def _own_optimizer(seen: Seen, *given: Any, **named: Any) -> Watching:
+    yield
+    seen.updates_come()
+
+
 def _keras_epoch(seen: Seen, callbacks: Any, epoch: int, logs: Any = None) -> Watching:
     seen.epoch_begins(epoch)
     yield
@@ -73,7 +78,9 @@ def _fastai_update(seen: Seen, optimizer: Any, closure: Any = None) -> Watching:
         return
 
     def groups() -> Sequence[tuple[Sequence[Any], float]]:
-        return [(list(listed), float(h["lr"])) for listed, h in zip(optimizer.param_lists, optimizer.hypers, strict=True)]
+        return [
+            (list(listed), float(h["lr"])) for listed, h in zip(optimizer.param_lists, optimizer.hypers, strict=True)
+        ]
 
     def set_rate(group: int, rate: float) -> None:
         optimizer.hypers[group]["lr"] = rate
@@ -166,11 +173,13 @@ LIBRARIES: dict[str, tuple[Place, ...]] = {
         Place("keras.src.callbacks.callback_list", "CallbackList.on_epoch_begin", _keras_epoch),
         Place("keras.src.callbacks.callback_list", "CallbackList.on_epoch_end", _keras_epoch_over),
         Place("keras.src.callbacks.callback_list", "CallbackList.on_test_begin", _keras_evaluation),
+        Place("keras.src.optimizers.base_optimizer", "BaseOptimizer.__init__", _own_optimizer),
         Place("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _keras_update),
     ),
     "fastai": (
         Place("fastai.learner", "Learner._do_epoch", _fastai_epoch),
         Place("fastai.learner", "Learner._do_epoch_validate", _fastai_evaluation),
+        Place("fastai.optimizer", "Optimizer.__init__", _own_optimizer),
         Place("fastai.optimizer", "Optimizer.step", _fastai_update),
     ),
     "skorch": (

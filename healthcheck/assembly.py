@@ -22,6 +22,7 @@ from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.discover import Discovery, configured_plugins, discover
 from healthcheck.rulelang.rule import Origin, RuleSet
 from healthcheck.rulelang.settings import resolve
+from healthcheck.rulelang.sources import Joining
 from healthcheck.run.opening import SessionOptions
 from healthcheck.run.session import Session
 
@@ -100,12 +101,14 @@ def load_rules_for(
     host: PluginHost,
     settings: Mapping[str, Any] | None = None,
     notes: list[str] | None = None,
+    joining: Sequence[Joining] = (),
     **choice: Unpack[RuleChoice],
 ) -> RuleSet:
     """Find, read, merge and compile the chosen rules.
 
     :param settings: what the command line said; beats environment, file and pack.
     :param notes: sentences worth saying once are appended here.
+    :param joining: layers over the chosen rules; see :mod:`healthcheck.run.joining`.
 
     Raises ``RuleFileError`` with all problems of all files.
     """
@@ -122,6 +125,7 @@ def load_rules_for(
         set=choice.get("set", ()),
         mute=choice.get("mute", ()),
         force=choice.get("force", False),
+        joining=joining,
     )
     ruleset.source = found.label
     given = {name: value for name, value in (settings or {}).items() if name not in RUN_OPTIONS}
@@ -143,30 +147,35 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
     """
     from healthcheck.device.device_time import DeviceTime
     from healthcheck.device.mailbox import StepMailbox
-    from healthcheck.record.folder import job_size, open_run_dir, process_rank
+    from healthcheck.record.folder import job_size, process_rank
     from healthcheck.reports.files import kinds_of, parse_reports
 
     given = options if options is not None else SessionOptions(name=target, **words)
     notes: list[str] = []
     found = discover(given.rules)
     host = running_host(given.plugins, strict=given.strict_plugins)
-    ruleset = load_rules_for(
-        host=host,
-        settings=given.all_settings(),
-        notes=notes,
-        rules=found,
-        profile=given.profile,
-        off=given.off,
-        only=given.only,
-        set=given.set,
-        mute=given.mute,
-        force=given.force,
-    )
+
+    def load(chosen: SessionOptions, joining: Sequence[Joining], notes: list[str] | None = None) -> RuleSet:
+        return load_rules_for(
+            host=host,
+            settings=given.all_settings(),
+            notes=notes,
+            joining=joining,
+            rules=found,
+            profile=chosen.profile,
+            off=chosen.off,
+            only=chosen.only,
+            set=chosen.set,
+            mute=chosen.mute,
+            force=chosen.force,
+        )
+
+    ruleset = load(given, (), notes)
     notes.extend(str(failure) for failure in host.failures)
     parse_reports(ruleset.settings.get("report"), kinds_of(host.registry.reports))  # mistakes before anything runs
     if not given.console:
         ruleset.settings["verbosity"] = -2
-    run_dir, voice = open_run_dir(given.name, ruleset.settings, notes) if given.record else (None, None)
+    run_dir, voice = _record_of(given, ruleset.settings, notes)
     info = RunInfo(
         target=given.name,
         run_dir=run_dir,
@@ -188,9 +197,19 @@ def open_session(options: SessionOptions | None = None, *, target: str = "", **w
         say=_say if given.console else None,
         device_time=DeviceTime(),
     )
+    session.layers.load, session.layers.opened_with = load, given
     for callback in given.callbacks:
         session.register(callback)
     return session
+
+
+def _record_of(given: SessionOptions, settings: Mapping[str, Any], notes: list[str]) -> tuple[Path | None, bool | None]:
+    from healthcheck.record.folder import open_run_dir
+
+    if isinstance(given.record, Path):
+        given.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return given.record, None
+    return open_run_dir(given.name, settings, notes) if given.record else (None, None)
 
 
 def _say(text: str) -> None:

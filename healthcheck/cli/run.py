@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,20 @@ from healthcheck.cli.options import (
     add_rule_options,
     rule_choice,
 )
-from healthcheck.cli.usage import command_parser, launcher_line, nearest_file
+from healthcheck.cli.launch import command_of, launch, options_of
+from healthcheck.cli.usage import command_parser, nearest_file
 from healthcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAME = "run"
-HELP = "run a training script, unmodified, in this process and under rules"
+HELP = "run a training script or any command that starts some, unmodified, under rules"
 
 ARGPARSE_ERROR = 2
 """What a script exits with that was given an option it does not know."""
 _OURS_FIRST = "its own options come before it: healthcheck run [options] SCRIPT [its arguments]"
-_USAGE = "healthcheck run [options] (SCRIPT | -m MODULE) [the script's own arguments]"
+_USAGE = "healthcheck run [options] (SCRIPT | -m MODULE | COMMAND) [its own arguments]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,29 +75,37 @@ def main(args: argparse.Namespace) -> int:
             "healthcheck run: there is no --dry-run; did you mean --observe (watch, never act) "
             "or `healthcheck plan` (show what would be judged, run nothing)?"
         )
-    target, argv = _target(args)
-    _need_plugin_files(args.plugins)
     from healthcheck.run.opening import SessionOptions, switched_off
 
+    command = None if args.module or args.target is None else command_of(args.target, args.rest)
+    if command is not None:
+        _need_plugin_files(args.plugins)
+        return _replaced_by(command) if switched_off() else launch(args, command)
+    target, argv = _target(args)
+    _need_plugin_files(args.plugins)
     if switched_off():  # before anything of ours that a script could notice is imported
         return _as_plain_python(target, argv, args.module)
     from healthcheck.assembly import open_session
     from healthcheck.faults.spec import parse_faults
     from healthcheck.instrument.hangs import record_flights
     from healthcheck.instrument.script import ScriptTrainer
+    from healthcheck.record.job import Job
     from healthcheck.record.restarts import KeptStates
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
 
+    around = Job.of_environment()  # this command may be a part of one that is watched as a whole
+    record, first = (True, True) if around is None else around.place()
     session = open_session(
         SessionOptions(
             name=f"-m {target}" if args.module else target,
             **rule_choice(args),
-            settings=_settings(args),
+            settings=given_settings(args),
             plugins=args.plugins,
             strict_plugins=args.strict_plugins,
-            reports=_reports(args.report),
+            reports=given_reports(args.report),
             argv=[target, *argv],
+            record=record,
         )
     )
     if session.info.world_size > 1:
@@ -105,18 +115,31 @@ def main(args: argparse.Namespace) -> int:
         session.note(clash)
     run_dir = session.info.run_dir
     store = KeptStates(session, run_dir) if run_dir is not None else None
-    trainer = ScriptTrainer(session, store=store)
-    if faults:
-        from healthcheck.faults.machine import rehearsal
-
-        with rehearsal(session, faults):
-            return trainer.run(target, argv, args.module, restore=False)
-    # restore=False: the process ends with the script, whose exit functions still see the program that they belong to.
-    code = trainer.run(target, argv, args.module, restore=False)
+    job = Job.begin(options_of(args))
+    job.opened(run_dir, True)
+    if around is not None:
+        around.opened(run_dir, first)
+    trainer = ScriptTrainer(session, store=store, job=job)
+    try:
+        # restore=False: the process ends with the script, whose exit functions still see the program that they belong to.
+        with _rehearsal(session, faults):
+            code = trainer.run(target, argv, args.module, restore=False)
+    finally:
+        job.clear()
+        if around is not None:
+            around.ended(session.info.target, session.report or {})
     behind = _behind_the_script(argv) if code == ARGPARSE_ERROR else ""
     if behind:
         print(f"healthcheck: {behind} came after the script, so the script received it; {_OURS_FIRST}", file=sys.stderr)
     return code
+
+
+def _rehearsal(session: Any, faults: Any) -> AbstractContextManager[Any]:
+    if not faults:
+        return nullcontext()
+    from healthcheck.faults.machine import rehearsal
+
+    return rehearsal(session, faults)
 
 
 def _behind_the_script(argv: Sequence[str]) -> str:
@@ -137,17 +160,13 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         return target, rest
     path = Path(target)
     if not path.exists():
-        raise UsageError(launcher_line(target, rest) or _no_such_file(target, rest))
+        raise UsageError(_no_such_file(target, rest))
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise UsageError(f"healthcheck run: {target} is a folder without __main__.py; name a script in it")
     if path.suffix in (".yaml", ".yml"):
         raise UsageError(
             f"healthcheck run: {target} is not a script; did you mean: healthcheck run --rules {target} "
             f"{shlex.join(rest) or 'SCRIPT'}"
-        )
-    if path.suffix in (".sh", ".bash"):
-        raise UsageError(
-            f"healthcheck run: {target} is a shell script; put `healthcheck run` before the training script inside it"
         )
     if path.is_file() and not os.access(path, os.R_OK):
         raise UsageError(f"healthcheck run: {target} cannot be read; check its permissions")
@@ -187,7 +206,7 @@ def _no_such_file(target: str, rest: Sequence[str]) -> str:
     return f"healthcheck run: there is no script {target}{'; ' + hint if hint else ' (working directory: ' + os.getcwd() + ')'}"
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the command line says, in the words of ``settings:``."""
     given: dict[str, Any] = {}
     if args.observe:
@@ -225,7 +244,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _reports(given: Sequence[str]) -> dict[str, str]:
+def given_reports(given: Sequence[str]) -> dict[str, str]:
     """Kind -> path; which kinds there are is known once the plugins are loaded."""
     found: dict[str, str] = {}
     for item in given:
@@ -256,9 +275,12 @@ def name_clash(target: str, as_module: bool) -> str:
 def _as_plain_python(target: str, argv: list[str], as_module: bool) -> int:
     """``HEALTHCHECK=off``: become ``python X``."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, *(["-m"] if as_module else []), target, *argv]
+    return _replaced_by([sys.executable, *flags, *(["-m"] if as_module else []), target, *argv])
+
+
+def _replaced_by(command: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if os.name == "nt":  # exec would return to the shell before the script has ended
         return subprocess.call(command)
-    os.execv(sys.executable, command)
+    os.execv(command[0], command)

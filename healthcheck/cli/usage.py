@@ -31,7 +31,8 @@ class Entry:
 
 
 TABLE: tuple[Entry, ...] = (
-    Entry("run", "Watch", "run a training script, unmodified, under rules"),
+    Entry("run", "Watch", "run a training script or launcher, unmodified, under rules"),
+    Entry("env", "Watch", "variables that have Python processes watched"),
     Entry("top", "Watch", "watch a run in progress from another terminal"),
     Entry("mute", "Watch", "silence a rule of a run in progress"),
     Entry("why", "Understand", "why an alert fired, with its numbers"),

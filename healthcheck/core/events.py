@@ -98,6 +98,9 @@ class Event:
     epoch: float | None = None
     user_state: dict[str, Any] = field(default_factory=dict)
     """One dict for the whole run, shared by all plugins. Yours to use; prefix your keys."""
+    late: bool = False
+    """True where nobody has said that the step begins (``step_start``): it is inferred from the backward pass or from the
+    update, when the forward pass is over."""
     run: RunFacts | None = None
     """What the session knows of the run so far; the session sets it."""
 

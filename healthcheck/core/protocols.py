@@ -528,7 +528,7 @@ class ActionContext:
 class Report(Protocol):
     """Where alerts and samples go. All methods are optional; the missing ones cost nothing.
 
-    ``start(session)``, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
+    ``start(session)``, ``rules(session)`` when rules have joined since, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
     ``amended(alert)`` when another cause has joined an alert, ``cleared(alert)``, ``acted(alert)`` after its actions ran, ``note(text)``,
     ``finish(report)`` with the content of ``report.json``. A report that needs ``samples`` or
     ``transition`` only sometimes sets them on itself in ``start``.

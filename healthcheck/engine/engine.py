@@ -49,6 +49,7 @@ class Engine:
     :param watch_transitions: collect every change of state, not only alerts.
     :param every_score: keep the score of each sample, for who wants to see them all. Otherwise a series knows that of
         the last sample which could have changed something.
+    :param going_on: by id: causes of an engine that this one takes the place of. They go on as they are.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         known: Collection[str] = (),
         watch_transitions: bool = False,
         every_score: bool = False,
+        going_on: Mapping[str, CauseState] | None = None,
     ) -> None:
         self.rank = rank
         self.recorded = recorded
@@ -70,11 +72,14 @@ class Engine:
         self.now = 0.0
         """The clock at the last evaluation, in seconds of active training."""
         self._owner = owners(rules.causes, rules.derived)
-        states = [
-            CauseState(cause, start_step, excused=cause.id in self._owner, every_score=every_score)
-            for cause in rules.causes
-            if self._mine(cause)
-        ]
+        states = []
+        for cause in filter(self._mine, rules.causes):
+            excused = cause.id in self._owner
+            known_state = (going_on or {}).get(cause.id)
+            if known_state is None or known_state.excused != excused or not _alike(known_state.cause, cause):
+                known_state = CauseState(cause, start_step, excused=excused, every_score=every_score)
+            known_state.cause = cause
+            states.append(known_state)
         self.states = states
         """All causes of all rules, in file order."""
         self.by_id = {state.cause.id: state for state in states}
@@ -285,6 +290,17 @@ class Engine:
         self.step, self.now = step, now
         self._forget()
         return reasons
+
+
+def _alike(one: Cause, other: Cause) -> bool:
+    """Whether a cause that was compiled twice says the same."""
+    shown: dict[str, Any] = {
+        "condition": one.condition,
+        "message": one.message,
+        "origin": one.origin,
+        "key_origins": one.key_origins,
+    }
+    return one.fingerprint == other.fingerprint and replace(other, **shown) == one
 
 
 def _restore_or_why(state: CauseState, entry: Any, now: float) -> str:

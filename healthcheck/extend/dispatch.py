@@ -40,7 +40,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 """Loop or judgement hook, without its prefix -> its arguments in order."""
 
 
-REPORT_METHODS = ("start", "samples", "transition", "alert", "amended", "cleared", "acted", "note", "detail", "finish")
+REPORT_METHODS = (
+    *("start", "rules", "samples", "transition", "alert", "amended", "cleared", "acted", "note", "detail", "finish"),
+)
 """Methods of a report that a session calls; see :class:`healthcheck.core.protocols.Report`."""
 
 

@@ -1,7 +1,8 @@
-"""Child processes of a watched script: left alone, and named if they train unwatched.
+"""Forked children of a watched script: left alone, and named if they train, which nobody watches.
 
-The target of a ``multiprocessing`` process is wrapped so that a child can leave word that it has
-stepped an optimizer. Loader workers are not touched. Works for fork, spawn and forkserver.
+The target of a ``multiprocessing`` process is wrapped so that a child can leave word that it has stepped an optimizer.
+Loader workers are not touched, nor are children with an interpreter of their own: they are watched
+(``healthcheck/site/sitecustomize.py``).
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Children:
             target = getattr(process, "_target", None)
             if not (self._patches.active and os.getpid() == self._pid) or not callable(target) or _is_worker(target):
                 return original(process)
+            if start_method(process) != "fork":
+                return original(process)  # an interpreter of its own, which is watched as every other
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="healthcheck-children-")
             process._target = ChildTarget(target, self._folder)
@@ -88,6 +91,15 @@ class Children:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
         return found
+
+
+def start_method(process: Any) -> str:
+    """How a process of ``multiprocessing`` will start: its own way, or the usual one."""
+    own = getattr(process, "_start_method", None)
+    if own is not None:
+        return str(own)
+    multiprocessing = sys.modules.get("multiprocessing")
+    return str(multiprocessing.get_start_method()) if multiprocessing is not None else "fork"
 
 
 def _is_worker(target: Any) -> bool:

@@ -170,7 +170,8 @@ class UpdateGate:
         self._session = session
         self._setting = str(session.settings.get("gate", "auto"))
         self._rules: GatingRules | None = None
-        self._rules_known = False
+        self._engine: Engine | None = None
+        """Whose rules these are: others may join until training begins."""
         self.now: list[tuple[Sample, Limit]] = []
         """Samples of the update at hand, with what rules ask of them."""
         self._ours: Any = None
@@ -194,8 +195,8 @@ class UpdateGate:
     @property
     def rules(self) -> GatingRules | None:
         """The rules that gate, or None. Known once the number of ranks is."""
-        if not self._rules_known:
-            self._rules_known = True
+        if self._engine is not self._session.engine:
+            self._engine, self._bounds_of = self._session.engine, (-1, 0.0)
             off = self._setting in ("off", "False") or self._session.observing
             alike = _SAME_ON_ALL_RANKS if self._session.info.world_size > 1 else None
             self._rules = GatingRules(self._session.engine, alike=() if off else alike) or None

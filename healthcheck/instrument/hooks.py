@@ -284,6 +284,9 @@ class TorchHooks:
         except Exception as error:
             contain(machine.session, error, "update_ends")
 
+    update_begins, update_ends = _pre, _post
+    """For optimizers of which torch knows nothing (:mod:`healthcheck.instrument.libraries`)."""
+
     def _backward(self, original: Function) -> Function:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             machine, passes = self._machine, self._passes

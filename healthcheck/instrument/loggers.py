@@ -1,4 +1,4 @@
-"""Metrics that scripts log already: TensorBoard, Weights & Biases, MLflow, the history of Keras. Taken, never altered."""
+"""Metrics that scripts log already: TensorBoard, Weights & Biases, MLflow. Taken, never altered."""
 
 from __future__ import annotations
 
@@ -50,10 +50,6 @@ class LoggedMetrics:
         when("wandb.sdk.wandb_run", lambda module: self._patches.replace(module.Run, "log", self._run_log))
         when("wandb", lambda module: self._patches.replace(module, "log", self._mapping))
         when("mlflow", self._mlflow)
-        when(
-            "keras.src.callbacks.history",
-            lambda module: self._patches.replace(module.History, "on_epoch_end", self._history),
-        )
 
     def _tensorboard(self, module: ModuleType) -> None:
         self._patches.replace(module.SummaryWriter, "add_scalar", self._add_scalar)
@@ -93,16 +89,6 @@ class LoggedMetrics:
             return self._call(original, *args, **kwargs)
 
         return log_metric
-
-    def _history(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Keras notes every epoch in a history; its losses are no functions of torch, so that nothing can be inferred."""
-
-        def on_epoch_end(history: Any, epoch: Any, logs: Any = None) -> Any:
-            # What has no `val_` is the mean over an epoch of training; each step of it is seen already.
-            self._logged({name: value for name, value in (logs or {}).items() if str(name).startswith("val_")})
-            return self._call(original, history, epoch, logs)
-
-        return on_epoch_end
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Loggers that call each other are heard once."""

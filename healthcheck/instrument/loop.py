@@ -34,6 +34,7 @@ from healthcheck.instrument.sources import LoopSource, TorchFeed
 from healthcheck.instrument.step_events import EndedBy
 from healthcheck.run import current
 from healthcheck.run.ending import Ending
+from healthcheck.run.joining import join
 from healthcheck.run.opening import SessionOptions, open_here, switched_off, takes_options
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Loop:
             loop.close()
             running = current.current()
     if running is not None and not _is_loop(running):
-        if chosen.rules is not None:
-            running.note("watch() joined the run that healthcheck watches already; its own rules are not used")
+        join(running, chosen, "watch()")
         return Loop(running, joined=True)
     return Loop(open_here(chosen), modules, optimizers)
 

@@ -214,9 +214,9 @@ class StepMachine:
             self.evaluations.batch(dataset)
             return
         self.events.batch = batch
-        if self.session.wants(EventKind.BATCH_READY):
+        if self.session.wants(EventKind.BATCH_READY) or self.session.wants(EventKind.STEP_START):
             if self._standing is not Stage.FORWARD:
-                self.begin_step(wait=True)
+                self.begin_step(wait=True, late=False)
             if self.notes.noting:
                 self.notes.batch(waited, *batch_counts(batch))
             if EventKind.BATCH_READY in self.session.wanted:
@@ -477,12 +477,12 @@ class StepMachine:
 
     # -- steps ------------------------------------------------------------------------
 
-    def step_begins(self, number: int) -> None:
-        """A framework begins step ``number`` (from 1), unless it has begun with its data already."""
+    def step_begins(self, number: int, *, late: bool = False) -> None:
+        """A framework begins step ``number`` (from 1), unless it has begun with its data already; ``late`` as in an event."""
         self.start()
         if self._standing is not Stage.FORWARD:
             self.number = number - 1
-            self.begin_step()
+            self.begin_step(late=late)
         elif number != self.number:
             self.number = number
             self.session.begin_step(number, self.notes.noting)
@@ -514,7 +514,7 @@ class StepMachine:
         self.evaluations.end()
         unseen.catch_up(self)
         if number is not None:
-            self.step_begins(number)
+            self.step_begins(number, late=True)
         elif self._standing is not Stage.FORWARD:  # a replayed graph steps without an attempt that we see
             self.begin_step()
         self.last_attempt = self.logged.attempt(self.number)
@@ -531,7 +531,7 @@ class StepMachine:
         skipped = facts.skipped if skipped is None else skipped
         self.end_step(facts.optimizer, facts.index, skipped=skipped, loss=loss, losses=losses, **more)
 
-    def begin_step(self, *, wait: bool = False) -> None:
+    def begin_step(self, *, wait: bool = False, late: bool = True) -> None:
         """-> FORWARD; with ``wait`` not while optimizers that have not stepped yet may belong to the step that has ended."""
         optimizers = self.optimizers
         stepped, known = optimizers.stepped, len(optimizers.plans)
@@ -552,7 +552,7 @@ class StepMachine:
         if noting:
             session.step = self.number
         if EventKind.STEP_START in self.session.wanted:
-            self.events.emit(EventKind.STEP_START, self.number)
+            self.events.emit(EventKind.STEP_START, self.number, late=late)
 
     def end_step(self, optimizer: Any, index: int, **more: Any) -> None:
         """-> ENDED. ``more``: what else is known of the step, by the names in an event."""

@@ -9,19 +9,21 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.errors import StopTraining, UsageError
+from healthcheck.core.runinfo import Elsewhere
 from healthcheck.instrument.children import Children
 from healthcheck.instrument.companions import Companions
-from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of, caused_by_stop
+from healthcheck.instrument.controls import StopSwitch, TorchControls, capabilities_of, caused_by_stop, ending_of
 from healthcheck.instrument.hooks import TorchHooks
+from healthcheck.instrument.libraries import Libraries
 from healthcheck.instrument.loggers import LoggedMetrics
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
@@ -227,6 +229,7 @@ class InProcess:
             self.hooks.install()
             PlaceHooks(session.facts.places, self.patches, self.imports, lambda: self.machine.started).install()
             Companions(session, self.patches, self.imports).install()
+            Libraries(self.machine, self.hooks, self._controls).install(self.patches, self.imports)
             LoggedMetrics(self.machine.evaluations.logged, session, self.patches, self.imports).install()
 
     def detach(self) -> None:
@@ -258,8 +261,7 @@ def trained_unseen(names: Sequence[str]) -> str:
     many = len(names) > 1
     return (
         f"{len(names)} child process{'es' if many else ''} trained and {'were' if many else 'was'} not watched "
-        f"({', '.join(dict.fromkeys(names))}): start them with torchrun --no-python healthcheck run, or call "
-        "healthcheck.watch() inside"
+        f"({', '.join(dict.fromkeys(names))}): start what trains with healthcheck run, or call healthcheck.watch() inside"
     )
 
 
@@ -271,17 +273,33 @@ def uses_functional_gradients(names: Mapping[str, Any]) -> bool:
     )
 
 
+class WatchedJob(Protocol):
+    """The processes of one command; see :class:`healthcheck.record.job.Job`."""
+
+    def tell(self, environ: MutableMapping[str, str]) -> None: ...
+    def ended(self, target: str, report: Mapping[str, Any]) -> None: ...
+    def not_watched(self) -> list[str]: ...
+    def summary(self) -> tuple[Elsewhere, str]: ...
+
+
 class ScriptTrainer:
     """Runs a script under a session. Nothing is attached when nobody wants to know anything.
 
     :param store: where detectors are kept at checkpoints, for a later run that loads one.
     :param leave: ends a process whose script does not heed the stop; ``os._exit`` but for tests.
+    :param job: the processes that the script starts are watched as well, and leave word here.
     """
 
     def __init__(
-        self, session: Session, *, store: StateStore | None = None, leave: Callable[[int], Any] = os._exit
+        self,
+        session: Session,
+        *,
+        store: StateStore | None = None,
+        leave: Callable[[int], Any] = os._exit,
+        job: WatchedJob | None = None,
     ) -> None:
         self.session = session
+        self._job = job
         self._leave = leave
         self._inside = InProcess(session, self._script_does_not_stop)
         self._patches = self._inside.patches
@@ -308,6 +326,8 @@ class ScriptTrainer:
             atexit.register(self._part)  # before the script registers any: the last comes first
         if self.session.watching:
             self._attach()
+        if self._job is not None:
+            self._job.tell(os.environ)
         try:
             ending = self._execute(main)
             return self._finish(ending)
@@ -315,6 +335,30 @@ class ScriptTrainer:
             self._detach()
             if restore:
                 main.restore()
+
+    def watch_from_here(self) -> None:
+        """The program of this process runs already, and is about to train: watch it to its end, whatever that is."""
+        self._ends_process = True
+        ending = Ending(script_exit_code=0)
+
+        def uncaught(original: Callable[..., Any]) -> Callable[..., Any]:
+            def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+                ended = ending_of(error)
+                ending.exception, ending.interrupted = ended.exception, ended.interrupted
+                if not self._inside.stopped_by(error):
+                    original(kind, error, trace)
+
+            return excepthook
+
+        def at_exit() -> None:
+            if self._patches.active and os.getpid() == self.session.pid and not self._finishing:
+                self._finish(ending)
+                self._part()
+                self._detach()
+
+        atexit.register(at_exit)
+        self._patches.replace(sys, "excepthook", uncaught)
+        self._attach()
 
     def _attach(self) -> None:
         inside, patches, imports = self._inside, self._patches, self._inside.imports
@@ -383,10 +427,15 @@ class ScriptTrainer:
         self._finishing = True
         self._inside.machine.finish()
         unwatched = self._children.unwatched()
-        if unwatched and self.session.step:
+        if self._job is not None:
+            unwatched += self._job.not_watched()
+            ending.children, ending.watched = self._job.summary()
+        if unwatched and (self.session.step or ending.watched):
             self.session.note(trained_unseen(unwatched))
-        ending.advice = self._advice(unwatched)
+        ending.advice = ending.watched or self._advice(unwatched)
         report = self.session.finish(ending)
+        if self._job is not None:
+            self._job.ended(self.session.info.target, report)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

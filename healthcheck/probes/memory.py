@@ -292,7 +292,13 @@ class MemoryEventProbe:
     )
     provides: tuple[Metric, ...] = (
         Metric("memory.at", "Memory held at one kind of event.", "bytes", Cost.HOST, labels=("event",)),
-        Metric("memory.step_growth", "Memory at the end of a step less that at its start.", "bytes", Cost.HOST),
+        Metric(
+            "memory.step_growth",
+            "Memory at the end of a step less that at its start, where the start is known.",
+            "bytes",
+            Cost.HOST,
+            needs=("the start of the step",),
+        ),
     )
 
     def __init__(self, device: TorchDevice | None = None) -> None:
@@ -300,6 +306,9 @@ class MemoryEventProbe:
         self._at_start: int | None = None
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.late:  # the forward pass is over: this is no start
+            self._at_start = None
+            return ()
         used = self.device.statistics().get("allocated")
         if used is None:
             return ()

@@ -166,6 +166,20 @@ class RecordReport:
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
 
+    def rules(self, session: Session) -> None:
+        """Others have joined: a replay judges by all of them."""
+        if self._folder is None or not (self._folder / "rules.yaml").is_file() or os.getpid() != self._pid:
+            return
+        if session.info.world_size == 1 and session.rules.causes and self._requests is None:
+            self._requests = LiveRequests(session, self._folder)
+        try:
+            fresh = self._folder / ".rules.yaml"
+            fresh.unlink(missing_ok=True)
+            append(fresh, session.rules.text.encode())
+            os.replace(fresh, self._folder / "rules.yaml")
+        except OSError as error:
+            self._trouble(f"rules that joined could not be written to {self._folder} ({error.strerror})")
+
     def alert(self, alert: Alert) -> None:
         self._write_alert(alert)
 

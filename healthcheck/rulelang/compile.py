@@ -30,7 +30,7 @@ from healthcheck.rulelang.rule import Origin, Rule, RuleSet
 from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
 from healthcheck.rulelang.settings import parse_setting
-from healthcheck.rulelang.sources import collect
+from healthcheck.rulelang.sources import Joining, collect
 from healthcheck.rulelang.templates import without_secrets
 from healthcheck.rulelang.validation import Validator
 
@@ -79,6 +79,7 @@ def load_all(
     mute: Iterable[str] = (),
     known_metrics: Iterable[str] | None = None,
     force: bool = False,
+    joining: Iterable[Joining] = (),
 ) -> Loaded:
     """Compile rules from paths, pack names, YAML texts and dicts, later ones over earlier ones.
 
@@ -89,13 +90,14 @@ def load_all(
     :param set: ``ID.key=value`` changes of one leaf.
     :param mute: ``ID@12000..12500`` or ``ID@...:reason``; rules for NaN need ``force``.
     :param known_metrics: further metric names that rules may use.
+    :param joining: layers of rules that join these: what people wrote in two layers must not contradict each other.
 
     Raises nothing for mistakes: errors and warnings of all files are in ``Loaded.problems``.
     """
     if isinstance(sources, (str, Path, Mapping)):
         sources = [sources]
     only = list(only)
-    collected = collect(sources, registry)
+    collected = collect(sources, registry, joining)
     documents, problems = collected.documents, collected.problems
     shape = Validator(RuleFormat(registry))
     for document in documents:

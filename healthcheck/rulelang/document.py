@@ -51,6 +51,8 @@ class Document:
     """Where relative names in ``extends`` start."""
     own: bool = True
     """False for packs: their keys give way to a profile's defaults."""
+    layer: int = 0
+    """0 for what the run was opened with; others count up in the order in which they joined it."""
     named: bool = False
     """Whether a person names this pack, in `extends` of a file of theirs or on the command line."""
     renamed: dict[KeyPath, str] = field(default_factory=dict)

@@ -234,9 +234,13 @@ class Merger:
         if cause:
             self._cause(draft, cause, body, document, where, rank)
             return
+        if has_keys and _defines(body) and "enabled" not in body:
+            off = draft.entries.get("enabled")
+            if off is not None and off.rank >= 2 and off.document.layer != document.layer and document.own:
+                self._write(draft, "enabled", Entry(True, document, where, rank, self._turn))
         for key, value in self._written(draft, body, document, where, rank).items():
             if key != "causes":
-                draft.write(key, Entry(value, document, (*where, key), rank, self._turn))
+                self._write(draft, key, Entry(value, document, (*where, key), rank, self._turn))
             elif value is None:
                 draft.causes.clear()
             else:
@@ -246,9 +250,9 @@ class Merger:
     def _written(self, draft: Draft, body: Any, document: Document, where: KeyPath, rank: int) -> Mapping[str, Any]:
         """The keys of a rule or cause that the schema let pass; ``off``, ``on`` and a severity are written at once."""
         if not isinstance(body, Mapping):
-            draft.write("enabled", Entry(body not in ("off", False), document, where, rank, self._turn))
+            self._write(draft, "enabled", Entry(body not in ("off", False), document, where, rank, self._turn))
             if body in SEVERITIES:
-                draft.write("severity", Entry(body, document, where, rank, self._turn))
+                self._write(draft, "severity", Entry(body, document, where, rank, self._turn))
             return {}
         kept = {}
         for key, value in body.items():
@@ -257,6 +261,34 @@ class Merger:
             if apart or not self.is_bad(document, (*where, key)):
                 kept[key] = value
         return kept
+
+    def _write(self, draft: Draft, key: str, new: Entry) -> None:
+        """Set a key. What people wrote in one layer, another must not undo: that is a mistake of theirs, not an order."""
+        known = draft.entries.get(key)
+        written = known is not None and known.rank >= 2 and known.where[0] != "defaults"
+        others = known if written else None
+        if key == "enabled" and new.value is False and others is None and draft.document.own:
+            others = Entry(None, draft.document, draft.where, 2)  # a rule of theirs is switched off
+        document = new.document
+        if (
+            others is not None
+            and document.own
+            and others.document.layer != document.layer
+            and others.value != new.value
+        ):
+            there = f"{others.document.path} says {shorten(repr(others.value))}" if written else "it is a rule of "
+            there = there if written else f"{there}{others.document.path}"
+            self.result.problems.append(
+                document.problem(
+                    new.where,
+                    "conflict",
+                    f'"{draft.id}": `{key}: {shorten(repr(new.value))}`, but {there}',
+                    key=True,
+                    suggestion="rules that join a run are judged beside its own: give one of the two another id",
+                )
+            )
+            return
+        draft.write(key, new)
 
     def _cause(self, draft: Draft, name: str, body: Any, document: Document, where: KeyPath, rank: int) -> None:
         """What one file writes about one cause of a rule."""
@@ -287,7 +319,7 @@ class Merger:
                     document.problem((*where, key), "of-the-rule", text, key=True, suggestion=hint)
                 )
                 continue
-            known.write(key, Entry(value, document, (*where, key), rank, self._turn))
+            self._write(known, key, Entry(value, document, (*where, key), rank, self._turn))
 
     def _unknown_cause(self, draft: Draft, name: str, document: Document, where: KeyPath) -> None:
         near = nearest(name, draft.causes)

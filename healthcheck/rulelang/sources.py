@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthcheck.core.errors import Problem
 from healthcheck.extend.dispatch import suggest
@@ -36,13 +36,15 @@ class Collector:
         self.problems: list[Problem] = []
         self.incomplete = False
         """Something extended is not there, or cannot be read: which rules exist is not known."""
+        self.layer = 0
+        """Of what is added now; see :class:`Joining`."""
         self._seen: set[str] = set()
         self._open: list[str] = []
 
-    def add(self, source: Any, index: int = 0) -> None:
+    def add(self, source: Any, index: int = 0, shown: str = "") -> None:
         """A path, a pack name, YAML text, a whole file as dict, or only its rules as dict."""
         if isinstance(source, Mapping):
-            shown = "rules" if not index else f"rules[{index}]"
+            shown = shown or ("rules" if not index else f"rules[{index}]")
             self._take(load_mapping(_whole_file(source), shown=shown), key=f"<dict {index}>")
         elif isinstance(source, Document):
             self._take(source, key=source.path)
@@ -91,6 +93,7 @@ class Collector:
     def _take(self, document: Document, *, key: str) -> None:
         self._seen.add(key)
         self._open.append(key)
+        document.layer = self.layer
         if len(self._seen) > MAX_FILES:
             self.problems.append(document.problem((), "too-many-files", f"more than {MAX_FILES} rule files"))
             return
@@ -147,11 +150,30 @@ class Collector:
         return True
 
 
-def collect(sources: Iterable[Any], registry: Registry) -> Collector:
-    """All documents, the ones extended before those that extend them; and what went wrong."""
+class Joining(NamedTuple):
+    """Rules that join others in a run that is open: one layer more."""
+
+    name: str
+    """Who brings them, as people call it: ``LossMonitorCallback``."""
+    sources: Sequence[Any]
+
+
+def collect(sources: Iterable[Any], registry: Registry, joining: Iterable[Joining] = ()) -> Collector:
+    """All documents, the ones extended before those that extend them; and what went wrong.
+
+    With others that join, packs go before all that people wrote, whoever names them.
+    """
     collector = Collector(registry)
+    index = -1
     for index, source in enumerate(sources):
         collector.add(source, index)
+    for layer in joining:
+        collector.layer += 1
+        for source in layer.sources:
+            index += 1
+            collector.add(source, index, f"rules of {layer.name}")
+    if collector.layer:
+        collector.documents.sort(key=lambda document: document.own)
     return collector
 
 

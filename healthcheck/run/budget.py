@@ -97,7 +97,7 @@ class OverheadBudget:
         """Seconds of training that a second of our own time costs, as far as can be known."""
         self._demand = demand
         self._board = board
-        self._keep = keep
+        self.keep = keep
         self._random = random.Random(1)  # of our own: that of the training is the training's
         self.binds = self._marked = False
         """Whether the allowance is used up."""
@@ -271,7 +271,7 @@ class OverheadBudget:
         probe, demand = self._board.probes[name], self._demand
         offered = getattr(probe, "stretchable", ())
         wanted = [m.key for m in probe.provides if m.key in offered and demand.wants(m.key)]
-        return [key for key in wanted if key not in self._keep and demand.stretch.get(key, 1) < MOST]
+        return [key for key in wanted if key not in self.keep and demand.stretch.get(key, 1) < MOST]
 
     # -- the end --------------------------------------------------------------------------
 

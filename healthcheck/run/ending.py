@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
@@ -63,6 +63,10 @@ class Ending:
     signal: int | None = None
     advice: str = ""
     """Why nothing of it may have been seen, and what helps; for a run in which nothing was judged."""
+    children: Elsewhere = Elsewhere("", "")
+    """What became of child processes that were watched as well."""
+    watched: str = ""
+    """Which those are, in words."""
 
 
 @dataclass(slots=True)
@@ -198,7 +202,13 @@ def live_end(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> End:
         return End(1, "script failed", f"{own} ({elsewhere})" if elsewhere else own)
     if ending.script_exit_code and not ruled:
         return End(ending.script_exit_code, "script failed", f"the script itself exited with {ending.script_exit_code}")
-    return judged_end(run, judged)
+    ours, theirs = run.elsewhere, ending.children
+    if theirs.failed or theirs.warned:
+        run = replace(run, elsewhere=Elsewhere(ours.failed or theirs.failed, ours.warned or theirs.warned, ours.unseen))
+    end = judged_end(run, judged)
+    if end.verdict == "not judged" and ending.watched and not run.steps:
+        return End(OK, "ok", ending.watched)
+    return end
 
 
 def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:

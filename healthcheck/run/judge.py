@@ -115,6 +115,12 @@ class Judge:
         self._judging = False
         self._lock = threading.RLock()  # the watchdog judges silence from a thread of its own
 
+    def take(self, engine: Engine, acting: Callable[[Collection[str]], frozenset[str]]) -> None:
+        """Other rules from here on; all that the present ones wait for has been judged."""
+        with self._lock:
+            self._engine, self._acting_beside, self.due_step = engine, acting, 0
+            self.gate = None  # whoever holds updates back asks the new rules
+
     @property
     def gate(self) -> Gate | None:
         """Set by an adapter once a rule may hold back updates."""

@@ -1,4 +1,4 @@
-"""What may be said when a session is opened, and opening one or joining the one that watches this process already."""
+"""What may be said when a session is opened, and opening one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from healthcheck.core import opener
 from healthcheck.core.clock import LiveClock, VirtualClock
-from healthcheck.run import current
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -60,8 +60,8 @@ class SessionOptions:
     """Its command line, for the record."""
     console: bool = True
     """False keeps stderr quiet (tests, libraries)."""
-    record: bool = True
-    """False writes no folder for the run."""
+    record: bool | Path = True
+    """False writes no folder for the run; a path: that one, inside the record of a job that has begun already."""
     clock: LiveClock | VirtualClock | None = None
     """None: real time."""
 
@@ -122,18 +122,6 @@ def open_here(options: SessionOptions, ranks: tuple[int, int] | None = None) -> 
             replace(options, name=options.name or program_name(), argv=options.argv or sys.argv)
         )
     return session
-
-
-def open_or_join(options: SessionOptions, ranks: tuple[int, int] | None = None) -> tuple[Session, bool]:
-    """``(session, ours)``: the session that watches this process, else a new one as :func:`open_here` opens it."""
-    running = current.current()
-    if running is None:
-        return open_here(options, ranks), True
-    if options.rules is not None:
-        running.note("the callback joined the run that healthcheck watches already; its own rules are not used")
-    if options.metrics and running.watching:
-        running.collect(*options.metrics)
-    return running, False
 
 
 @contextlib.contextmanager

@@ -39,9 +39,10 @@ from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
+from healthcheck.run.joining import RuleLayers
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.performance import add_performance
-from healthcheck.run.unjudged import UnjudgedReasons
+from healthcheck.run.unjudged import why_unjudged
 from healthcheck.run.watchdog import Watchdog
 
 _NEEDED = JUDGED_AT | PAUSES.keys()
@@ -75,14 +76,12 @@ class Session:
         say: Callable[[str], None] | None = None,
         device_time: DeviceTimer | None = None,
     ) -> None:
-        self.rules = rules
+        self.rules, self.layers = rules, RuleLayers()
         self.settings: Mapping[str, Any] = rules.settings
-        self.host = host
+        self.host, self.info = host, info
         self.accepted = accepted or Accepted()
-        self.info = info
         self.clock = clock or LiveClock()
-        self.active = ActiveTime(self.clock)
-        self.pid = os.getpid()
+        self.active, self.pid = ActiveTime(self.clock), os.getpid()
         self.user_state: dict[str, Any] = {}
         """The users' dict, in every event."""
         self.facts = RunFacts()
@@ -165,13 +164,6 @@ class Session:
             demand=self.demand,
             board=self.board,
             keep=acting_metrics(rules.causes),
-        )
-        self._reasons = UnjudgedReasons(
-            self.engine,
-            derived=rules.derived,
-            registry=host.registry,
-            quarantined=self.dispatch.is_quarantined,
-            called=self.board.was_called,
         )
         self.dispatch.changed = self._listeners_changed
         self.judge.rows = self.board.take_rows
@@ -305,8 +297,19 @@ class Session:
             self.controls.take_over(controls)
             return
         self.controls = SessionControls(controls, stop=self.stop, info=self.info, note=self.note)
+        self._watch_silence()
+
+    def rules_changed(self) -> None:
+        """Other rules are judged from here on (:func:`healthcheck.run.joining.change_rules`)."""
+        self.board.plan()
+        self._listeners_changed()
+        self._watch_silence()
+
+    def _watch_silence(self) -> None:
         needed = self.engine.needs_watchdog or any(info.source != "built in" for info in self.host.infos)
-        if needed and isinstance(self.clock, LiveClock):  # else no thread exists
+        if (
+            needed and self.controls is not None and self._watchdog is None and isinstance(self.clock, LiveClock)
+        ):  # else no thread exists
             self._watchdog = Watchdog(
                 self.clock,
                 last_event=lambda: self.last_event_at,
@@ -570,7 +573,7 @@ class Session:
 
     def reason_without_data(self, rule: Cause) -> Missing:
         """Why a rule's metric gave no sample."""
-        return self._reasons.why(rule, step=self.step, capabilities=self._capabilities(), seen=self.event_cost.keys())
+        return why_unjudged(self, rule, self._capabilities())
 
     def _capabilities(self) -> Capabilities | None:
         return None if self.controls is None else self.controls.capabilities

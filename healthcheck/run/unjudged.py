@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from healthcheck.core.alerts import Missing
 from healthcheck.core.events import EventKind
@@ -21,6 +22,9 @@ from healthcheck.engine.summary import too_short
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Cause, Derived
 from healthcheck.rulelang.sources import is_pack_name
+
+if TYPE_CHECKING:
+    from healthcheck.run.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ NEEDS = {
     "batches": Need("no DataLoader seen", "use a DataLoader to judge the batches"),
     "padding": Need("no padding token known", "give nn.Embedding its padding_idx to judge padding"),
     "the graph of the loss": Need("the loss was not seen before backward()", "call backward() on the loss itself"),
+    "the start of the step": Need(
+        "nobody says when a step begins", "draw batches from a DataLoader to judge a step from its start"
+    ),
     "tokens": Need("the number of tokens is not known"),
     "max_steps": Need("the length of the run is not known", "give --max-steps to judge the time that is left"),
 }
@@ -202,3 +209,15 @@ def _never_logged(names: list[str]) -> Missing:
     """Metrics that only the script itself can give. A rule of ours about them is for runs that have them."""
     shown = ", ".join(names)
     return Missing(f"nothing logged {shown}", f"log {shown}", applies=False)
+
+
+def why_unjudged(session: Session, rule: Cause, capabilities: Capabilities | None) -> Missing:
+    """Why a rule of a live run was not judged; see :meth:`UnjudgedReasons.why`."""
+    reasons = UnjudgedReasons(
+        session.engine,
+        derived=session.rules.derived,
+        registry=session.host.registry,
+        quarantined=session.dispatch.is_quarantined,
+        called=session.board.was_called,
+    )
+    return reasons.why(rule, step=session.step, capabilities=capabilities, seen=session.event_cost.keys())

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from healthcheck.extend.hookspecs import hookimpl
+from healthcheck.instrument.libraries import Place
+from healthcheck.trainers.libraries import LIBRARIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ def healthcheck_register_trainers(register: Callable[[str, Callable[..., Any]], 
     """The built-in adapters, for ``attach``: each looks at an object's class before it imports anything."""
     for name, target in _ADAPTERS.items():
         register(name, _attach_to(name, target))
+    for name, places in LIBRARIES.items():
+        register(name, _seen_at(places))
+
+
+def _seen_at(places: Sequence[Place]) -> Callable[..., Any]:
+    """A library that is seen by what its functions do: there is nothing to attach to."""
+
+    def attach(session: Any, target: Any, **options: Any) -> Any:
+        return None
+
+    attach.places = places  # type: ignore[attr-defined]
+    return attach
 
 
 def _attach_to(name: str, wanted: _Target) -> Callable[..., Any]:

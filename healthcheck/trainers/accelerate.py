@@ -81,6 +81,7 @@ class AccelerateAdapter:
         self._patches = Patches()
         for name, make in (
             ("backward", self._backward),
+            ("accumulate", self._accumulate),
             ("check_trigger", self._check_trigger),
             ("log", self._log),
             ("save_state", self._save_state),
@@ -123,6 +124,14 @@ class AccelerateAdapter:
             return original(loss, **kwargs)
 
         return backward
+
+    def _accumulate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def accumulate(*models: Any) -> Any:
+            if self._patches.active:
+                self.watch.guard(self.watch.step_begins)
+            return original(*models)
+
+        return accumulate
 
     def _check_trigger(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def check_trigger() -> bool:

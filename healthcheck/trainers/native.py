@@ -26,7 +26,8 @@ from healthcheck.instrument.sources import AnnouncedSource, TorchFeed
 from healthcheck.instrument.step_events import EndedBy
 from healthcheck.run import current
 from healthcheck.run.ending import Ending
-from healthcheck.run.opening import SessionOptions, open_or_join, switched_off
+from healthcheck.run.joining import join
+from healthcheck.run.opening import SessionOptions, open_here, switched_off
 
 if TYPE_CHECKING:
     from healthcheck.core.alerts import Alert
@@ -206,6 +207,12 @@ class NativeWatch:
         """Called with faults of ours instead of the session."""
         self._patience = patience
         self.given = session
+        self.name = "the callback"
+        """What messages call whoever watches."""
+        self.only_its_own = False
+        """Whether it stands for rules that it was made with, and for no others: none are looked for."""
+        self.rules_beside: Callable[[Session], SessionOptions] = lambda session: self.options
+        """What it asks for in a session that has rules already."""
         self._feed: TorchFeed | None = None
         """Of the session that was joined."""
         self._ours = False
@@ -227,6 +234,7 @@ class NativeWatch:
         state: Mapping[str, Any] | None = None,
         announces: bool = True,
         ranks: tuple[int, int] | None = None,
+        peers: Sequence[NativeWatch] = (),
     ) -> bool:
         """The framework is about to train. True if this run is watched.
 
@@ -235,16 +243,22 @@ class NativeWatch:
         :param announces: the framework announces evaluations and checkpoints, so that none is guessed.
         :param ranks: ``(rank, world size)`` where the framework knows better than the environment did
             when the session was opened (it starts the other ranks itself).
+        :param peers: those of all callbacks of one trainer: their rules are one rule set before it trains.
 
         Raises ``UsageError`` for rules with mistakes.
         """
         if switched_off() or self.active:
             return self.active
-        if self.given is not None:
-            self.session, self._ours = self.given, False
-        else:
-            self.session, self._ours = open_or_join(self.options, ranks)
+        self.session = self.given or current.current()
+        self._ours = self.session is None
+        if self.session is None:
+            # One that wrote no rules of its own asks for those that are found: the others' are layers over them.
+            first = next((peer for peer in peers if not peer.only_its_own), self)
+            self.session = open_here(first.options, ranks)
+            self.session.layers.of_callbacks = first.only_its_own
         session = self.session
+        for watch in (self, *peers):
+            join(session, watch.rules_beside(session), watch.name)
         if ranks is not None and ranks[1] > session.info.world_size:
             session.info.rank, session.info.world_size = ranks
         feed = current.feed_of(session)
@@ -354,6 +368,12 @@ class NativeWatch:
         """All events carry it from now on."""
         if self.active and self.machine is not None:
             self.machine.events.epoch = epoch
+
+    def step_begins(self) -> None:
+        """The framework is about to make the forward pass of the next step, which we count: its first micro-batch."""
+        machine = self.machine
+        if self.active and machine is not None and not machine.under_way and not machine.unwatched.left:
+            machine.begin_step(wait=True, late=False)
 
     def trains_on(self, batch: Any) -> None:
         """The batch in use: loaders draw ahead."""

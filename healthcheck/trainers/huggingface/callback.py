@@ -123,6 +123,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any
     ) -> None:
         self.watch = NativeWatch(SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session)
+        self.watch.name = type(self).__name__
         self.control: Any = None
         self.lr_scheduler: Any = None
         self._trainer: weakref.ref[Any] | None = None
@@ -131,6 +132,8 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
         self._save_wanted = False
         self._output_dir = ""
         self._logging = False
+        self._eval_loss: Any = None
+        """Sum of the losses of an evaluation's batches, on their device."""
 
     capabilities = CAPABILITIES
 
@@ -197,11 +200,43 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
             epoch=epoch_of(state),
             max_steps=max(0, int(getattr(state, "max_steps", 0))) or None,
             state=read_state(where, int(getattr(args, "process_index", 0))) if step else None,
+            peers=[] if trainer is None else [c.watch for c in callbacks_of(trainer)],
         )
         self._forwarded = Forwarded(self.watch.alerts)
         if self.watch.active and trainer is not None:
             self._patches.replace(trainer, "training_step", self._training_step)
+            self._patches.replace(trainer, "prediction_step", self._prediction_step)
         self._heed(control)
+
+    def _prediction_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The Trainer leaves losses that are not finite out of its mean (``logging_nan_inf_filter``): look at them here."""
+
+        def prediction_step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.watch.guard(self._keep_loss, result)
+            return result
+
+        return prediction_step
+
+    def _keep_loss(self, result: Any) -> None:
+        loss = result[0] if isinstance(result, tuple) and result else None
+        if loss is not None and hasattr(loss, "detach"):
+            loss = loss.detach().float().mean()
+            self._eval_loss = (
+                loss if self._eval_loss is None else self._eval_loss + loss
+            )  # not finite if one of them is not
+
+    def _with_what_was_left_out(self, results: dict[str, Any]) -> str:
+        """Put the loss in that the Trainer should have told; returns how it was found, where it differs."""
+        total, self._eval_loss = self._eval_loss, None
+        told = results.get("loss")
+        if total is None or not isinstance(told, float) or told - told != 0.0:
+            return ""
+        total = float(total)  # an evaluation is over, whose results the Trainer has read as well
+        if total - total == 0.0:
+            return ""
+        results["loss"] = total
+        return "the losses of its batches; the Trainer leaves those that are not finite out of its mean"
 
     def _training_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Loaders draw ahead; this is the batch that is trained on now."""
@@ -235,6 +270,7 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
     @_contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
+        self.watch.step_begins()
 
     @_contained
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -263,14 +299,16 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
     @_contained
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         dataset, results = evaluation_results(metrics or {}, "eval")
+        said = self._with_what_was_left_out(results)
         self.watch.evaluation_begins(dataset=dataset)
-        self.watch.evaluation_ends(metrics=results, dataset=dataset)
+        self.watch.evaluation_ends(metrics=results, dataset=dataset, inferred=said)
         self._forward_alerts(state)
         self._heed(control, saves=True)
 
     @_contained
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         dataset, results = evaluation_results(metrics or {}, "test")
+        self._eval_loss = None
         self.watch.evaluation_begins()
         self.watch.evaluation_ends(metrics=None)
         self.watch.emit(EventKind.TEST_END, phase="test", metrics=results, dataset=dataset)
@@ -326,11 +364,15 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
             control.should_training_stop = True
 
 
+def callbacks_of(trainer: Any) -> list[HealthCheckCallback]:
+    """Those of a Trainer's callbacks that are ours."""
+    return [known for known in trainer.callback_handler.callbacks if isinstance(known, HealthCheckCallback)]
+
+
 def attach(trainer: Any, session: Session | None = None, **options: Any) -> HealthCheckCallback:
     """Watch a Trainer that exists already; returns its callback. A second call returns the first one's."""
-    for known in trainer.callback_handler.callbacks:
-        if isinstance(known, HealthCheckCallback):
-            return known
+    for known in callbacks_of(trainer):
+        return known
     callback = HealthCheckCallback(session=session, **options)
     trainer.add_callback(callback)
     callback.adopt(trainer)

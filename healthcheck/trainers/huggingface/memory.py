@@ -11,12 +11,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.probes.memory import EPOCH_METRICS
 from healthcheck.probes.memory_readings import TorchDevice
 from healthcheck.run.errorlog import looks_like_memory
 from healthcheck.trainers.huggingface.callback import HealthCheckCallback
+
+if TYPE_CHECKING:
+    from healthcheck.run.opening import SessionOptions
+    from healthcheck.run.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +112,8 @@ class MemoryMonitoringCallback(HealthCheckCallback):
             options.pop("rules", RULES), metrics=(*EPOCH_METRICS, "memory.at[]", "memory.step_growth"), **options
         )
         self.watch.on_error = self._handle_callback_error
+        self.watch.only_its_own = self.watch.options.rules is RULES
+        self.watch.rules_beside = self._rules_beside
         self.memory_optimizer = memory_optimizer
         self.logging_system = logging_system
         self.step_count = 0
@@ -119,6 +125,15 @@ class MemoryMonitoringCallback(HealthCheckCallback):
         self.epoch_start_memory: float | None = None
         self.last_cleanup_step = -1
         self._device = TorchDevice()
+
+    def _rules_beside(self, session: Session) -> SessionOptions:
+        """Its rules under other ids than those that the session has: both are judged."""
+        options = self.watch.options
+        if options.rules is RULES and options is not session.layers.opened_with:
+            known = {rule.id for rule in session.rules.rules}
+            named = {f"{rule}-callback" if rule in known else rule: body for rule, body in RULES["rules"].items()}
+            options.rules = {"version": 1, "rules": named} if known & RULES["rules"].keys() else RULES
+        return options
 
     def _see(self, name: str, state: Any) -> None:
         """Note memory at an event."""

@@ -112,6 +112,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
     ) -> None:
         super().__init__()
         self.watch = NativeWatch(SessionOptions(rules=rules, profile=profile, **options), CAPABILITIES, session)
+        self.watch.name = type(self).__name__
         self._trainer: weakref.ref[Any] | None = None
         self._patches = Patches()
         self._forwarded = Forwarded()
@@ -183,6 +184,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
             max_steps=planned_steps(trainer),
             state=state,
             ranks=(int(trainer.global_rank), int(trainer.world_size)),
+            peers=[c.watch for c in trainer.callbacks if isinstance(c, HealthCheckCallback)],
         )
         self._forwarded = Forwarded(self.watch.alerts)
         self._patches.restore()
@@ -212,6 +214,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     @_contained
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.watch.step_begins()
         self.watch.trains_on(batch)
 
     @_contained

@@ -6,11 +6,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import time_left
 from healthcheck.trainers.lightning.callback import HealthCheckCallback
+
+if TYPE_CHECKING:
+    from healthcheck.run.opening import SessionOptions
+    from healthcheck.run.session import Session
 
 
 class MonitorCallback(HealthCheckCallback):
@@ -18,18 +22,33 @@ class MonitorCallback(HealthCheckCallback):
 
     collects: tuple[str, ...] = ()
     """Metrics that it needs beside those of its rules."""
+    covered: tuple[str, ...] = ()
+    """Those of its rules that the packs have under the same id, at least as strict: beside them they are not needed."""
 
     def __init__(self, log_interval: int = 100, **options: Any) -> None:
         super().__init__(None, **options)
         if log_interval < 1:
             raise ValueError(f"log_interval is {log_interval}; it must be at least 1")
         self.log_interval = log_interval
+        self.watch.only_its_own = True
+        self.watch.rules_beside = self._rules_beside
         self._reported = 0
         self._unlisten: Callable[[], None] | None = None
 
     def rules(self) -> dict[str, Any]:
         """Rules of this concern, by id."""
         return {}
+
+    def _rules_beside(self, session: Session) -> SessionOptions:
+        """Its rules, without those that the session has already: a rule that stops does not become one that warns."""
+        known = {rule.id for rule in session.rules.rules}
+        rules = {rule: body for rule, body in self.rules().items() if rule not in self.covered or rule not in known}
+        return self._options(rules)
+
+    def _options(self, rules: Mapping[str, Any]) -> SessionOptions:
+        options = self.watch.options
+        options.rules, options.metrics = {"version": 1, "rules": rules}, self.collects
+        return options
 
     def take(self, sample: Sample) -> None:
         """One measured value, on the host."""
@@ -39,13 +58,9 @@ class MonitorCallback(HealthCheckCallback):
         return {}
 
     def begin(self, trainer: Any, pl_module: Any) -> None:
-        team = [c for c in trainer.callbacks if isinstance(c, MonitorCallback)]
-        if team and team[0] is self:
-            rules: dict[str, Any] = {}
-            for member in team:
-                rules.update(member.rules())
-            self.watch.options.rules = {"version": 1, "rules": rules}
-            self.watch.options.metrics = tuple(dict.fromkeys(key for member in team for key in member.collects))
+        for member in trainer.callbacks:
+            if isinstance(member, MonitorCallback):
+                member._options(member.rules())
         super().begin(trainer, pl_module)
         self._reported = 0
         if self._unlisten is not None:
@@ -293,6 +308,8 @@ class LossMonitorCallback(MonitorCallback):
 class AnomalyDetectorCallback(MonitorCallback):
     """NaN and infinity in the loss and in the gradients, with advice. Nothing to configure."""
 
+    covered = ("loss-not-finite", "grads-not-finite")
+
     def rules(self) -> dict[str, Any]:
         rules: dict[str, Any] = {}
         for rule, metric, what in (
@@ -336,6 +353,8 @@ class TrainingDashboardCallback(MonitorCallback):
 
 class TrainingHealthCallback(MonitorCallback):
     """All six concerns in one object: what there was before the six. Deprecated; it works and says so."""
+
+    covered = AnomalyDetectorCallback.covered
 
     def __init__(
         self,

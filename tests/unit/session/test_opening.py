@@ -14,8 +14,8 @@ import pytest
 import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.core import opener
-from healthcheck.run import current
-from healthcheck.run.opening import SessionOptions, open_here, open_or_join, program_name
+from healthcheck.run.joining import join
+from healthcheck.run.opening import SessionOptions, open_here, program_name
 
 RULES = {"version": 1, "rules": {"high": {"metric": "loss", "when": {"above": 5}}}}
 
@@ -78,7 +78,7 @@ def test_ranks_that_a_framework_names_are_known_while_the_session_opens(monkeypa
     assert open_here(quiet()).info.world_size == 1
 
 
-def test_who_comes_second_joins_and_learns_that_its_rules_are_not_used() -> None:
+def test_who_comes_second_joins_and_its_rules_are_judged_as_well() -> None:
     notes: list[str] = []
 
     class Notes:
@@ -89,16 +89,14 @@ def test_who_comes_second_joins_and_learns_that_its_rules_are_not_used() -> None
 
     session = open_here(quiet())
     session.add_report(Notes())
-    current.enter(session)
-    try:
-        joined, ours = open_or_join(quiet(metrics=["lr"]))
-    finally:
-        current.leave(session)
-    assert (joined is session, ours) == (True, False)
+    known = [rule.id for rule in session.rules.rules]
+    joining = SessionOptions(rules={"higher": {"metric": "loss", "when": {"above": 9}}}, metrics=["lr"])
+    join(session, joining, "HealthCheckCallback")
+    join(session, joining, "HealthCheckCallback")  # a second fold of the same callback
     assert session.demand.wants("lr")
-    assert notes == ["the callback joined the run that healthcheck watches already; its own rules are not used"]
-    _, ours = open_or_join(quiet())
-    assert ours
+    assert session.demand.wants("loss")
+    assert [rule.id for rule in session.rules.rules] == [*known, "higher"]
+    assert notes == ["rules of HealthCheckCallback joined: higher"]
 
 
 def test_the_package_hands_its_opener_over_before_anything_heavy_is_loaded() -> None:

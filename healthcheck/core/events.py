@@ -164,6 +164,9 @@ class Event:
     """How these metrics were found, where the script has not reported them itself (``eval_end``)."""
     label_counts: Any = None
     """How often each class was a label of the losses computed in a pause (``eval_end``): a tensor (classes), else None."""
+    dropping: Sequence[str] | None = None
+    """Modules in evaluation mode that dropped values in a pause, with their places: ``Attention (train.py:31)``
+    (``eval_end``). None where no forward pass of it was looked into."""
     dataset: str = ""
     """Name of the evaluation set."""
     path: str | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.names import canonical_metric, is_evaluation
 from healthcheck.instrument.data import tensors_of
+from healthcheck.instrument.evaluation_dropout import EvaluationDropout
 from healthcheck.instrument.heldout import HeldOutLosses
 from healthcheck.instrument.modelview import FoundModel
 
@@ -49,8 +50,13 @@ class Evaluations:
             batch=lambda: tensors_of(batch()),
             drawn_from=lambda: None if self._training_data is None else self._training_data(),
             wanted=lambda: session.wants(EventKind.EVAL_END),
+            wants_labels=lambda: session.board.reads(EventKind.EVAL_END, "label_counts"),
             training=self._in_train_mode,
             in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),
+        )
+        self.dropout = EvaluationDropout(
+            wanted=lambda: session.board.reads(EventKind.EVAL_END, "dropping"),
+            is_trained=self._is_trained,
         )
         self.evaluating = False
         self.announced = False
@@ -68,12 +74,15 @@ class Evaluations:
         if self.evaluating:
             return False
         self.evaluating = True
+        self.dropout.pause_begins()
         self._note_open()
         return True
 
-    def announced_end(self) -> None:
+    def announced_end(self) -> list[str] | None:
+        """A framework ends a pause. Returns what dropped values in it, as ``dropping`` of the event."""
         self.evaluating = False
         self._note_open()
+        return self.dropout.pause_ends()
 
     def pause(self) -> Callable[[], None]:
         """Guess nothing for a while; returns what ends that."""
@@ -109,6 +118,7 @@ class Evaluations:
         if not self.announced and not self.evaluating and self._started():
             self.evaluating = True
             self._note_open()
+            self.dropout.pause_begins()
             self._emit(EventKind.EVAL_START)
 
     def _evaluates(self) -> bool:
@@ -118,6 +128,10 @@ class Evaluations:
         if not self.evaluating and not all(root.training for root in self._view.roots()):
             self.begin()
         return self.evaluating
+
+    def _is_trained(self, module: Any) -> bool:
+        trained = {id(p) for root in self._view.roots() for p in root.parameters()}
+        return any(id(p) in trained for p in module.parameters())
 
     def _in_train_mode(self) -> bool:
         roots = self._view.roots()
@@ -138,17 +152,18 @@ class Evaluations:
         if self.open:
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
+            dropping = self.dropout.pause_ends()
             inferred, labels = self.heldout.take(), self.heldout.take_labels()
             if metrics or not inferred:
-                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels)
-                labels = None
+                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels, dropping=dropping)
+                labels = dropping = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
                 for dataset, loss, said in inferred:
-                    facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
+                    facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels, "dropping": dropping}
                     self._emit(EventKind.EVAL_END, {"loss": loss}, **facts)
-                    labels = None
+                    labels = dropping = None
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""

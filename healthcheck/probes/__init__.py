@@ -36,7 +36,13 @@ from healthcheck.probes.memory import (
     MemoryForecastProbe,
     MemoryProbe,
 )
-from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe, TrainModeLossProbe
+from healthcheck.probes.modes import (
+    EvalStartProbe,
+    EvaluationDropoutProbe,
+    EvaluationModeProbe,
+    ModeProbe,
+    TrainModeLossProbe,
+)
 from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
@@ -44,6 +50,7 @@ from healthcheck.probes.optimizers import (
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
+from healthcheck.probes.output_range import UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
@@ -98,6 +105,7 @@ PROBES: tuple[type[Probe], ...] = (
     UnsyncedGradientProbe,
     ModeProbe,
     EvaluationModeProbe,
+    EvaluationDropoutProbe,
     EvalStartProbe,
     TrainModeLossProbe,
     WeightProbe,
@@ -125,6 +133,7 @@ PROBES: tuple[type[Probe], ...] = (
     ActivationProbe,
     LossGraphProbe,
     UndefinedDerivativeProbe,
+    UnreachableTargetProbe,
     FrequencyProbe,
     TrainedClassProbe,
     UnseenClassProbe,

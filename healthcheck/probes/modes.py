@@ -201,6 +201,36 @@ def _version(module: Any) -> int:
     return int(counter._version) if counter is not None else -1
 
 
+class EvaluationDropoutProbe:
+    """Counts modules that drop values in a forward pass of an evaluation although they are in evaluation mode.
+
+    So does dropout as a function (``F.dropout(x)``, ``dropout_p`` of attention, a mask by hand) that does not ask for
+    ``self.training``: two passes of one batch differ, and the model is evaluated with a part of it missing. A dropout
+    layer that was put into train mode by itself is left alone: that is how Monte Carlo dropout is made.
+    """
+
+    name = "evaluation-dropout"
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_END,)
+    only_with = "dropping"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.dropping_in_eval",
+            "Modules in evaluation mode that dropped values in a forward pass of an evaluation; looked at in the first three.",
+            cost=Cost.HOST,
+            needs=("evaluation",),
+        ),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        found = event.dropping
+        if found is None:
+            return ()
+        facts = {"which": first_few(found)}
+        value = float(len(found))
+        detail = (lambda: facts) if found else None
+        return (Sample("modules.dropping_in_eval", event.step, value, phase="eval", detail=detail),)
+
+
 PAUSES = 2
 """Pauses after which a loss computed in train mode is taken for an evaluation."""
 APART = 5
@@ -228,15 +258,16 @@ class TrainModeLossProbe:
     )
 
     def __init__(self) -> None:
-        self._pauses = 0
+        self._last = -1
+        """Step of the newest pause that was looked at: of a long run only so many are kept."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None or event.run is None or event.optimizer_index > 0:
             return ()
         steps = event.run.losses_in_train_mode
-        if len(steps) == self._pauses or not demand.due("modules.train_in_loss", event.step):
+        if not steps or steps[-1] == self._last or not demand.due("modules.train_in_loss", event.step):
             return ()
-        self._pauses = len(steps)
+        self._last = steps[-1]
         often = (steps[-1] - steps[0]) < APART * (len(steps) - 1)
         hit: list[str] = []
         if len(steps) >= PAUSES and not often:
@@ -246,7 +277,7 @@ class TrainModeLossProbe:
                 hit = []
 
         def facts() -> Mapping[str, Any]:
-            return {"which": first_few(hit), "pauses": f"{len(steps)} so far"}
+            return {"which": first_few(hit), "pauses": f"the last {len(steps)}" if len(steps) == steps.maxlen else f"{len(steps)} so far"}
 
         return (Sample("modules.train_in_loss", event.step, float(len(hit)), detail=facts if hit else None),)
 

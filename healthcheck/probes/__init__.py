@@ -13,7 +13,7 @@ from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
-from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
@@ -27,6 +27,7 @@ from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDra
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
+from healthcheck.probes.loss_mistakes import MissingDetachProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -57,6 +58,7 @@ from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
+from healthcheck.probes.settings import IgnoredSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -102,6 +104,7 @@ PROBES: tuple[type[Probe], ...] = (
     IncompleteGroupProbe,
     OtherLossProbe,
     UnclippedGradientProbe,
+    MicroBatchClippingProbe,
     UnsyncedGradientProbe,
     ModeProbe,
     EvaluationModeProbe,
@@ -118,6 +121,7 @@ PROBES: tuple[type[Probe], ...] = (
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     FrozenProbe,
+    IgnoredSettingProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -132,6 +136,7 @@ PROBES: tuple[type[Probe], ...] = (
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    MissingDetachProbe,
     UndefinedDerivativeProbe,
     UnreachableTargetProbe,
     FrequencyProbe,

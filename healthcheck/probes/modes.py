@@ -56,6 +56,8 @@ class ModeProbe:
         self._modules = SeenModules()
         self._parts: list[_Part] = []
         self._hit: list[_Part] | None = None
+        self._hit_of_others = False
+        """Whether those are of models that no optimizer of this step has."""
         self._given = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -76,7 +78,17 @@ class ModeProbe:
             self._rebuild(event.model.named_modules())
             self._hit = None
             return ()
-        hit, self._hit, self._given = self._hit, None, event.step
+        hit = self._hit
+        if event.kind is EventKind.BEFORE_UPDATE and event.optimizer is not None:
+            # A model that was trained before and only serves by now, a teacher, is rightly in eval mode.
+            held = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+            hit = [part for part in hit if _is_held(part, held)]
+            if self._hit and not hit:
+                self._hit_of_others = True
+                return ()
+        elif self._hit_of_others:
+            hit = []
+        self._hit, self._given, self._hit_of_others = None, event.step, False
         total = len(self._parts)
         place = where_called(event, "eval")
 
@@ -132,6 +144,12 @@ def sensitive_parts(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
             sensitive = False
         if sensitive:
             yield _Part(name, module, parents.get(id(module)))
+
+
+def _is_held(part: _Part, held: set[int]) -> bool:
+    """Whether an optimizer with these parameters trains the layer, or what surrounds it."""
+    own = list(part.module.parameters()) or (list(part.parent.parameters()) if part.parent is not None else [])
+    return not own or any(id(p) in held for p in own)
 
 
 def _trains(part: _Part) -> bool:

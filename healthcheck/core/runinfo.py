@@ -120,5 +120,8 @@ class RunFacts:
     """Whether the trained model was put into eval mode since training began."""
     losses_in_train_mode: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
+    trained_on_evaluation: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    """Steps after which a backward pass was made in evaluation mode, from a batch of another data set than that trained on;
+    each once."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""

@@ -16,6 +16,7 @@ from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLoss
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
@@ -152,6 +153,9 @@ PROBES: tuple[type[Probe], ...] = (
     RareLabelProbe,
     DataDriftProbe,
     NoiseScaleProbe,
+    HeldOutRowsProbe,
+    EvaluationScaleProbe,
+    TrainedOnEvaluationProbe,
     LatentProbe,
     BatchLayoutProbe,
     CompilationProbe,

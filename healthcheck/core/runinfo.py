@@ -116,6 +116,8 @@ class RunFacts:
     """Modules beside the trained model that were put into eval mode while it trained, and how often."""
     loaded_themselves: MutableSet[Any] = field(default_factory=weakref.WeakSet)
     """Those that were given a state dict of their own tensors."""
+    loaded: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Modules that were given a state dict."""
     model_evaluated: bool = False
     """Whether the trained model was put into eval mode since training began."""
     losses_in_train_mode: deque[int] = field(default_factory=lambda: deque(maxlen=64))

@@ -20,6 +20,7 @@ from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRows
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
+from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
@@ -29,6 +30,7 @@ from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
+from healthcheck.probes.loss_parameters import LossParameterProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -94,6 +96,7 @@ PROBES: tuple[type[Probe], ...] = (
     StepCountProbe,
     WiringProbe,
     ForgottenParameterProbe,
+    LossParameterProbe,
     FreshParameterProbe,
     CopyProbe,
     MovementProbe,
@@ -132,6 +135,7 @@ PROBES: tuple[type[Probe], ...] = (
     DryLoaderProbe,
     PassOrderProbe,
     WorkerDrawProbe,
+    LabelOrderProbe,
     PaddingProbe,
     PaddedPositionsProbe,
     DeadUnitProbe,

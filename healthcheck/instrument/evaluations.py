@@ -192,7 +192,13 @@ class Evaluations:
             dropping = self.dropout.pause_ends()
             inferred, labels = self.heldout.take(), self.heldout.take_labels()
             if metrics or not inferred:
-                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels, dropping=dropping, trained_share=share)
+                self._emit(
+                    EventKind.EVAL_END,
+                    metrics=metrics or None,
+                    label_counts=labels,
+                    dropping=dropping,
+                    trained_share=share,
+                )
                 labels = dropping = share = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged

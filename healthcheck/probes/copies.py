@@ -229,9 +229,9 @@ def _norms(module: Any, original: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
     from torch.nn.modules.batchnorm import _NormBase
 
     for (name, norm), other in zip(module.named_modules(), original.modules(), strict=False):
-        if isinstance(norm, _NormBase) and isinstance(other, _NormBase):
-            if norm.running_mean is not None and other.running_mean is not None:
-                yield name, (norm, other)
+        both = isinstance(norm, _NormBase) and isinstance(other, _NormBase)
+        if both and norm.running_mean is not None and other.running_mean is not None:
+            yield name, (norm, other)
 
 
 def _stale_statistics(copy: _Copy, module: Any, original: Any) -> list[str]:

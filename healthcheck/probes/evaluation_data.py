@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -135,7 +136,7 @@ class TrainedOnEvaluationProbe:
             return ()
         steps = list(event.run.trained_on_evaluation)
         most = row = 0
-        for before, after in zip(steps, steps[1:], strict=False):
+        for before, after in itertools.pairwise(steps):
             row = row + 1 if after == before + 1 else 0
             most = max(most, row + 1)
         place = where_called(event, "eval")

@@ -35,8 +35,8 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
+from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a

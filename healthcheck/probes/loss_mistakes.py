@@ -184,9 +184,7 @@ def gradient_mistakes(root: Any) -> Iterator[str]:
             )
             return
         if kind in (*DISTANCES, "Sub") and _target_has_gradients(node):
-            yield (
-                "values of chosen actions are compared with targets that carry gradients"
-            )
+            yield ("values of chosen actions are compared with targets that carry gradients")
             return
     if _only_pulls(root) and not any("BackwardBackward" in type(node).__name__ for node in all_behind(root)):
         yield (

@@ -124,7 +124,11 @@ def _not_loaded(leaves: list[Any], event: Event) -> list[Any]:
     given = {id(p) for module in loaded for p in module.parameters()}
     kept = []
     for leaf, (_, owner) in zip(leaves, _owners(leaves), strict=True):
-        library = owner is not None and type(owner).__module__.partition(".")[0] in ("transformers", "diffusers", "timm")
+        library = owner is not None and type(owner).__module__.partition(".")[0] in (
+            "transformers",
+            "diffusers",
+            "timm",
+        )
         if id(leaf) not in given and not library:
             kept.append(leaf)
     return kept

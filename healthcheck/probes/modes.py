@@ -295,7 +295,10 @@ class TrainModeLossProbe:
                 hit = []
 
         def facts() -> Mapping[str, Any]:
-            return {"which": first_few(hit), "pauses": f"the last {len(steps)}" if len(steps) == steps.maxlen else f"{len(steps)} so far"}
+            return {
+                "which": first_few(hit),
+                "pauses": f"the last {len(steps)}" if len(steps) == steps.maxlen else f"{len(steps)} so far",
+            }
 
         return (Sample("modules.train_in_loss", event.step, float(len(hit)), detail=facts if hit else None),)
 

@@ -153,7 +153,6 @@ class SchedulePlanProbe:
         facts = {"planned": said} | self._where
         return (Sample("schedule.used", event.step, worst, detail=(lambda: facts) if said else None),)
 
-
     def _judge_unit(self, event: Event) -> Iterable[Sample]:
         """Schedules that are stepped per update: were they planned in epochs, or in micro-batches?"""
         updates = event.step

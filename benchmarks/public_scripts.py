@@ -115,11 +115,11 @@ def characters(work: Path) -> None:
 
     folder = work / "data/shakespeare_char"
     folder.mkdir(parents=True, exist_ok=True)
-    letters = sorted(set(text(5000, 0)))
-    number = {letter: n for n, letter in enumerate(letters)}
+    symbols = sorted(set(text(5000, 0)))
+    number = {symbol: n for n, symbol in enumerate(symbols)}
     for name, seed in (("train", 0), ("val", 1)):
-        np.array([number[letter] for letter in text(5000, seed)], dtype=np.uint16).tofile(folder / f"{name}.bin")
-    known = {"vocab_size": len(letters), "itos": dict(enumerate(letters)), "stoi": number}
+        np.array([number[symbol] for symbol in text(5000, seed)], dtype=np.uint16).tofile(folder / f"{name}.bin")
+    known = {"vocab_size": len(symbols), "itos": dict(enumerate(symbols)), "stoi": number}
     (folder / "meta.pkl").write_bytes(pickle.dumps(known))
 
 
@@ -144,10 +144,6 @@ def citations(work: Path) -> None:
     (folder / "cora.cites").write_text("\n".join(links) + "\n")
 
 
-def waves(work: Path) -> None:
-    subprocess.run([sys.executable, "generate_sine_wave.py"], cwd=work / "time_sequence_prediction", check=True)
-
-
 GAN = "--n_epochs 1 --batch_size 32 --n_cpu 1 --img_size 16"
 SMALL_GPT = (
     "config/train_shakespeare_char.py --device=cpu --compile=False --dtype=float32 --eval_interval=40 --eval_iters=4"
@@ -164,7 +160,6 @@ SCRIPTS = (
         "--epochs 4 --no-accel",
         lambda work: (work / "vae/results").mkdir(exist_ok=True),
     ),
-    Script("pytorch/examples", "siamese_network/main.py", "--epochs 4 --no-accel"),
     Script("pytorch/examples", "regression/main.py"),
     Script(
         "pytorch/examples", "mnist_forward_forward/main.py", "--epochs 20 --no_accel --train_size 200 --test_size 100"
@@ -177,10 +172,9 @@ SCRIPTS = (
     Script(
         "pytorch/examples",
         "word_language_model/main.py",
-        "--epochs 3 --emsize 32 --nhid 32 --lr 5 --use-optimizer",
+        "--epochs 3 --emsize 32 --nhid 32 --lr 0.002 --use-optimizer",
         wikitext,
     ),
-    Script("pytorch/examples", "time_sequence_prediction/train.py", "--steps 2", waves),
     Script("pytorch/examples", "reinforcement_learning/reinforce.py"),
     Script("pytorch/examples", "reinforcement_learning/actor_critic.py"),
     Script(

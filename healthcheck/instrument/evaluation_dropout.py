@@ -23,7 +23,7 @@ PASSES = 16
 """Outermost modules that are looked at in each: a model may be called in parts."""
 
 _SWITCHED = {"dropout": (1, 2), "feature_dropout": (1, 2), "alpha_dropout": (1, 2), "native_dropout": (1, 2)}
-"""Operations that are told to drop values: positions of the probability, and of whether they do."""
+"""Operations that drop values if they are asked to: positions of the probability, and of whether they do."""
 _BY_ITSELF = ("_fused_dropout", "bernoulli_")
 """Operations that always do, with the probability at the second position. Torch hands on no defaults: they are 0.5."""
 _OF_ATTENTION = "scaled_dot_product"

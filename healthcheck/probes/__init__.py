@@ -15,7 +15,7 @@ from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
-from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
 from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
@@ -61,7 +61,7 @@ from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
-from healthcheck.probes.settings import IgnoredSettingProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -126,6 +126,7 @@ PROBES: tuple[type[Probe], ...] = (
     IdleOptimizerProbe,
     FrozenProbe,
     IgnoredSettingProbe,
+    UnusualSettingProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -157,6 +158,7 @@ PROBES: tuple[type[Probe], ...] = (
     RareLabelProbe,
     DataDriftProbe,
     NoiseScaleProbe,
+    InputProbe,
     HeldOutRowsProbe,
     EvaluationScaleProbe,
     TrainedOnEvaluationProbe,

@@ -35,6 +35,8 @@ _CHAIN = 12
 _TERMS = 48
 """Nodes between a loss and the terms that it is made of that are followed."""
 _LEAST_ROWS = 3
+MASK = 64
+"""Values of a mask from which it is told from a few weights."""
 _BETWEEN = (*REDUCING, *NEUTRAL, "Minimum", "Maximum", "Clamp", "Where", "Stack", "Cat")
 
 
@@ -44,6 +46,8 @@ def shape_mistakes(root: Any) -> Iterator[str]:
         kind = kind_of(node)
         if kind in (*CROSS_ENTROPIES, *DISTANCES, "BinaryCrossEntropy"):
             yield from _one_value(node)
+        if kind in (*CROSS_ENTROPIES, "BinaryCrossEntropyWithLogits") and _drops_output(node):
+            yield "dropout on the output of the model, right before the loss: it belongs between layers"
         if kind in CROSS_ENTROPIES:
             yield from _wrong_classes(node)
             yield from _one_target_of_similarities(node)
@@ -58,6 +62,22 @@ def _one_value(loss: Any) -> Iterator[str]:
             f"a softmax over one value (dimension {dimension(softmax, len(shape))} of {shape}) is always 1:"
             " for two classes and one output use a sigmoid, binary_cross_entropy_with_logits"
         )
+
+
+def _drops_output(loss: Any) -> bool:
+    """Whether logits were multiplied with a mask of dropout. Reads the mask, on the host."""
+    node = past_neutral(source_of(loss))
+    if kind_of(node) == "LogSoftmax":
+        node = past_neutral(source_of(node))
+    if kind_of(node) == "NativeDropout":
+        return True
+    if kind_of(node) != "Mul" or [parent for parent, _ in node.next_functions].count(None) != 1:
+        return False
+    mask: Any = saved(node, "other" if node.next_functions[0][0] is not None else "self")
+    if not is_tensor(mask) or not on_host(mask) or mask.numel() < MASK or tuple(mask.shape) != shape_of(node):
+        return False
+    most = mask.max()
+    return bool((most > 1) & ((mask == 0) | (mask == most)).all() & (mask == 0).any())
 
 
 def _wrong_classes(loss: Any) -> Iterator[str]:

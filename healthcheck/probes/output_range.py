@@ -38,7 +38,8 @@ class UnreachableTargetProbe:
     """Compares the targets of squared and absolute errors with the range of the activation that made the output.
 
     A ReLU puts out nothing below 0, a sigmoid nothing above 1: a model that ends with one of them never gets to targets
-    beyond that, however long it trains. Errors may be torch's own functions or written by hand, where torch's graph keeps
+    beyond that, however long it trains. Of a binary cross entropy the targets are probabilities: with masks of 0 and 255 its
+    loss has no lower bound. Errors may be torch's own functions or written by hand, where torch's graph keeps
     what is needed. Nothing is said of outputs that are scaled after the activation.
     """
 
@@ -74,6 +75,14 @@ def _outside(root: Any) -> Iterator[tuple[Any, str]]:
     """For each error whose output is an activation: which part of its targets is out of reach, and what it is of."""
     for node in near(root):
         kind = kind_of(node)
+        if kind == "BinaryCrossEntropyWithLogits":
+            targets = saved(node, "target")
+            if is_tensor(targets) and targets.numel() > 1:
+                yield (
+                    number(_part_outside(targets.detach(), 0.0, 1.0)),
+                    "a probability, 0 to 1, whose sigmoid the loss takes",
+                )
+            continue
         if kind in DISTANCES:
             inputs, targets = [source_of(node)], saved(node, "target")
         elif kind == "Sub":

@@ -14,6 +14,8 @@ from healthcheck.probes.looks import LOOK_EVERY
 
 LOOKS = 6
 """Looks in a run; what is set in a loop is set by then."""
+MOMENTUM, DROPPED = 0.9, 0.9
+"""From which on a momentum of batch norm, and a probability of dropout, are taken for another library's."""
 _RATES = ("lr", "learning_rate")
 _TYPING_ERRORS = ("require_grad", "requires_gradient", "required_grad", "require_grads", "requires_grads")
 
@@ -57,6 +59,72 @@ class IgnoredSettingProbe:
             return {"which": first_few(said for said, _ in found)} | place
 
         return (Sample("settings.ignored", event.step, float(len(found)), detail=facts if found else None),)
+
+
+class UnusualSettingProbe:
+    """Looks for settings that mean something else in the library that they come from, once, early in a run.
+
+    ``BatchNorm(momentum=0.99)`` is Keras' way to say 0.01: in torch it makes the running statistics those of the last batch.
+    ``Dropout(keep_prob)`` drops what should be kept. ``betas=(0.999, 0.9)`` is the wrong way round.
+    """
+
+    name = "unusual-settings"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric("optimizer.betas_swapped", "Optimizers whose first beta is larger than the second.", cost=Cost.HOST),
+        Metric(
+            "modules.momentum_of_keras",
+            f"Batch norm layers that are trained and whose momentum is {MOMENTUM:g} or more.",
+            cost=Cost.HOST,
+        ),
+        Metric(
+            "modules.keep_probability",
+            f"Dropout layers that drop {DROPPED:.0%} of their values or more.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 3
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.optimizer is None or event.optimizer_index > 0 or event.step < 3:
+            return ()
+        self.rests_until = sys.maxsize
+        from torch.nn.modules.batchnorm import _NormBase
+        from torch.nn.modules.dropout import _DropoutNd
+
+        modules = event.model.named_modules()
+        optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()
+        swapped = [
+            f"{type(o).__name__}, betas={tuple(g['betas'])}"
+            for o in optimizers
+            for g in o.param_groups[:1]
+            if isinstance(g.get("betas"), (tuple, list))
+            and len(g["betas"]) == 2
+            and g["betas"][0] > g["betas"][1] > 0.5
+        ]
+        norms = [
+            (name or type(m).__name__, m)
+            for name, m in modules
+            if isinstance(m, _NormBase)
+            and m.track_running_stats
+            and m.momentum is not None
+            and MOMENTUM <= m.momentum < 1
+        ]
+        drops = [
+            (name or type(m).__name__, m) for name, m in modules if isinstance(m, _DropoutNd) and DROPPED <= m.p < 1
+        ]
+        samples = []
+        for key, names, things in (
+            ("optimizer.betas_swapped", swapped, list(optimizers)),
+            ("modules.momentum_of_keras", [name for name, _ in norms], [m for _, m in norms]),
+            ("modules.keep_probability", [name for name, _ in drops], [m for _, m in drops]),
+        ):
+            facts = {"which": first_few(names)} | (where_made(event, things[0]) if names else {})
+            detail = (lambda facts=facts: facts) if names else None
+            samples.append(Sample(key, event.step, float(len(names)), detail=detail))
+        return samples
 
 
 def _of_optimizer(optimizer: Any) -> Iterator[str]:

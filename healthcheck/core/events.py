@@ -167,6 +167,12 @@ class Event:
     """How these metrics were found, where the script has not reported them itself (``eval_end``)."""
     label_counts: Any = None
     """How often each class was a label of the losses computed in a pause (``eval_end``): a tensor (classes), else None."""
+    trained_share: float | None = None
+    """Part of the rows of the evaluated data set that are rows of the training data set too, of the set with the fewest
+    (``eval_end``); None where no loader showed both."""
+    dropping: Sequence[str] | None = None
+    """Modules in evaluation mode that dropped values in a pause, with their places: ``Attention (train.py:31)``
+    (``eval_end``). None where no forward pass of it was looked into."""
     dataset: str = ""
     """Name of the evaluation set."""
     path: str | None = None

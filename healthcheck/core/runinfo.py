@@ -224,10 +224,15 @@ class RunFacts:
     """Modules beside the trained model that were put into eval mode while it trained, and how often."""
     loaded_themselves: MutableSet[Any] = field(default_factory=weakref.WeakSet)
     """Those that were given a state dict of their own tensors."""
+    loaded: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Modules that were given a state dict."""
     model_evaluated: bool = False
     """Whether the trained model was put into eval mode since training began."""
     losses_in_train_mode: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     """Steps after which losses were computed without gradients, in train mode, of rows that are not trained on."""
+    trained_on_evaluation: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    """Steps after which a backward pass was made in evaluation mode, from a batch of another data set than that trained on;
+    each once."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""
     ranks: RankTalk | None = None

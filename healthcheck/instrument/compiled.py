@@ -13,6 +13,7 @@ aside, and by giving the ``step`` of torch's optimizers a code object of its own
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, ModuleType
@@ -36,9 +37,7 @@ def when_something_is_compiled(function: Callable[[], None], patches: Patches, i
             waiting.pop()()
 
     def look(dynamo: ModuleType) -> None:
-        # Every context of Dynamo leaves its backend here, those that only keep it out leave None or False.
-        backends = getattr(dynamo.eval_frame, "cached_backends", None)
-        if backends is None or any(backend not in (None, False) for backend in backends.values()):
+        if _has_compiled(dynamo):
             compiling()
             return
 
@@ -53,6 +52,18 @@ def when_something_is_compiled(function: Callable[[], None], patches: Patches, i
         patches.replace(dynamo, "optimize", make)
 
     imports.when("torch._dynamo", look)
+
+
+def something_is_compiled() -> bool:
+    """Whether this process has compiled with Dynamo by now."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and _has_compiled(dynamo)
+
+
+def _has_compiled(dynamo: ModuleType) -> bool:
+    # Every context of Dynamo leaves its backend here, those that only keep it out leave None or False.
+    backends = getattr(dynamo.eval_frame, "cached_backends", None)
+    return backends is None or any(backend not in (None, False) for backend in backends.values())
 
 
 class RegionNotes:

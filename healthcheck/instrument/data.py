@@ -63,6 +63,57 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
+MOST_ROWS = 1_000_000
+"""Longer lists of row numbers are not compared."""
+
+
+def shared_rows(evaluated: Any, trained: Any) -> float:
+    """Which part of the rows of one data set are rows of another one: subsets of the same data, slices of the same tensor.
+
+    0 for what nothing is known of.
+    """
+    if evaluated is trained:
+        return 1.0
+    (base, rows), (other, others) = _base_of(evaluated), _base_of(trained)
+    if base is other:
+        if others is None:
+            return 1.0
+        if rows is None:
+            return len(others) / max(1, length_of(evaluated) or 0)
+        return len(rows & others) / max(1, len(rows))
+    tensors = [next(iter(getattr(thing, "tensors", None) or ()), None) for thing in (base, other)]
+    if rows is not None or others is not None or any(tensor is None for tensor in tensors):
+        return 0.0
+    return _shared_memory(*tensors)
+
+
+def _base_of(dataset: Any) -> tuple[Any, set[int] | None]:
+    """What a subset (of a subset) is taken from, and its rows there; None for all of them."""
+    from torch.utils.data import Subset
+
+    rows: list[int] | None = None
+    for _ in range(4):
+        if not isinstance(dataset, Subset) or len(dataset.indices) > MOST_ROWS:
+            break
+        own = [int(row) for row in dataset.indices]
+        rows = own if rows is None else [own[row] for row in rows]
+        dataset = dataset.dataset
+    return dataset, None if rows is None else set(rows)
+
+
+def _shared_memory(one: Any, other: Any) -> float:
+    """Which part of a tensor's rows are rows of another one that is a view of the same memory."""
+    if not (hasattr(one, "untyped_storage") and hasattr(other, "untyped_storage")) or not one.numel():
+        return 0.0
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return 0.0
+    if not one.is_contiguous() or not other.is_contiguous():
+        return 0.0
+    begins = max(one.storage_offset(), other.storage_offset())
+    ends = min(one.storage_offset() + one.numel(), other.storage_offset() + other.numel())
+    return max(0, ends - begins) / one.numel()
+
+
 def tensors_of(batch: Any, depth: int = 0) -> list[Any]:
     """The tensors in a batch: itself, or those in its lists and dictionaries, three deep."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.names import canonical_metric, is_evaluation
-from healthcheck.instrument.data import tensors_of
+from healthcheck.instrument.data import shared_rows, tensors_of
+from healthcheck.instrument.evaluation_dropout import EvaluationDropout
 from healthcheck.instrument.heldout import HeldOutLosses
 from healthcheck.instrument.modelview import FoundModel
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
+
+
+SETS = 8
+"""Data sets of one pause that are compared with the training data at most."""
 
 
 class Evaluations:
@@ -49,14 +54,21 @@ class Evaluations:
             batch=lambda: tensors_of(batch()),
             drawn_from=lambda: None if self._training_data is None else self._training_data(),
             wanted=lambda: session.wants(EventKind.EVAL_END),
+            wants_labels=lambda: session.board.reads(EventKind.EVAL_END, "label_counts"),
             training=self._in_train_mode,
             in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),
+        )
+        self.dropout = EvaluationDropout(
+            wanted=lambda: session.board.reads(EventKind.EVAL_END, "dropping"),
+            is_trained=self._is_trained,
         )
         self.evaluating = False
         self.announced = False
         """True while a framework announces its evaluations itself: then nothing is guessed here."""
         self.open = False
         """Whether :meth:`end` has something to do."""
+        self._evaluated: list[weakref.ref[Any]] = []
+        """Data sets that were drawn from in this pause."""
 
     def announce(self, announced: bool) -> None:
         """From now on a framework says when it evaluates, or does so no longer."""
@@ -68,12 +80,15 @@ class Evaluations:
         if self.evaluating:
             return False
         self.evaluating = True
+        self.dropout.pause_begins()
         self._note_open()
         return True
 
-    def announced_end(self) -> None:
+    def announced_end(self) -> Mapping[str, Any]:
+        """A framework ends a pause. Returns what was found in it, as fields of the event."""
         self.evaluating = False
         self._note_open()
+        return {"dropping": self.dropout.pause_ends(), "trained_share": self._take_share()}
 
     def pause(self) -> Callable[[], None]:
         """Guess nothing for a while; returns what ends that."""
@@ -90,6 +105,8 @@ class Evaluations:
     def draws_for_training(self, dataset: Any, *, gradients: bool) -> bool:
         """Whether a batch of ``dataset`` is to be trained on, as far as we can know."""
         if self.announced:
+            if gradients and not self.evaluating:
+                self._trains_on(dataset)
             return gradients and not self.evaluating
         if not gradients:
             return False
@@ -100,15 +117,19 @@ class Evaluations:
             self.end()
         elif known is not None and dataset is not known and self._evaluates():  # set to it by `train(False)`
             return False
+        self._trains_on(dataset)
+        return True
+
+    def _trains_on(self, dataset: Any) -> None:
         with contextlib.suppress(TypeError):  # a list is a dataset, too
             self._training_data = weakref.ref(dataset)
-        return True
 
     def begin(self) -> None:
         """Start a pause, unless there is one or training has not begun."""
         if not self.announced and not self.evaluating and self._started():
             self.evaluating = True
             self._note_open()
+            self.dropout.pause_begins()
             self._emit(EventKind.EVAL_START)
 
     def _evaluates(self) -> bool:
@@ -119,36 +140,73 @@ class Evaluations:
             self.begin()
         return self.evaluating
 
+    def _is_trained(self, module: Any) -> bool:
+        trained = {id(p) for root in self._view.roots() for p in root.parameters()}
+        return any(id(p) in trained for p in module.parameters())
+
     def _in_train_mode(self) -> bool:
         roots = self._view.roots()
         return bool(roots) and all(root.training for root in roots)
 
-    def batch(self, dataset: Any = None) -> None:
+    def batch(self, dataset: Any = None, batch: Any = None) -> None:
         """One batch of an evaluation was drawn, from this data set."""
+        if self.evaluating or not self.announced:
+            self._is_evaluated(dataset)
         if self.announced:
             return
         self.begin()
         if self.evaluating:
             with contextlib.suppress(TypeError):
                 self.heldout.dataset = weakref.ref(dataset)
-            self._emit(EventKind.EVAL_STEP)
+            self._emit(EventKind.EVAL_STEP, batch=batch)
+
+    def _is_evaluated(self, dataset: Any) -> None:
+        if len(self._evaluated) < SETS and not any(ref() is dataset for ref in self._evaluated):
+            with contextlib.suppress(TypeError):
+                self._evaluated.append(weakref.ref(dataset))
+
+    def _take_share(self) -> float | None:
+        """Which part of what was evaluated is trained on, of the set of which least is. Forgets the sets."""
+        sets, self._evaluated = [ref() for ref in self._evaluated], []
+        trained = None if self._training_data is None else self._training_data()
+        if trained is None or not sets or not self._session.board.reads(EventKind.EVAL_END, "trained_share"):
+            return None
+        return min(shared_rows(dataset, trained) for dataset in sets if dataset is not None)
+
+    def pass_begins(self) -> None:
+        """A backward pass begins in a pause, and ends it."""
+        drawn = None if self.heldout.dataset is None else self.heldout.dataset()
+        known = None if self._training_data is None else self._training_data()
+        if self.evaluating and drawn is not None and known is not None and drawn is not known:
+            noted, step = self._session.facts.trained_on_evaluation, self._step()
+            if not self._in_train_mode() and (not noted or noted[-1] != step):
+                noted.append(step)
+        self.end()
 
     def end(self) -> None:
         """Hand out what was collected. Called at the next backward pass and at the end."""
         if self.open:
+            share = self._take_share()
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
+            dropping = self.dropout.pause_ends()
             inferred, labels = self.heldout.take(), self.heldout.take_labels()
             if metrics or not inferred:
-                self._emit(EventKind.EVAL_END, metrics=metrics or None, label_counts=labels)
-                labels = None
+                self._emit(
+                    EventKind.EVAL_END,
+                    metrics=metrics or None,
+                    label_counts=labels,
+                    dropping=dropping,
+                    trained_share=share,
+                )
+                labels = dropping = share = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
                 for dataset, loss, said in inferred:
                     facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
-                    self._emit(EventKind.EVAL_END, {"loss": loss}, **facts)
-                    labels = None
+                    self._emit(EventKind.EVAL_END, {"loss": loss}, dropping=dropping, trained_share=share, **facts)
+                    labels = dropping = share = None
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""

@@ -93,6 +93,7 @@ class HeldOutLosses:
     :param batch: the tensors of the batch that is trained on.
     :param drawn_from: the data set of that batch, None if unknown.
     :param wanted: whether anybody wants the loss of an evaluation.
+    :param wants_labels: whether anybody wants to know how often each class was a label in it.
     :param training: whether all that is trained is in train mode.
     :param in_train_mode: called once for each pause in which losses were computed in that mode, of rows not trained on.
     """
@@ -104,6 +105,7 @@ class HeldOutLosses:
         batch: Callable[[], Iterable[Any]],
         drawn_from: Callable[[], Any],
         wanted: Callable[[], bool],
+        wants_labels: Callable[[], bool],
         training: Callable[[], bool],
         in_train_mode: Callable[[], None],
     ) -> None:
@@ -111,6 +113,7 @@ class HeldOutLosses:
         self._batch = batch
         self._drawn_from = drawn_from
         self._wanted = wanted
+        self._wants_labels = wants_labels
         self._training = training
         self._in_train_mode = in_train_mode
         self._loose: list[weakref.ref[Any]] = []
@@ -221,7 +224,7 @@ class HeldOutLosses:
         key = 0 if drawn is None else id(drawn)
         if key not in self._names and len(self._names) < _SETS:
             self._names[key] = _name_of(drawn)
-        labels = _label_counts(given) if name in _CLASSES else None
+        labels = _label_counts(given) if name in _CLASSES and self._wants_labels() else None
         call = _Call((key, name), value, rows, None if target is None else weakref.ref(target), labels)
         if early:
             self._early.append(call)

@@ -211,7 +211,7 @@ class StepMachine:
         """
         unseen.catch_up(self)
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
-            self.evaluations.batch(dataset)
+            self.evaluations.batch(dataset, batch)
             return
         self.events.batch = batch
         if self.session.wants(EventKind.BATCH_READY) or self.session.wants(EventKind.STEP_START):
@@ -242,7 +242,7 @@ class StepMachine:
             if not self.started:
                 self.start()
             if self.evaluations.open:
-                self.evaluations.end()
+                self.evaluations.pass_begins()
             if self.evaluations.heldout.learning:
                 self.evaluations.heldout.pass_begins(tensors)
             if self.stop.state.request is not None:

@@ -37,6 +37,7 @@ def seen_loads(original: Callable[..., Any], watching: Callable[[], StepMachine 
 
 def _loaded(machine: StepMachine, module: Any, state: Any, result: Any) -> None:
     """With ``strict=False`` torch returns the names that it could not place, and goes on."""
+    machine.session.facts.loaded.add(module)
     missing, unexpected = getattr(result, "missing_keys", ()), getattr(result, "unexpected_keys", ())
     if missing and unexpected and len(unexpected) == len(state):
         words = f"{len(state):,} names like {unexpected[0]}, where {missing[0]} was wanted"

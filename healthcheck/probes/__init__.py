@@ -13,13 +13,15 @@ from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
-from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.copies import CopyProbe
-from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
+from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
+from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
+from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
@@ -28,6 +30,8 @@ from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDra
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
+from healthcheck.probes.loss_mistakes import MissingDetachProbe
+from healthcheck.probes.loss_parameters import LossParameterProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -37,7 +41,13 @@ from healthcheck.probes.memory import (
     MemoryForecastProbe,
     MemoryProbe,
 )
-from healthcheck.probes.modes import EvalStartProbe, EvaluationModeProbe, ModeProbe, TrainModeLossProbe
+from healthcheck.probes.modes import (
+    EvalStartProbe,
+    EvaluationDropoutProbe,
+    EvaluationModeProbe,
+    ModeProbe,
+    TrainModeLossProbe,
+)
 from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
@@ -46,6 +56,7 @@ from healthcheck.probes.optimizers import (
     ResumedOptimizerProbe,
 )
 from healthcheck.probes.out_of_memory import OutOfMemoryProbe
+from healthcheck.probes.output_range import UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
@@ -54,6 +65,7 @@ from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -89,6 +101,7 @@ PROBES: tuple[type[Probe], ...] = (
     StepCountProbe,
     WiringProbe,
     ForgottenParameterProbe,
+    LossParameterProbe,
     FreshParameterProbe,
     CopyProbe,
     MovementProbe,
@@ -101,11 +114,13 @@ PROBES: tuple[type[Probe], ...] = (
     IncompleteGroupProbe,
     OtherLossProbe,
     UnclippedGradientProbe,
+    MicroBatchClippingProbe,
     UnsyncedGradientProbe,
     ReplicaProbe,
     RankTimesProbe,
     ModeProbe,
     EvaluationModeProbe,
+    EvaluationDropoutProbe,
     EvalStartProbe,
     TrainModeLossProbe,
     WeightProbe,
@@ -118,6 +133,8 @@ PROBES: tuple[type[Probe], ...] = (
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     FrozenProbe,
+    IgnoredSettingProbe,
+    UnusualSettingProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -127,12 +144,15 @@ PROBES: tuple[type[Probe], ...] = (
     DryLoaderProbe,
     PassOrderProbe,
     WorkerDrawProbe,
+    LabelOrderProbe,
     PaddingProbe,
     PaddedPositionsProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    MissingDetachProbe,
     UndefinedDerivativeProbe,
+    UnreachableTargetProbe,
     FrequencyProbe,
     TrainedClassProbe,
     UnseenClassProbe,
@@ -146,6 +166,10 @@ PROBES: tuple[type[Probe], ...] = (
     RareLabelProbe,
     DataDriftProbe,
     NoiseScaleProbe,
+    InputProbe,
+    HeldOutRowsProbe,
+    EvaluationScaleProbe,
+    TrainedOnEvaluationProbe,
     LatentProbe,
     BatchLayoutProbe,
     CompilationProbe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -138,3 +139,45 @@ class UnclippedGradientProbe:
         part = sum(p.numel() for p in left_out) / count
         labels = optimizer_labels(event.optimizer_index)
         return (Sample("clip.missed", event.step, part, labels, detail=facts),)
+
+
+class MicroBatchClippingProbe:
+    """Counts how often each gradient was clipped for one update, beside the backward passes of that update.
+
+    With accumulated gradients a clipping after each pass shrinks what earlier passes left again and again, so that the last
+    ones weigh most. It counts only where all that was clipped was so once for every pass.
+    """
+
+    name = "micro-batch-clipping"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "clip.per_pass",
+            "How often the gradients of an update were clipped, if after each of several backward passes; else 0.",
+            cost=Cost.HOST,
+            needs=("clipping",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._passes = (0, 0)
+        """Of the step at hand: its number, and its backward passes so far."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not demand.due("clip.per_pass", event.step):
+            return ()
+        step, passes = self._passes
+        if event.kind is EventKind.LOSS:
+            self._passes = event.step, passes + 1 if step == event.step else 1
+            return ()
+        if event.optimizer is None or event.optimizer_index > 0:
+            return ()
+        if event.clipped is None:
+            self.rests_until = ask_again(event.step)
+            return ()
+        times = Counter(map(id, event.clipped)).values()
+        each = step == event.step and passes > 1 and bool(times) and min(times) == max(times) == passes
+        place = where_called(event, "clip")
+        return (Sample("clip.per_pass", event.step, float(passes if each else 0), detail=lambda: place),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ ALIKE = 0.5
 """Relative distance under which weights are those of a copy, some steps apart."""
 ROUNDING, SHARE = 1e-5, 1e-3
 """Relative change that may be rounding, and part of the model's change that an average moves in any case."""
+WRITTEN = 10
+"""How often the model's own running statistics must have been written before a copy's may be called old."""
 EVALUATIONS = 2
 """Calls of ``eval()`` on a copy after which it counts as evaluated."""
 RARELY = 5
 """Steps between two of these calls, at the least: whoever calls it in each step takes it for a teacher, not for a result."""
 
-_KEYS = ("copies.rewritten", "copies.evaluated")
+_KEYS = ("copies.rewritten", "copies.evaluated", "copies.statistics")
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class _Copy:
     before_original: Any
     """Values at the first look, at the last one, and of the original then."""
     version: int
+    statistics: Sequence[tuple[int, int]]
+    """Of each normalisation layer with running statistics: how often its own were written by then, and the original's."""
 
 
 class CopyProbe:
@@ -54,7 +58,8 @@ class CopyProbe:
     A copy is a module of the class and the shapes of a trained one, in no optimizer and without gradients, whose weights
     were close to the other's when it was found. Most copies are frozen on purpose (teachers, reference models), so that it
     proves nothing that one stands still. Two things do: it was written to, and is what it was (*rewritten*); or the script
-    puts it, and not the model, into eval mode now and then to evaluate it (*evaluated*). Of these it is said at the end how
+    puts it, and not the model, into eval mode now and then to evaluate it (*evaluated*). And where its weights follow, in
+    eval mode, its running statistics have to as well (*statistics*). Of those that are evaluated it is said at the end how
     far they have come: an average with a decay of 0.9999 has gone a hundredth of the way after a hundred updates.
     """
 
@@ -71,6 +76,12 @@ class CopyProbe:
             "copies.evaluated",
             "Copies of the trained model that are evaluated and still have the weights of the beginning.",
             cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.statistics",
+            "Normalisation layers of copies in eval mode whose running statistics were never written, though the weights were.",
+            cost=Cost.HOST,
             needs=("a copy of the trained model",),
         ),
         Metric(
@@ -108,6 +119,7 @@ class CopyProbe:
         rewritten: list[tuple[str, Any]] = []
         evaluated: list[tuple[str, Any]] = []
         ways: list[Any] = []
+        stale: list[str] = []
         since = event.step
         self._copies = [copy for copy in self._copies if copy.module() is not None and copy.original() is not None]
         for copy in self._copies:
@@ -121,6 +133,8 @@ class CopyProbe:
                 rewritten.append(
                     (copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains)
                 )
+            if version != copy.version and not module.training:
+                stale += _stale_statistics(copy, module, original)
             if _is_evaluated(module, event):
                 evaluated.append(
                     (copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains)
@@ -133,11 +147,16 @@ class CopyProbe:
             copy.before, copy.before_original, copy.version = now, now_original, version
         if ways:
             self._way = smallest([number(way) for way in ways]), first_few(name for name, _ in evaluated)
-        return [
+        samples = [
             _counted(key, found, event.step, since)
             for key, found in (("copies.rewritten", rewritten), ("copies.evaluated", evaluated))
             if key in due and found
         ]
+        if "copies.statistics" in due and self._copies:
+            facts = {"which": first_few(stale)}
+            detail = (lambda: facts) if stale else None
+            samples.append(Sample("copies.statistics", event.step, float(len(stale)), detail=detail))
+        return samples
 
 
 def _counted(key: str, found: Sequence[tuple[str, Any]], step: int, since: int) -> Sample:
@@ -189,9 +208,45 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
                         now,
                         now_original,
                         _version(module),
+                        _statistics(module, original),
                     )
                 )
     return copies
+
+
+def _statistics(module: Any, original: Any) -> list[tuple[int, int]]:
+    """How often the running statistics of each normalisation layer were written, of a copy and of the original."""
+    return [(_writes(norm), _writes(other)) for _, (norm, other) in _norms(module, original)]
+
+
+def _writes(norm: Any) -> int:
+    """Torch's own updates of the statistics show in the count of batches alone; whoever copies them writes them."""
+    counted = norm.num_batches_tracked
+    return int(norm.running_mean._version) + (0 if counted is None else int(counted._version))
+
+
+def _norms(module: Any, original: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    from torch.nn.modules.batchnorm import _NormBase
+
+    for (name, norm), other in zip(module.named_modules(), original.modules(), strict=False):
+        both = isinstance(norm, _NormBase) and isinstance(other, _NormBase)
+        if both and norm.running_mean is not None and other.running_mean is not None:
+            yield name, (norm, other)
+
+
+def _stale_statistics(copy: _Copy, module: Any, original: Any) -> list[str]:
+    """Layers whose statistics nobody has written since the copy was found, while the original's were written often.
+
+    Torch counts what is written in place; a buffer that was replaced has a count of its own, which is another one.
+    """
+    found = []
+    now = _statistics(module, original)
+    for (name, _), (own, others), (own_now, others_now) in zip(
+        _norms(module, original), copy.statistics, now, strict=False
+    ):
+        if own_now == own and others_now >= others + WRITTEN:
+            found.append(name or type(module).__name__)
+    return found
 
 
 def signature(module: Any) -> Any:

@@ -171,3 +171,82 @@ def _over_noise(inputs: Any, targets: Any) -> Any:
     apart = (read - read.mean()) / read.std().clamp(min=1e-12)
     unrelated = (apart * normal).mean().abs() < UNRELATED
     return torch.where(is_noise & unrelated, size / spread.clamp(min=1e-12), torch.zeros_like(size))
+
+
+LARGE, SMALL = 200.0, 1 / 255
+"""What the largest value of raw pixels exceeds, and what that of pixels that were divided twice does not."""
+COLUMNS, ROWS = 64, 8
+"""Values of a row and rows of a batch from which inputs are judged."""
+
+
+class InputProbe:
+    """Looks at what the first layers read: pixels as they are in files, or divided by 255 twice; rows that are all one.
+
+    Pixels are whole numbers from 0 to 255, or whole multiples of 1 / 255² that do not exceed 1 / 255. A model that scales them
+    itself reads scaled ones; one with batch norm, which does that, is left alone. Rows are judged where a loader gave
+    the batch.
+    """
+
+    name = "inputs"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_when_due = listens_to
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "inputs.pixel_scale",
+            "255 if the first layer reads pixels from 0 to 255, 1/255 if it reads pixels divided by 255 twice; else 1.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "inputs of some size"),
+        ),
+        Metric(
+            "inputs.same_rows",
+            "1 if all rows that the first layers read in a batch of a loader are the same, else 0.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "a batch from a loader"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._step = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        step = event.step
+        keys = [key for key in ("inputs.pixel_scale", "inputs.same_rows") if demand.due(key, step)]
+        if not keys or event.phase != "train" or step == self._step:
+            return ()
+        self._step = step
+        nodes = all_behind(event.loss_graph)
+        read = [
+            tensor.detach()
+            for node in nodes
+            if (place := _INPUTS.get(kind_of(node))) is not None and node.next_functions[place[0]][0] is None
+            if is_tensor(tensor := saved(node, place[1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
+        ]
+        if not read:
+            self.rests_until = ask_again(step)
+            return ()
+        samples = []
+        largest = max(read, key=lambda tensor: int(tensor[0].numel()))
+        if "inputs.pixel_scale" in keys and largest[0].numel() >= COLUMNS:
+            normalised = any(kind_of(node) in ("NativeBatchNorm", "CudnnBatchNorm") for node in nodes)
+            samples.append(Sample("inputs.pixel_scale", step, number(_pixel_scale(largest, normalised))))
+        if "inputs.same_rows" in keys and event.batch is not None:
+            import torch
+
+            same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in read if tensor.device == largest.device])
+            samples.append(Sample("inputs.same_rows", step, number(same.all().float())))
+        return samples
+
+
+def _pixel_scale(values: Any, normalised: bool) -> Any:
+    import torch
+
+    some = _some(values)
+    least, most = some.min(), some.max()
+    whole = ((some - some.round()).abs() < 1e-3).all()
+    raw = whole & (least >= 0) & (most > LARGE) & (most <= 255) & (not normalised)
+    steps = some * 255.0 * 255.0
+    twice = ((steps - steps.round()).abs() < 0.05).all() & (least >= 0) & (most <= SMALL * 1.001) & (most > SMALL / 2)
+    one = torch.ones_like(most)
+    return torch.where(raw, one * 255, torch.where(twice, one / 255, one))

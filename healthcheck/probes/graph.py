@@ -176,6 +176,20 @@ def made_by(node: Any, most: int) -> Any:
     return result.detach() if is_tensor(result) else None
 
 
+_SAME_ORDER = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Alias", "Clone")
+
+
+def _answers(node: Any, like: Any) -> Any:
+    """What a node made, in the shape of ``like``, also where it was looked at in another shape; None if it is not known."""
+    answers = made_by(node, sys.maxsize)
+    for _ in range(4):
+        if is_tensor(answers) or kind_of(node) not in _SAME_ORDER:
+            break
+        node = source_of(node)
+        answers = made_by(node, sys.maxsize)
+    return answers.reshape(like.shape) if is_tensor(answers) and answers.numel() == like.numel() else None
+
+
 def regression_targets(root: Any) -> list[Any]:
     """Targets of the squared and absolute errors that a loss is made of, without a graph.
 
@@ -192,7 +206,7 @@ def regression_targets(root: Any) -> list[Any]:
             inputs = [parent for parent, _ in source.next_functions] if kind_of(source) == "Sub" else []
             if not is_tensor(apart) or inputs.count(None) != 1 or len(inputs) != 2:
                 continue
-            answers = made_by(inputs[0] or inputs[1], sys.maxsize)
+            answers = _answers(inputs[0] or inputs[1], apart)
             if is_tensor(answers) and answers.shape == apart.shape:
                 found.append(answers - apart.detach() if inputs[0] is not None else answers + apart.detach())
     return [targets.detach() for targets in found if is_tensor(targets) and targets.numel() > 1]

@@ -169,8 +169,8 @@ class TokenProbe:
     """Compares targets with the tokens that the model read, and looks at the masks of its attention.
 
     *Targets ahead*: by how many positions a target follows the token that it is predicted from. 1 is next-token
-    prediction. 0 is reported only where attention is causal: a model that sees everything may well be asked for what it
-    sees (a tagger, an autoencoder). Of several losses (multi-token prediction) the nearest counts. *Attention ahead*:
+    prediction. 0 is reported only where attention is causal, or where the model reads another sequence beside this one, as
+    a translator does: a model that sees everything may well be asked for what it sees (a tagger, an autoencoder). Of several losses (multi-token prediction) the nearest counts. *Attention ahead*:
     layers of a model of the next token in which a position attends to the very token that it has to predict. Only
     self-attention over these tokens counts, and only positions whose target counts: a prefix may be seen whole.
 
@@ -231,7 +231,7 @@ def _samples(root: Any, step: int) -> Iterator[Sample]:
     import torch
 
     layers = layers_of(nodes, lookups)
-    causal = any(layer.causal for layer in layers)
+    causal = any(layer.causal for layer in layers) or any(_translates(pair, lookups) for pair in pairs)
     hits = torch.cat([_hits(pair) for pair in pairs])
     found = [(_AHEAD, calculate(partial(_ahead, causal=causal), numbers(hits)))]
     flags = [
@@ -264,6 +264,27 @@ def _pairs(loss: Any, lookup: Any) -> Iterator[_Pair]:
             continue
         targets = wanted.detach().reshape(rows, width) if rows_first else wanted.detach().reshape(width, rows).t()
         yield _Pair(lookup, tokens, targets, (targets >= 0) & (targets != left_out))
+
+
+def _translates(pair: _Pair, lookups: Sequence[Any]) -> bool:
+    """Whether another sequence is read for each row, so that this one is put out for it: of tokens, not of positions or
+    types. Read on the host only."""
+    for lookup in lookups:
+        other = None if lookup is pair.lookup else saved(lookup, "indices")
+        if not is_tensor(other) or not on_host(other) or other.dim() != 2 or pair.read.shape[0] not in other.shape:
+            continue
+        same = other.shape == pair.read.shape and bool((other == pair.read).all())
+        varied = bool((other != other[:1]).any()) and bool((other != other[:, :1]).any())
+        if varied and not same and int(other.max()) >= FEW_TOKENS and _far(other, pair.read):
+            return True
+    return False
+
+
+def _far(one: Any, other: Any) -> bool:
+    """Whether two sequences are not the same one but for a few positions or an offset."""
+    if one.shape != other.shape:
+        return True
+    return bool((one[:, 1:] == other[:, :-1]).float().mean() < 0.5) and bool((one == other).float().mean() < 0.5)
 
 
 def _hits(pair: _Pair) -> Any:
@@ -308,6 +329,9 @@ def _layers_ahead(count: int, found: Sequence[float]) -> float | None:
     known = _ahead(found[:count], causal=False) == 1
     return float(sum(part > 0.5 for part in found[count:])) if known else None
 
+
+FEW_TOKENS = 4
+"""Types of a token are fewer."""
 
 _PADDING, _ENDS = "targets.padding", "targets.ends_masked"
 FEW_TARGETS = 64

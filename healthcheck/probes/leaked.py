@@ -10,7 +10,8 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.tensors import is_tensor, on_host
-from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, all_behind, kind_of, near, saved
+from healthcheck.probes.batches import named_tensors
+from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, all_behind, kind_of, near, regression_targets, saved
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.looks import GraphLooks
 
@@ -59,6 +60,10 @@ class LabelLeakProbe:
         if not self._looks.due(event) or event.phase != "train":
             self.rests_until = self._looks.rests_until
             return ()
+        at_end = _at_end_of_window(event)
+        if at_end is not None:
+            facts = {"which": "the last time step of the input, which is the first one that is predicted"}
+            return (Sample("input.tells_label", event.step, number(at_end), detail=lambda: facts),)
         targets = list(_targets(event.loss_graph))
         if len(targets) != 1:
             return ()
@@ -68,6 +73,33 @@ class LabelLeakProbe:
             if columns is not None:
                 return (Sample("input.tells_label", event.step, number(columns.sum()), detail=_facts(columns)),)
         return ()
+
+
+WINDOW = 4
+"""Time steps of a window, at the least."""
+
+
+def _at_end_of_window(event: Event) -> Any:
+    """Whether the last step of a window of numbers is what is predicted from it: a 0-dim tensor, 0 or 1; None for other
+    inputs.
+
+    Windows are (rows, time) or (rows, time, features), as a loader shows them; targets those of squared and absolute errors.
+    """
+    windows = next((t for _, t in named_tensors(event.batch) if t.is_floating_point() and t.dim() in (2, 3)), None)
+    wanted = next(iter(regression_targets(event.loss_graph)), None)
+    if windows is None or wanted is None or wanted.device != windows.device:
+        return None
+    rows = windows.shape[0]
+    if windows.shape[1] < WINDOW or wanted.numel() % rows or wanted.shape[0] != rows or rows < FEW_ROWS:
+        return None
+    first = wanted.detach().reshape(rows, -1)[:, :1]
+    last = windows.detach()[:, -1].reshape(rows, -1)
+    before = windows.detach()[:, -2].reshape(rows, -1)
+    if wanted.numel() == windows.numel():  # the window itself is wanted
+        return None
+    # Of a window that repeats its values nothing can be said.
+    varied = ((last != before).float().mean() > 0.5) & (first != first[:1]).any()
+    return ((last == first).all(0).any() & varied).float()
 
 
 def _targets(root: Any) -> Iterator[tuple[Any, bool]]:

@@ -36,6 +36,7 @@ from healthcheck.probes.graph import (
 )
 from healthcheck.probes.labels import where_called, where_made
 from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
+from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a
@@ -73,7 +74,8 @@ class LossGraphProbe:
         if not self._looks.due(event):
             self.rests_until = self._looks.rests_until
             return ()
-        found = list(dict.fromkeys(_mistakes(event.loss_graph)))
+        root = event.loss_graph
+        found = list(dict.fromkeys((*_mistakes(root), *shape_mistakes(root))))
         facts = {"which": "; ".join(found)} | where_called(event, "backward")
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
 
@@ -249,7 +251,7 @@ class LossKindProbe:
 def _kinds(root: Any) -> Iterator[tuple[str, float]]:
     for node, kind in made_of(root, _BETWEEN, KIND_NODES):
         if kind in DISTANCES or (kind == "Sub" and not _is_log_probability(node)):
-            if any(_one_per_row(parent) for parent, _ in node.next_functions):
+            if any(one_per_row(parent) for parent, _ in node.next_functions):
                 yield "loss.of_actions", 2.0
         elif kind == "Mul" and _weighs_log_probabilities(node):
             yield "loss.of_actions", 1.0
@@ -257,26 +259,11 @@ def _kinds(root: Any) -> Iterator[tuple[str, float]]:
         yield "loss.hinged", 1.0
 
 
-def _one_per_row(node: Any) -> bool:
-    """Whether a node picks one of the outputs of each row: ``q.gather(1, actions)``, ``q[rows, actions]``."""
-    for _ in range(8):
-        kind, shape = kind_of(node), shape_of(node)
-        if kind == "Gather":
-            return bool(shape) and shape[-1] == 1
-        if kind == "Index":
-            given = tuple(int(n) for n in getattr(node, "_saved_self_sym_sizes", ()))
-            return len(given) == 2 and shape == given[:1] and given[1] > 1
-        if kind not in NEUTRAL:
-            return False
-        node = source_of(node)
-    return False
-
-
 def _is_log_probability(node: Any) -> bool:
     """Of one class per row (a gather of logits less their logarithmic sum), or of a Gaussian."""
     for _ in range(12):
         kind = kind_of(node)
-        if kind == "Gather" or (kind == "Index" and _one_per_row(node)):
+        if kind == "Gather" or (kind == "Index" and one_per_row(node)):
             before = past_neutral(source_of(node))
             if kind_of(before) == "Expand":  # several actions were drawn for each state
                 before = past_neutral(source_of(before))

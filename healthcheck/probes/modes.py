@@ -57,6 +57,8 @@ class ModeProbe:
         self._modules = SeenModules()
         self._parts: list[_Part] = []
         self._hit: list[_Part] | None = None
+        self._hit_of_others = False
+        """Whether those are of models that no optimizer of this step has."""
         self._given = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -77,7 +79,17 @@ class ModeProbe:
             self._rebuild(event.model.named_modules())
             self._hit = None
             return ()
-        hit, self._hit, self._given = self._hit, None, event.step
+        hit = self._hit
+        if event.kind is EventKind.BEFORE_UPDATE and event.optimizer is not None:
+            # A model that was trained before and only serves by now, a teacher, is rightly in eval mode.
+            held = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+            hit = [part for part in hit if _is_held(part, held)]
+            if self._hit and not hit:
+                self._hit_of_others = True
+                return ()
+        elif self._hit_of_others:
+            hit = []
+        self._hit, self._given, self._hit_of_others = None, event.step, False
         total = len(self._parts)
         place = where_called(event, "eval")
 
@@ -133,6 +145,12 @@ def sensitive_parts(modules: Iterable[tuple[str, Any]]) -> Iterable[_Part]:
             sensitive = False
         if sensitive:
             yield _Part(name, module, parents.get(id(module)))
+
+
+def _is_held(part: _Part, held: set[int]) -> bool:
+    """Whether an optimizer with these parameters trains the layer, or what surrounds it."""
+    own = list(part.module.parameters()) or (list(part.parent.parameters()) if part.parent is not None else [])
+    return not own or any(id(p) in held for p in own)
 
 
 def _trains(part: _Part) -> bool:
@@ -202,6 +220,36 @@ def _version(module: Any) -> int:
     return int(counter._version) if counter is not None else -1
 
 
+class EvaluationDropoutProbe:
+    """Counts modules that drop values in a forward pass of an evaluation although they are in evaluation mode.
+
+    So does dropout as a function (``F.dropout(x)``, ``dropout_p`` of attention, a mask by hand) that does not ask for
+    ``self.training``: two passes of one batch differ, and the model is evaluated with a part of it missing. A dropout
+    layer that was put into train mode by itself is left alone: that is how Monte Carlo dropout is made.
+    """
+
+    name = "evaluation-dropout"
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_END,)
+    only_with = "dropping"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "modules.dropping_in_eval",
+            "Modules in evaluation mode that dropped values in a forward pass of an evaluation; looked at in the first three.",
+            cost=Cost.HOST,
+            needs=("evaluation",),
+        ),
+    )
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        found = event.dropping
+        if found is None:
+            return ()
+        facts = {"which": first_few(found)}
+        value = float(len(found))
+        detail = (lambda: facts) if found else None
+        return (Sample("modules.dropping_in_eval", event.step, value, phase="eval", detail=detail),)
+
+
 PAUSES = 2
 """Pauses after which a loss computed in train mode is taken for an evaluation."""
 APART = 5
@@ -229,15 +277,16 @@ class TrainModeLossProbe:
     )
 
     def __init__(self) -> None:
-        self._pauses = 0
+        self._last = -1
+        """Step of the newest pause that was looked at: of a long run only so many are kept."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None or event.run is None or event.optimizer_index > 0:
             return ()
         steps = event.run.losses_in_train_mode
-        if len(steps) == self._pauses or not demand.due("modules.train_in_loss", event.step):
+        if not steps or steps[-1] == self._last or not demand.due("modules.train_in_loss", event.step):
             return ()
-        self._pauses = len(steps)
+        self._last = steps[-1]
         often = (steps[-1] - steps[0]) < APART * (len(steps) - 1)
         hit: list[str] = []
         if len(steps) >= PAUSES and not often:
@@ -247,7 +296,10 @@ class TrainModeLossProbe:
                 hit = []
 
         def facts() -> Mapping[str, Any]:
-            return {"which": first_few(hit), "pauses": f"{len(steps)} so far"}
+            return {
+                "which": first_few(hit),
+                "pauses": f"the last {len(steps)}" if len(steps) == steps.maxlen else f"{len(steps)} so far",
+            }
 
         return (Sample("modules.train_in_loss", event.step, float(len(hit)), detail=facts if hit else None),)
 

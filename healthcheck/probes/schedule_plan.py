@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.probes.labels import where_made
-from healthcheck.probes.looks import Searches
+from healthcheck.probes.looks import Searches, next_look
 
 LOOK_EVERY = 20
 """Updates between two looks at how far they have come."""
@@ -23,6 +24,10 @@ FEWEST = 2
 """Steps of a scheduler before which nothing is said."""
 SAME = 0.02
 """Relative difference within which two numbers of steps are meant to be the same."""
+LEAST_UPDATES = 100
+"""Updates of a run from which on it can be said that a schedule was over at once."""
+EARLY, FALLEN = 0.1, 0.5
+"""Part of a run within which no schedule is over on purpose, and to which part of the rate it has come down by then."""
 LATE = 0.1
 """How much shorter a plan in updates may be than the run: a warm-up went before it."""
 
@@ -38,6 +43,10 @@ class _Plan:
     """Its counter when it was found, and the update then."""
     made: int = 0
     """Its own steps since then."""
+    ends: float = 0.0
+    """Steps after which a rate that comes down stays as it is; 0 where it does not, or never comes down."""
+    share: float = 1.0
+    """The rate at the last look, as a part of that at the beginning."""
 
 
 class SchedulePlanProbe:
@@ -49,7 +58,7 @@ class SchedulePlanProbe:
     """
 
     name = "schedule-plan"
-    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.TRAIN_END)
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.TRAIN_END)
     provides: tuple[Metric, ...] = (
         Metric(
             "schedule.used",
@@ -57,26 +66,53 @@ class SchedulePlanProbe:
             cost=Cost.HOST,
             needs=("a schedule with a length",),
         ),
+        Metric(
+            "schedule.over",
+            "At the end of a run: the part of it after which a schedule that is stepped per update had come down for good, if"
+            " that was at once; else 0.",
+            cost=Cost.HOST,
+            needs=("a schedule with a length",),
+        ),
+        Metric(
+            "schedule.of_micro_batches",
+            "At the end of a run: part of its length that a schedule got to that is as long as the run has micro-batches, and"
+            " stepped per update; else 1.",
+            cost=Cost.HOST,
+            needs=("a schedule with a length",),
+        ),
     )
 
     def __init__(self) -> None:
         self._searches = Searches()
+        self._passes: list[int] = []
+        """Backward passes of each update that was looked at."""
+        self._in_step = (0, 0)
+        """Of the update at hand: its step, and its passes so far."""
         self.rests_until = self._searches.coming
         self._plans: list[_Plan] = []
         self._where: dict[str, str] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.TRAIN_END:
-            return self._judge(event)
+            return [*self._judge(event), *self._judge_unit(event)]
+        if event.kind is EventKind.LOSS:
+            step, passes = self._in_step
+            self._in_step = event.step, passes + 1 if step == event.step else 1
+            return ()
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
+        if self._in_step[0] == event.step:
+            self._passes.append(self._in_step[1])
         if self._searches.due(event.step):
             self._search(event)
         for plan in self._plans:
             scheduler = plan.scheduler()
             if scheduler is not None:
                 plan.made = int(scheduler.last_epoch) - plan.first
-        self.rests_until = min(event.step + LOOK_EVERY, self._searches.coming)
+                plan.share = _share_of_first(scheduler)
+        # Without a schedule there is nothing to see between two searches.
+        coming = self._searches.coming
+        self.rests_until = min(next_look(event.step, LOOK_EVERY), coming) if self._plans else coming
         return ()
 
     def _search(self, event: Event) -> None:
@@ -84,18 +120,19 @@ class SchedulePlanProbe:
         stepping = [*event.model.optimizers(), event.optimizer]
         known = [plan.scheduler() for plan in self._plans]
         for scheduler in live_objects("LRScheduler"):
-            length = planned_length(scheduler)
+            length, ends = planned_length(scheduler), decay_ends(scheduler)
             used = any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in stepping)
-            if length and used and not any(scheduler is other for other in known):
+            if (length or ends) and used and not any(scheduler is other for other in known):
                 made = int(scheduler.last_epoch)
-                self._plans.append(_Plan(type(scheduler).__name__, weak(scheduler), length, made, event.step))
+                self._plans.append(_Plan(type(scheduler).__name__, weak(scheduler), length, made, event.step, 0, ends))
                 self._where = self._where or where_made(event, scheduler)
 
     def _judge(self, event: Event) -> Iterable[Sample]:
-        if not self._plans:
+        plans = [plan for plan in self._plans if plan.length]
+        if not plans:
             return ()
         worst, said = 1.0, ""
-        for plan in self._plans:
+        for plan in plans:
             scheduler = plan.scheduler()
             made = int(scheduler.last_epoch) - plan.first if scheduler is not None else plan.made
             total = event.step
@@ -115,6 +152,58 @@ class SchedulePlanProbe:
                 )
         facts = {"planned": said} | self._where
         return (Sample("schedule.used", event.step, worst, detail=(lambda: facts) if said else None),)
+
+    def _judge_unit(self, event: Event) -> Iterable[Sample]:
+        """Schedules that are stepped per update: were they planned in epochs, or in micro-batches?"""
+        updates = event.step
+        each = statistics.median(self._passes) if self._passes else 1.0
+        over, used, said_over, said_used = 0.0, 1.0, "", ""
+        for plan in self._plans:
+            scheduler = plan.scheduler()
+            if scheduler is not None:
+                plan.made, plan.share = int(scheduler.last_epoch) - plan.first, _share_of_first(scheduler)
+            made = plan.first + plan.made
+            if updates < LEAST_UPDATES or not (1 - LATE) * updates <= made <= (1 + LATE) * updates:
+                continue
+            if plan.ends and plan.ends <= EARLY * updates and plan.share <= FALLEN:
+                over = max(over, plan.ends / updates)
+                said_over = f"{plan.name} was over after {plan.ends:,.0f} of {updates:,} updates"
+            passes = each * updates
+            if plan.length and each > 1 and abs(plan.length - passes) <= LATE * updates:
+                used = min(used, made / plan.length)
+                said_used = f"{plan.name} of {plan.length:,.0f} steps; {updates:,} updates of {each:g} micro-batches"
+        if not self._plans:
+            return ()
+        samples = []
+        for key, value, said in (
+            ("schedule.over", over, said_over),
+            ("schedule.of_micro_batches", used, said_used),
+        ):
+            facts = {"planned": said} | self._where
+            samples.append(Sample(key, event.step, value, detail=(lambda facts=facts: facts) if said else None))
+        return samples
+
+
+def _share_of_first(scheduler: Any) -> float:
+    """The largest rate of its optimizer now, as a part of what it began with."""
+    shares = [
+        float(group["lr"]) / float(group["initial_lr"])
+        for group in scheduler.optimizer.param_groups
+        if group.get("initial_lr")
+    ]
+    return max(shares, default=1.0)
+
+
+def decay_ends(scheduler: Any) -> float:
+    """After how many steps a schedule of torch that only lowers the rate is over; 0 for others."""
+    milestones, gamma = getattr(scheduler, "milestones", None), getattr(scheduler, "gamma", 1.0)
+    if type(scheduler).__name__ == "MultiStepLR" and milestones and gamma < 1:
+        return float(max(milestones))
+    if type(scheduler).__name__ == "PolynomialLR":
+        return float(scheduler.total_iters)
+    if type(scheduler).__name__ == "LinearLR" and scheduler.end_factor < scheduler.start_factor:
+        return float(scheduler.total_iters)
+    return 0.0
 
 
 def planned_length(scheduler: Any) -> float:

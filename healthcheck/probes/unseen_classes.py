@@ -88,6 +88,7 @@ class UnseenClassProbe:
 
     name = "unseen-classes"
     listens_to: tuple[EventKind, ...] = (EventKind.EVAL_END,)
+    only_with = "label_counts"
     provides: tuple[Metric, ...] = (
         Metric(
             "targets.unseen",

@@ -230,6 +230,12 @@ class ProbeBoard:
             key not in self._declared and key.startswith(prefixes) for key in self._demand.every
         )
 
+    def reads(self, kind: EventKind, fact: str) -> bool:
+        """Whether anybody looks at this field of such events, so that it is worth being worked out: a probe says so
+        (``only_with``), and who listens by a hook may look at all of them."""
+        probes = self.by_kind.get(kind, ())
+        return bool(self._dispatch.table.get(kind)) or any(getattr(p, "only_with", "") == fact for p in probes)
+
     def heard_elsewhere(self, kinds: frozenset[EventKind], heard: frozenset[EventKind] = frozenset()) -> None:
         """These kinds are wanted for other reasons too, in every step: somebody listens, samples are judged there.
 

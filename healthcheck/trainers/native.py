@@ -393,8 +393,8 @@ class NativeWatch:
     def evaluation_ends(self, kind: EventKind = EventKind.EVAL_END, **facts: Any) -> None:
         """Its results are there. Several data sets in one pause: once for each."""
         if self.active and self.machine is not None:
-            self.machine.evaluations.announced_end()
-            self.emit(kind, phase=_phase(kind), **facts)
+            found = self.machine.evaluations.announced_end()
+            self.emit(kind, phase=_phase(kind), **{**found, **facts})
 
     def _step_ended(self, event: Event) -> None:
         """A framework that does not heed the stop for a few steps is ended by an exception."""

@@ -1,0 +1,159 @@
+"""Settings without effect: attributes that were set on an optimizer, a module or a parameter, and that nobody reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from healthcheck.core.events import Event, EventKind
+from healthcheck.core.protocols import Demand
+from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.probes.labels import first_few, where_made
+from healthcheck.probes.looks import LOOK_EVERY
+
+LOOKS = 6
+"""Looks in a run; what is set in a loop is set by then."""
+MOMENTUM, DROPPED = 0.9, 0.9
+"""From which on a momentum of batch norm, and a probability of dropout, are taken for another library's."""
+_RATES = ("lr", "learning_rate")
+_TYPING_ERRORS = ("require_grad", "requires_gradient", "required_grad", "require_grads", "requires_grads")
+
+
+class IgnoredSettingProbe:
+    """Looks for attributes that look like a setting and are none.
+
+    ``optimizer.lr = 1e-4``: a torch optimizer reads its parameter groups. ``module.requires_grad = False``: a module has no
+    such attribute, its parameters have. ``parameter.require_grad = False``: a typing error that Python does not see. Only
+    what contradicts the values in use is counted, and optimizers of torch itself: others may read attributes of their own.
+    """
+
+    name = "ignored-settings"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "settings.ignored",
+            "Attributes set on optimizers, modules and parameters that nobody reads, and that contradict what is in use.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._looks = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.optimizer is None or event.optimizer_index > 0:
+            return ()
+        if not demand.due("settings.ignored", event.step):
+            return ()
+        self._looks += 1
+        self.rests_until = sys.maxsize if self._looks >= LOOKS else event.step + LOOK_EVERY * self._looks
+        optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()
+        found = [(said, optimizer) for optimizer in optimizers for said in _of_optimizer(optimizer)]
+        found += [(said, module) for said, module in _of_modules(event.model.named_modules())]
+        place = where_made(event, found[0][1]) if found else {}
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(said for said, _ in found)} | place
+
+        return (Sample("settings.ignored", event.step, float(len(found)), detail=facts if found else None),)
+
+
+class UnusualSettingProbe:
+    """Looks for settings that mean something else in the library that they come from, once, early in a run.
+
+    ``BatchNorm(momentum=0.99)`` is Keras' way to say 0.01: in torch it makes the running statistics those of the last batch.
+    ``Dropout(keep_prob)`` drops what should be kept. ``betas=(0.999, 0.9)`` is the wrong way round.
+    """
+
+    name = "unusual-settings"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric("optimizer.betas_swapped", "Optimizers whose first beta is larger than the second.", cost=Cost.HOST),
+        Metric(
+            "modules.momentum_of_keras",
+            f"Batch norm layers that are trained and whose momentum is {MOMENTUM:g} or more.",
+            cost=Cost.HOST,
+        ),
+        Metric(
+            "modules.keep_probability",
+            f"Dropout layers that drop {DROPPED:.0%} of their values or more.",
+            cost=Cost.HOST,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 3
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.model is None or event.optimizer is None or event.optimizer_index > 0 or event.step < 3:
+            return ()
+        self.rests_until = sys.maxsize
+        from torch.nn.modules.batchnorm import _NormBase
+        from torch.nn.modules.dropout import _DropoutNd
+
+        modules = event.model.named_modules()
+        optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()
+        swapped = [
+            f"{type(o).__name__}, betas={tuple(g['betas'])}"
+            for o in optimizers
+            for g in o.param_groups[:1]
+            if isinstance(g.get("betas"), (tuple, list))
+            and len(g["betas"]) == 2
+            and g["betas"][0] > g["betas"][1] > 0.5
+        ]
+        norms = [
+            (name or type(m).__name__, m)
+            for name, m in modules
+            if isinstance(m, _NormBase)
+            and m.track_running_stats
+            and m.momentum is not None
+            and MOMENTUM <= m.momentum < 1
+        ]
+        drops = [
+            (name or type(m).__name__, m) for name, m in modules if isinstance(m, _DropoutNd) and DROPPED <= m.p < 1
+        ]
+        samples = []
+        for key, names, things in (
+            ("optimizer.betas_swapped", swapped, list(optimizers)),
+            ("modules.momentum_of_keras", [name for name, _ in norms], [m for _, m in norms]),
+            ("modules.keep_probability", [name for name, _ in drops], [m for _, m in drops]),
+        ):
+            facts = {"which": first_few(names)} | (where_made(event, things[0]) if names else {})
+            detail = (lambda facts=facts: facts) if names else None
+            samples.append(Sample(key, event.step, float(len(names)), detail=detail))
+        return samples
+
+
+def _of_optimizer(optimizer: Any) -> Iterator[str]:
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
+    groups = optimizer.param_groups
+    rates = [group.get("lr") for group in groups]
+    own = vars(optimizer)
+    for name in {*_RATES, *optimizer.defaults} & own.keys():
+        value = own[name]
+        used = rates if name in _RATES else [group.get(name) for group in groups]
+        if isinstance(value, (int, float)) and all(isinstance(u, (int, float)) and u != value for u in used):
+            yield f"optimizer.{name} = {value:.3g}, while its parameter groups have {used[0]:.3g}"
+    for group in groups:
+        value = group.get("learning_rate")
+        if isinstance(value, (int, float)) and isinstance(group.get("lr"), (int, float)) and value != group["lr"]:
+            yield f"param_groups[...]['learning_rate'] = {value:.3g}, while 'lr' is {group['lr']:.3g}"
+            return
+
+
+def _of_modules(modules: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, module in modules:
+        label = name or type(module).__name__
+        for key in ("requires_grad", *_TYPING_ERRORS):
+            value = vars(module).get(key)
+            if isinstance(value, bool) and any(p.requires_grad is not value for p in module.parameters()):
+                yield f"{label}.{key} = {value}", module
+        for own, parameter in vars(module).get("_parameters", {}).items():
+            given = getattr(parameter, "__dict__", None) or {}
+            for key in _TYPING_ERRORS:
+                if isinstance(given.get(key), bool) and given[key] is not parameter.requires_grad:
+                    yield f"{label}.{own}.{key} = {given[key]}", module

@@ -5,6 +5,8 @@ The *level* is the median of the newest samples, an eighth of all so far and at 
 highest level less the lowest one before it. 1 is back at the start, more than 1 below it. Unlike the ratios of ``rebound`` it
 holds for values of any sign. The peak is never forgotten: a reward that fell and stays is as bad after a thousand samples.
 
+The better quarter of the newest samples must lie below the worse quarter of those that made the peak.
+
 ``sigmas`` keeps noise apart: while the fall is no more than so many times the scatter of single samples, the score is 0. While
 the level is a single sample, twice as much is asked for, since both it and the peak are extremes. A series that had gained
 nothing to speak of is measured by that scatter: a fall from a level that was there from the start counts as well.
@@ -56,6 +58,7 @@ class Drawdown(UnboundedScorer):
         "_min_samples",
         "_noise",
         "_peak",
+        "_peak_worse",
         "_recent",
         "_scatter",
         "_sigmas",
@@ -73,6 +76,8 @@ class Drawdown(UnboundedScorer):
         self._count = 0
         self._last = self._peak = self._trough = self._lowest = 0.0
         """The newest value, the highest level, the lowest before it, and the lowest of all."""
+        self._peak_worse = 0.0
+        """The worse quarter of the samples that made the highest level."""
         self._scatter: float | None = None
         """Of single samples; None while it is not known."""
         self._fallen = False
@@ -90,7 +95,7 @@ class Drawdown(UnboundedScorer):
             push(value)
             level = recent.median
             if count == 1:
-                self._peak = self._trough = self._lowest = self.normal = level
+                self._peak = self._peak_worse = self._trough = self._lowest = self.normal = level
             else:
                 if not self._fallen:
                     differences.append(value - self._last)
@@ -100,6 +105,7 @@ class Drawdown(UnboundedScorer):
                     self._lowest = level
                 if level > self._peak:
                     self._peak = self.normal = level
+                    self._peak_worse = ordered[len(ordered) // 4]
                     self._trough = self._lowest
             self._last = value
             score: float | None = None
@@ -108,8 +114,10 @@ class Drawdown(UnboundedScorer):
                 scatter = max(self._scatter, LEAST_SCATTER * abs(self._peak))
                 n = len(ordered)
                 asked = self._sigmas * (1.0 + 1.0 / sqrt(n)) * scatter
-                # The better quarter must have fallen as well: episodes of exploration are bad ones among good ones.
-                fallen = fall > 0.0 and self._peak - ordered[3 * n // 4] > asked
+                # The better quarter must have fallen as well, and below the worse quarter of the best ones: episodes of
+                # exploration are bad ones among good ones, and the best level of sparse rewards is a few lucky ones.
+                better = ordered[3 * n // 4]
+                fallen = fall > 0.0 and self._peak - better > asked and better < self._peak_worse
                 self._fallen = fallen and (gain > asked or n >= SETTLED)
                 score = fall / max(gain, asked, scatter) if self._fallen else 0.0
             if found:
@@ -122,12 +130,12 @@ class Drawdown(UnboundedScorer):
         return {
             "recent": list(self._recent.values),
             "differences": list(self._noise.differences),
-            "numbers": [self._count, self._last, self._peak, self._trough, self._lowest],
+            "numbers": [self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse],
             "found": [self.normal, self._fallen, self._scatter],
         }
 
     def restore(self, state: Any) -> None:
-        self._count, self._last, self._peak, self._trough, self._lowest = state["numbers"]
+        self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse = state["numbers"]
         self.normal, self._fallen, self._scatter = state["found"]
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])

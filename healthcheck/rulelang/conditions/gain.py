@@ -36,7 +36,7 @@ from healthcheck.rulelang.conditions.trends import theil_sen_interval
 
 MOST = 64
 """Blocks, at most; from half as many on neighbours were joined."""
-FEWEST = 8
+FEWEST = 5
 """Blocks from which on it judges."""
 NORMAL = 0.886
 """The standard deviation of normal values over the mean difference of two of them: sqrt(pi) / 2."""
@@ -93,7 +93,7 @@ class Gain(UnboundedScorer):
         sign, z = self._sign, self._z
         blocks = [sign * block for block in self._blocks]
         n = len(blocks)
-        quarter = n // 4
+        quarter = max(2, n // 4)
         first = blocks[:quarter]
         before = fmean(first)
         self.normal = sign * before

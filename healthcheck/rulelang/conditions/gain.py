@@ -34,7 +34,7 @@ from healthcheck.rulelang.conditions.base import (
 )
 from healthcheck.rulelang.conditions.trends import theil_sen_interval
 
-MOST = 64
+MOST = 32
 """Blocks, at most; from half as many on neighbours were joined."""
 FEWEST = 5
 """Blocks from which on it judges."""
@@ -45,7 +45,19 @@ NORMAL = 0.886
 class Gain(UnboundedScorer):
     """Score: the upper bound of what was gained since the first quarter, over the scatter of single samples."""
 
-    __slots__ = ("_blocks", "_count", "_last", "_min_samples", "_moved", "_open", "_score", "_sign", "_size", "_z", "normal")
+    __slots__ = (
+        "_blocks",
+        "_count",
+        "_last",
+        "_min_samples",
+        "_moved",
+        "_open",
+        "_score",
+        "_sign",
+        "_size",
+        "_z",
+        "normal",
+    )
 
     def __init__(self, min_samples: int, *, confidence: float, sign: float = 1.0) -> None:
         self.normal: float | None = None

@@ -2,7 +2,8 @@
 
     python -m venv v && v/bin/pip install numpy pandas scipy pyyaml click rich
     for p in losslint trainspotter runmedic trainproof gradsnitch; do v/bin/pip install --no-deps --target pk/$p $p; done
-    python benchmarks/peers.py --python v/bin/python --packages pk
+    python benchmarks/peers.py --python v/bin/python --packages pk                                  # on ../shared/corpus
+    python benchmarks/peers.py --python v/bin/python --packages pk --corpus ../shared/corpus2
 
 Keep the environment outside the repository. Each package runs at its defaults through the adapters of ``../shared/peerbench`` on each run
 of the corpus, normalised to step, loss, eval_loss, learning_rate and grad_norm. Two scores: *said*: anything at warning or above,
@@ -31,6 +32,7 @@ from detection import run_corpus
 from scoring import CORPUS, Found, labels, score
 
 from healthcheck.cli.replay import Given, judge_of
+from healthcheck.readers.base import UnreadableRunError
 
 ADAPTERS = CORPUS.parent / "peerbench" / "offline_adapters.py"
 PACKAGES = ("trainspotter", "trainproof", "gradsnitch", "runmedic", "losslint")
@@ -56,9 +58,9 @@ class PeerResult:
     crashed: list[str] = field(default_factory=list)
 
 
-def normalise(given: Given, entry: Mapping[str, Any], folder: Path) -> dict[str, list[int]]:
+def normalise(given: Given, corpus: Path, entry: Mapping[str, Any], folder: Path) -> dict[str, list[int]]:
     """Write one run as ``metrics.csv`` and ``metrics.jsonl``; returns the steps of its series."""
-    series = given.read(str(CORPUS / entry["file"])).series()
+    series = _read(given, corpus / entry["file"])
     rows: dict[int, dict[str, float]] = {}
     for name, column in COLUMNS.items():
         found = series.get(name) or _first_of(name, series)
@@ -75,6 +77,13 @@ def normalise(given: Given, entry: Mapping[str, Any], folder: Path) -> dict[str,
         for step, row in sorted(rows.items()):
             lines.write(json.dumps({"step": step, **row}) + "\n")
     return {name: list(column.steps) for name, column in series.items()}
+
+
+def _read(given: Given, path: Path) -> Mapping[str, Any]:
+    try:
+        return given.read(str(path)).series()
+    except UnreadableRunError:  # nobody is shown anything of it
+        return {}
 
 
 def _first_of(name: str, series: Mapping[str, Any]) -> Any:
@@ -134,20 +143,20 @@ def count(result: PeerResult, entry: Mapping[str, Any], found: list[Found], step
         result.before += bool(scored.false)
 
 
-def ours(given: Given) -> list[PeerResult]:
+def ours(given: Given, corpus: Path) -> list[PeerResult]:
     """Our own pack, of any kind and of the right kind."""
     from healthcheck import __version__
 
-    scored = run_corpus(given, CORPUS)
+    scored = run_corpus(given, corpus)
     judge = judge_of(given)
     start = time.perf_counter()
     for s in scored:
-        judge(str(CORPUS / s.entry["file"]))
+        judge(str(corpus / s.entry["file"]))
     seconds = time.perf_counter() - start
     any_kind = PeerResult("healthcheck, any rule", __version__, seconds)
     right = PeerResult("healthcheck, right kind", __version__, seconds)
     for s in scored:
-        steps = {name: list(c.steps) for name, c in given.read(str(CORPUS / s.entry["file"])).series().items()}
+        steps = {name: list(c.steps) for name, c in _read(given, corpus / s.entry["file"]).items()}
         anything = [Found(f.name, f.step, f.severity, frozenset({s.entry["kind"]}), f.series) for f in s.found]
         count(any_kind, s.entry, anything, steps)
         fitting = [f for f in s.found if not s.incident or s.entry["kind"] in f.kinds]
@@ -190,17 +199,18 @@ def main() -> int:
     parser.add_argument("--packages", type=Path, help="folder with one `pip install --target` tree per package")
     parser.add_argument("--only", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("--rules", action="append")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, metavar="FOLDER", help="a set of recordings")
     args = parser.parse_args()
-    if not args.python or not args.packages or not ADAPTERS.exists() or not CORPUS.exists():
+    if not args.python or not args.packages or not ADAPTERS.exists() or not args.corpus.exists():
         print(
             "peers: needs --python and --packages, and the corpus and peerbench beside the repository; nothing was run"
         )
         return 0
-    entries = labels()
+    entries = labels(args.corpus)
     given = Given({"rules": args.rules or ["healthcheck:recommended"]})
     with tempfile.TemporaryDirectory() as folder:
-        steps = {entry["id"]: normalise(given, entry, Path(folder) / entry["id"]) for entry in entries}
-        results = ours(given)
+        steps = {entry["id"]: normalise(given, args.corpus, entry, Path(folder) / entry["id"]) for entry in entries}
+        results = ours(given, args.corpus)
         for name in args.only or PACKAGES:
             if not (args.packages / name).is_dir():
                 print(f"{name}: not installed in {args.packages}")

@@ -20,6 +20,8 @@ from healthcheck.readers.columns import identify, step_rank
 _DELIMITERS = (",", "\t", ";", "|")
 _START = 40
 """Lines that decide what the delimiter is, and whether there is a header."""
+_COLUMN_ROWS = 8
+"""Numbers below a known name from which on a single column is a record."""
 _BLANKS = re.compile(r"\s{1,}")
 _MONITOR = {"r": "reward", "l": "episode_length", "t": "time_elapsed"}
 """What the Monitor of OpenAI Baselines and Stable-Baselines writes, one row per episode."""
@@ -42,7 +44,7 @@ class TableReader:
             return 0.0
         delimiter = find_delimiter(lines)
         if not delimiter:
-            return 0.0
+            return 0.7 if _is_column(lines) else 0.0
         rows = list(_split(lines, delimiter))
         width = len(rows[0])
         if width < 2 or len(rows) < 2:
@@ -170,6 +172,17 @@ def _split(lines: Any, delimiter: str) -> Iterator[list[str]]:
 def _is_triple(cells: list[str]) -> bool:
     """``250 val 3.21``: step, name and value, as build-nanogpt and its many copies write ``log.txt``."""
     return len(cells) == 3 and cells[0].isdigit() and cells[1].isidentifier() and isinstance(cell(cells[2]), float)
+
+
+def _is_column(lines: list[str]) -> bool:
+    """One column of numbers below a name that we know: ``reward``, ``loss``."""
+    names, numbers = [line.strip().strip("\"'") for line in lines[:1]], lines[1:]
+    return (
+        len(numbers) >= _COLUMN_ROWS
+        and not isinstance(cell(names[0]), float)
+        and identify(names[0]).known
+        and all(isinstance(cell(line.strip()), float) for line in numbers)
+    )
 
 
 def _is_header(cells: list[str]) -> bool:

@@ -219,7 +219,8 @@ class Play:
         known = facts.known
         self.rules = rules
         self.facts = facts
-        self.engine = Engine(rules, start_step=start_step, recorded=True, known=known)
+        # What only a log can bring (`external:`) and this one does not have, the run did not have either.
+        self.engine = Engine(rules, start_step=start_step, recorded=True, known={*known, *rules.external})
         self.alerts: list[Alert] = []
         self.stop: StopRequest | None = None
         self.internal_errors: list[dict[str, Any]] = []

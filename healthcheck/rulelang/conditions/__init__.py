@@ -16,6 +16,7 @@ from healthcheck.rulelang.conditions.baselines import RATIO
 from healthcheck.rulelang.conditions.changes import DELTA, INCREASE, NO_IMPROVEMENT, UNCHANGED
 from healthcheck.rulelang.conditions.combined import ALL, ANY
 from healthcheck.rulelang.conditions.drawdown import DRAWDOWN
+from healthcheck.rulelang.conditions.gain import GAIN
 from healthcheck.rulelang.conditions.levels import NONFINITE, OUTLIER, THRESHOLDS
 from healthcheck.rulelang.conditions.rebound import REBOUND
 from healthcheck.rulelang.conditions.spikes import ROBUST_Z, ZSCORE
@@ -34,6 +35,7 @@ CONDITIONS: tuple[ConditionType, ...] = (
     DRIFT,
     REBOUND,
     DRAWDOWN,
+    GAIN,
     NO_IMPROVEMENT,
     UNCHANGED,
     STALE,

@@ -5,8 +5,10 @@ The *level* is the median of the newest samples, an eighth of all so far and at 
 highest level less the lowest one before it. 1 is back at the start, more than 1 below it. Unlike the ratios of ``rebound`` it
 holds for values of any sign. The peak is never forgotten: a reward that fell and stays is as bad after a thousand samples.
 
+The better quarter of the newest samples must lie below the worse quarter of those that made the peak.
+
 ``sigmas`` keeps noise apart: while the fall is no more than so many times the scatter of single samples, the score is 0. While
-the level is a single sample, twice as much is asked for, since both it and the peak are extremes. A series that had gained
+the level or the peak is a single sample, twice as much is asked for, since both are extremes. A series that had gained
 nothing to speak of is measured by that scatter: a fall from a level that was there from the start counts as well.
 
 The maximum drawdown of finance, relative to the gain (Magdon-Ismail and Atiya, "Maximum drawdown", 2004); the peak
@@ -39,6 +41,8 @@ FEWEST_DIFFERENCES = 3
 """Settled differences of neighbours from which on their scatter is known."""
 ALWAYS, ANEW = 32, 16
 """The scatter is measured at each of the first samples, then at one in so many."""
+NORMAL_TURN = 0.512
+"""The standard deviation of normal values over the mean size of x - 2 y + z of three of them: sqrt(pi / 12)."""
 LEAST_SCATTER = 0.01
 """Scatter is at least this share of the peak: a reward that wavers by less stands still."""
 SETTLED = 4
@@ -51,16 +55,22 @@ class Drawdown(UnboundedScorer):
     __slots__ = (
         "_count",
         "_fallen",
+        "_jumps",
         "_last",
         "_lowest",
         "_min_samples",
+        "_moved_by",
+        "_moves",
         "_noise",
         "_peak",
+        "_peak_of",
+        "_peak_worse",
         "_recent",
         "_scatter",
         "_sigmas",
         "_smooth",
         "_trough",
+        "_turned",
         "normal",
     )
 
@@ -73,8 +83,14 @@ class Drawdown(UnboundedScorer):
         self._count = 0
         self._last = self._peak = self._trough = self._lowest = 0.0
         """The newest value, the highest level, the lowest before it, and the lowest of all."""
+        self._peak_worse, self._peak_of = 0.0, 1
+        """The worse quarter of the samples that made the highest level, and how many these were."""
         self._scatter: float | None = None
         """Of single samples; None while it is not known."""
+        self._moved_by, self._moves = 0.0, 0
+        """The newest difference of neighbours, and how many there were."""
+        self._turned, self._jumps = 0.0, (0.0, 0.0)
+        """The sum of all differences of differences, and the two largest of them."""
         self._fallen = False
         """Whether the level lies below the peak by more than the noise: what the fall does is no noise."""
 
@@ -90,26 +106,42 @@ class Drawdown(UnboundedScorer):
             push(value)
             level = recent.median
             if count == 1:
-                self._peak = self._trough = self._lowest = self.normal = level
+                self._peak = self._peak_worse = self._trough = self._lowest = self.normal = level
             else:
                 if not self._fallen:
                     differences.append(value - self._last)
+                    # Of differences of differences: a steady rise is no scatter.
+                    difference = value - self._last
+                    if self._moves:
+                        turn = abs(difference - self._moved_by)
+                        self._turned += turn
+                        if turn > self._jumps[0]:
+                            self._jumps = (turn, self._jumps[0])
+                        elif turn > self._jumps[1]:
+                            self._jumps = (self._jumps[0], turn)
+                    self._moved_by = difference
+                    self._moves += 1
                     if count <= ALWAYS or not count % ANEW:
                         self._scatter = self._noise.usual() if self._noise.known >= FEWEST_DIFFERENCES else None
                 if level < self._lowest:
                     self._lowest = level
                 if level > self._peak:
                     self._peak = self.normal = level
+                    self._peak_worse, self._peak_of = ordered[len(ordered) // 4], len(ordered)
                     self._trough = self._lowest
             self._last = value
             score: float | None = None
             if count >= self._min_samples and self._scatter is not None:
                 fall, gain = self._peak - level, self._peak - self._trough
-                scatter = max(self._scatter, LEAST_SCATTER * abs(self._peak))
+                # The usual difference of sparse rewards is 0; the mean one is not. The two largest may be the fall itself.
+                mean = NORMAL_TURN * (self._turned - sum(self._jumps)) / self._moves
+                scatter = max(self._scatter, mean, LEAST_SCATTER * abs(self._peak))
                 n = len(ordered)
-                asked = self._sigmas * (1.0 + 1.0 / sqrt(n)) * scatter
-                # The better quarter must have fallen as well: episodes of exploration are bad ones among good ones.
-                fallen = fall > 0.0 and self._peak - ordered[3 * n // 4] > asked
+                asked = self._sigmas * (1.0 + 1.0 / sqrt(min(n, self._peak_of))) * scatter
+                # The better quarter must have fallen as well, and below the worse quarter of the best ones: episodes of
+                # exploration are bad ones among good ones, and the best level of sparse rewards is a few lucky ones.
+                better = ordered[3 * n // 4]
+                fallen = fall > 0.0 and self._peak - better > asked and better < self._peak_worse
                 self._fallen = fallen and (gain > asked or n >= SETTLED)
                 score = fall / max(gain, asked, scatter) if self._fallen else 0.0
             if found:
@@ -122,13 +154,16 @@ class Drawdown(UnboundedScorer):
         return {
             "recent": list(self._recent.values),
             "differences": list(self._noise.differences),
-            "numbers": [self._count, self._last, self._peak, self._trough, self._lowest],
+            "numbers": [self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse],
             "found": [self.normal, self._fallen, self._scatter],
+            "moved": [self._moved_by, self._moves, self._turned, *self._jumps, self._peak_of],
         }
 
     def restore(self, state: Any) -> None:
-        self._count, self._last, self._peak, self._trough, self._lowest = state["numbers"]
+        self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse = state["numbers"]
         self.normal, self._fallen, self._scatter = state["found"]
+        self._moved_by, self._moves, self._turned, first, second, self._peak_of = state["moved"]
+        self._jumps = (first, second)
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
         self._noise.differences.clear()

@@ -367,6 +367,46 @@ def test_drawdown_compares_with_a_share_that_is_lost() -> None:
         condition("drawdown", {"below": 0.5})
 
 
+def test_drawdown_takes_a_few_lucky_episodes_for_no_level() -> None:
+    for every in (5, 9):
+        sparse = [0.0 if i % every == 3 or 120 <= i < 124 else -1.0 for i in range(400)]
+        assert max(scores(condition("drawdown", {"above": 0.5, "sigmas": 4}), sparse)[8:]) == 0.0
+
+
+def test_gain_is_small_for_noise_and_large_for_what_rises_whatever_its_level() -> None:
+    for level in (0.0, -150.0, 20_000.0):
+        flat = noisy(2000, level=level, noise=30.0)
+        risen = [x + 30.0 * i / 2000 for i, x in enumerate(flat)]
+        assert scores(condition("gain", {"below": 0.5}, min_samples=1000), flat)[-1] < 0.5
+        assert scores(condition("gain", {"below": 0.5}, min_samples=1000), risen)[-1] > 0.7
+
+
+def test_gain_counts_what_was_reached_late_or_lost_again() -> None:
+    late = [*noisy(1800, level=0.0, noise=1.0), *noisy(600, level=3.0, noise=1.0)]
+    lost = [*noisy(800, level=0.0, noise=1.0), *noisy(800, level=3.0, noise=1.0), *noisy(800, level=0.0, noise=1.0)]
+    for values in (late, lost):
+        assert scores(condition("gain", {"below": 0.5}, min_samples=1000), values)[-1] > 2.0
+
+
+def test_gain_sees_a_sparse_reward_whose_usual_difference_is_none() -> None:
+    sparse = [1.0 if i % 11 == 4 else 0.0 for i in range(1500)]
+    assert scores(condition("gain", {"below": 0.5}, min_samples=1000), sparse)[-1] < 0.5
+    oftener = [1.0 if i % (11 if i < 700 else 2) == 1 else 0.0 for i in range(1500)]
+    assert scores(condition("gain", {"below": 0.5}, min_samples=1000), oftener)[-1] > 0.7
+
+
+def test_gain_says_nothing_of_a_constant_and_too_few() -> None:
+    assert set(scores(condition("gain", {"below": 0.5}, min_samples=8), [1.0] * 60)) == {None}
+    assert set(scores(condition("gain", {"below": 0.5}, min_samples=200), noisy(199))) == {None}
+
+
+def test_gain_downwards_is_that_of_the_series_upside_down() -> None:
+    values = [x - i / 100 for i, x in enumerate(noisy(300, level=5.0))]
+    down = scores(condition("gain", {"below": 0.5, "direction": "down"}, min_samples=8), values)
+    up = scores(condition("gain", {"below": 0.5}, min_samples=8), [-x for x in values])
+    assert down == up
+
+
 def test_rebound_divides_the_level_by_the_lowest_so_far() -> None:
     found = scores(condition("rebound", {"above": 1.05}), [10, 8, 5, 6, 10])
     assert found[1:] == [1.0, 1.0, 1.2, 2.0]

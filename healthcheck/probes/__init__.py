@@ -14,6 +14,7 @@ from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, De
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, NoiseScaleProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
@@ -52,7 +53,7 @@ from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
-from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
+from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
 from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe

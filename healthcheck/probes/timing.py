@@ -1,12 +1,9 @@
-"""Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, compiling, and what
-watching itself costs.
-"""
+"""Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, and what watching itself costs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -258,60 +255,6 @@ def terms(root: Any) -> int:
             if metadata:
                 largest = max(largest, math.prod(map(int, metadata[0].shape)))
     return largest
-
-
-LOOK_EVERY = 5
-"""Steps between two looks while nothing was compiled."""
-
-
-class CompilationProbe:
-    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo.
-
-    The counters are those of the process: in one that has trained before (pytest, a notebook) the run counts from its own start.
-    """
-
-    name = "compilation"
-    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
-    only_when_due = (EventKind.STEP_END,)
-    provides: tuple[Metric, ...] = (
-        Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
-        Metric(
-            "compile.limit_hits",
-            "Functions that Dynamo gave up on because they were recompiled too often, since the start.",
-            needs=("compile",),
-        ),
-        Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
-    )
-
-    def __init__(self) -> None:
-        self.rests_until = 0
-        self._frames, self._before = _compiled()
-
-    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        frames, counts = _compiled()
-        if frames == self._frames:
-            self.rests_until = next_look(event.step, LOOK_EVERY)
-            return ()
-        if frames < self._frames:  # somebody has reset Dynamo, which forgets its frames
-            self._frames, self._before = 0, {**self._before, "compile.recompiles": 0.0}
-        return [
-            Sample(metric, event.step, max(0.0, count - self._before.get(metric, 0.0)))
-            for metric, count in counts.items()
-        ]
-
-
-def _compiled() -> tuple[int, dict[str, float]]:
-    """Compilations of frames in this process so far, and the counters by metric."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    made = list((getattr(frames, "FRAME_COMPILE_COUNTER", None) or {}).values())
-    counts = {"compile.recompiles": float(sum(n - 1 for n in made))}
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    if counters is not None:
-        gave_up = [n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()]
-        counts["compile.limit_hits"] = float(sum(gave_up))
-        breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
-        counts["compile.graph_breaks"] = float(breaks)
-    return sum(made), counts
 
 
 WINDOW = 50

@@ -127,7 +127,7 @@ def load_rules_for(
     given = {name: value for name, value in (settings or {}).items() if name not in RUN_OPTIONS}
     written = {**ruleset.settings, **found.settings}
     origins = {**ruleset.setting_origins, **found.setting_origins}
-    resolved = resolve(written, origins, os.environ, given)
+    resolved = resolve(written, origins, os.environ, given, host.registry.settings)
     ruleset.settings = {**resolved.values, **{name: v for name, v in (settings or {}).items() if name in RUN_OPTIONS}}
     ruleset.setting_origins = {name: Origin(came) for name, came in resolved.origins.items() if came != "default"}
     return ruleset

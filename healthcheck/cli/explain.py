@@ -17,7 +17,7 @@ from healthcheck.rulelang.compile import Loaded, load_all
 from healthcheck.rulelang.discover import discover
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.origins import flow, rule_rows
-from healthcheck.rulelang.settings import SETTINGS
+from healthcheck.rulelang.settings import SETTINGS, variable_of
 from healthcheck.rulelang.sources import pack_names
 
 if TYPE_CHECKING:
@@ -76,11 +76,16 @@ def _looked_up(name: str, loaded: Loaded, label: str, registry: Registry) -> tup
         words = f"  {setting.help}\n  default {json.dumps(setting.default)}; environment {setting.env}"
         facts = {"setting": name, "help": setting.help, "default": setting.default, "environment": setting.env}
         return facts, f"settings: {name}\n{words}"
+    if name in registry.settings:
+        added = registry.settings[name]
+        words = f"  {added.help}\n  environment {variable_of(name)}\n  {json.dumps(added.schema)}"
+        facts = {"setting": name, "help": added.help, "schema": added.schema, "environment": variable_of(name)}
+        return facts, f"settings: {name}\n{words}"
     for pack in pack_names(registry):  # a rule of a pack that is not in use here can be read all the same
         other = load_all([Document(pack, {"version": 1, "extends": [pack]})], registry=registry)
         if name in other.merged.rules:
             return _rule_json(other, name), _rule_text(other, name, f"{pack}, which is not in use here")
-    known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS]
+    known = [*loaded.merged.rules, *registry.conditions, *registry.actions, *SETTINGS, *registry.settings]
     known += [metric.name for metric in registry.metrics.values()]
     hint = suggest(name, known) or "`healthcheck explain` lists the rules here, `healthcheck metrics` the metrics"
     raise UsageError(f'"{name}" is not a rule, condition, action, metric or setting; {hint}')

@@ -39,7 +39,7 @@ major version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -121,6 +121,19 @@ def healthcheck_register_rulepacks(register: Callable[[str, str], None]) -> None
         YAML file; users write ``extends: [yourplugin:name]``.
 
     If you raise, your plugin is not loaded.
+    """
+
+
+@hookspec
+def healthcheck_register_settings(register: Callable[[str, Mapping[str, Any], str], None]) -> None:
+    """Add keys to ``settings:`` of rule files. Once per process that reads rules, on every rank.
+
+    :param register: ``register(name, schema, help)`` with a name that carries a dot (``acme.upload``), the draft-07
+        schema of its value, and one sentence for people.
+
+    Mistakes in a rule file are reported with line and column like our own. The value may also come from the
+    environment, as YAML in ``HEALTHCHECK_ACME_UPLOAD``, or from ``settings=`` in code. Your plugin finds it in
+    ``session.settings``, where it is missing if nobody gave one. If you raise, your plugin is not loaded.
     """
 
 

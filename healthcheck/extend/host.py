@@ -36,7 +36,7 @@ DISABLE_VARIABLE = "HEALTHCHECK_DISABLE_PLUGINS"
 """Comma-separated plugin names, or ``all``: neither installed nor configured plugins, only those of ``-p``."""
 TRACE_VARIABLE = "HEALTHCHECK_TRACE"
 
-_REGISTRATION = ("probes", "conditions", "actions", "reports", "readers", "rulepacks", "trainers")
+_REGISTRATION = ("probes", "conditions", "actions", "reports", "readers", "rulepacks", "settings", "trainers")
 
 
 @dataclass(frozen=True, slots=True)

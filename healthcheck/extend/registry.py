@@ -6,7 +6,7 @@ Names are unique; built-in names are reserved. Registration is a cold path: mist
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,6 +34,14 @@ _EXAMPLES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class PluginSetting:
+    """A key of ``settings:`` that a plugin has added."""
+
+    schema: Mapping[str, Any]
+    help: str
+
+
 @dataclass(slots=True)
 class Registry:
     """All that is registered, each with its owner (the plugin's name)."""
@@ -48,6 +56,7 @@ class Registry:
     readers: dict[str, Reader] = field(default_factory=dict)
     packs: dict[str, str] = field(default_factory=dict)
     """``owner:name`` -> path."""
+    settings: dict[str, PluginSetting] = field(default_factory=dict)
     trainers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     commands: dict[str, tuple[str, Callable[[list[str]], int]]] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -115,7 +124,7 @@ class Registry:
             self._add("metrics", self.metrics, owner, metric.key, metric)
             self.metric_probe[metric.key] = probe
 
-    # Names of conditions and actions stand in rule files of people who have other plugins as well: those of plugins
+    # Names of conditions, actions and settings stand in rule files of people who have other plugins as well: those of plugins
     # carry a dot, so that a name that we add later cannot be taken already.
 
     def _add_conditions(self, owner: str, condition: ConditionType) -> None:
@@ -136,6 +145,9 @@ class Registry:
         if ":" in name:
             raise PluginError(f'{owner}: pack name "{name}" must not contain a colon; users write {owner}:name')
         self._add("packs", self.packs, owner, f"{owner}:{name}", str(path))
+
+    def _add_settings(self, owner: str, name: str, schema: Mapping[str, Any], help: str) -> None:
+        self._add("settings", self.settings, owner, name, PluginSetting(schema, help), dotted=True)
 
     def _add_trainers(self, owner: str, name: str, attach: Callable[..., Any]) -> None:
         self._add("trainers", self.trainers, owner, name, attach)

@@ -107,7 +107,7 @@ def load_all(
     # A changed key is one of a small document of its own, so that it is checked and placed like a written one.
     for document in apply_set(set, merged.rules, problems):
         problems += shape.check(document)
-    settings, origins = _settings(merged, problems)
+    settings, origins = _settings(merged, registry, problems)
     derived, external = compile_formulas(merged, problems, registry)
     known = KnownMetrics(registry, known_metrics, merged.metrics, external)
     check_formulas(derived, merged, known, problems)
@@ -171,13 +171,13 @@ def _check_profile(profile: str | None, merged: Merged, documents: list[Document
         )
 
 
-def _settings(merged: Merged, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, Origin]]:
+def _settings(merged: Merged, registry: Registry, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, Origin]]:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for name, entry in merged.settings.items():
         try:
             if entry.value is not None:
-                values[name] = parse_setting(name, entry.value)
+                values[name] = parse_setting(name, entry.value, registry.settings)
                 origins[name] = entry.origin
         except SettingError as error:
             problems.append(entry.document.problem(entry.where, "bad-setting", str(error)))

@@ -25,7 +25,7 @@ def config_text(loaded: Loaded) -> str:
         rows = [
             (f"  {name}: {flow(entry.value)}", str(entry.origin))
             for name, entry in merged.settings.items()
-            if name in SETTINGS
+            if name in SETTINGS or "." in name
         ]
         lines.extend(_aligned(rows))
     if merged.metrics:

@@ -87,7 +87,10 @@ def build_schema(registry: Registry) -> dict[str, Any]:
     definitions["settings"] = {
         "type": ["object", "null"],
         "additionalProperties": False,
-        "properties": {name: {"description": s.help, **s.schema} for name, s in SETTINGS.items()},
+        "properties": {
+            **{name: {"description": s.help, **s.schema} for name, s in SETTINGS.items()},
+            **{name: {"description": s.help, **s.schema} for name, s in sorted(registry.settings.items())},
+        },
     }
     definitions["action"], definitions["actionName"] = _actions(registry)
     keys = definitions["rule"]["properties"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from healthcheck.core.errors import UsageError
 from healthcheck.extend.dispatch import suggest
+from healthcheck.extend.registry import PluginSetting
 from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
 from healthcheck.rulelang.rule import Origin
 
@@ -246,14 +247,41 @@ class Resolved:
         return self.values[name]
 
 
-def parse_setting(name: str, value: Any) -> Any:
-    """The value in use for a written one. Raises ``SettingError`` for a bad name or value."""
+def parse_setting(name: str, value: Any, added: Mapping[str, PluginSetting] = {}) -> Any:
+    """The value in use for a written one. Raises ``SettingError`` for a bad name or value.
+
+    :param added: settings of plugins.
+    """
     setting = SETTINGS.get(name)
-    if setting is None:
-        raise SettingError(
-            f'unknown setting "{shorten(name)}"; {suggest(name, SETTINGS) or "there are " + ", ".join(SETTINGS)}'
-        )
-    return setting.parse(value)
+    if setting is not None:
+        return setting.parse(value)
+    if name in added:
+        return _of_plugin(value, added[name])
+    known = [*SETTINGS, *added]
+    raise SettingError(f'unknown setting "{shorten(name)}"; {suggest(name, known) or "there are " + ", ".join(known)}')
+
+
+def _of_plugin(value: Any, setting: PluginSetting) -> Any:
+    """Text, as an environment variable gives it, is YAML."""
+    from jsonschema import Draft7Validator
+
+    from healthcheck.rulelang.loader import load_text
+
+    if isinstance(value, str):
+        written = load_text(f"value: {value}")
+        if written.problems:
+            raise SettingError(f"it cannot be read: {written.problems[0].message}")
+        value = written.data["value"]
+    error = next(iter(Draft7Validator(setting.schema).iter_errors(value)), None)
+    if error is not None:
+        where = ".".join(map(str, error.absolute_path))
+        raise SettingError(f"{where}: {error.message}" if where else error.message)
+    return value
+
+
+def variable_of(name: str) -> str:
+    """Environment variable of a plugin's setting: ``acme.upload`` -> ``HEALTHCHECK_ACME_UPLOAD``."""
+    return f"HEALTHCHECK_{name.upper().replace('.', '_').replace('-', '_')}"
 
 
 def resolve(
@@ -261,11 +289,13 @@ def resolve(
     origins: Mapping[str, Origin],
     environ: Mapping[str, str],
     flags: Mapping[str, Any] | None = None,
+    added: Mapping[str, PluginSetting] = {},
 ) -> Resolved:
     """Flags over environment over what files and packs say over defaults.
 
     :param written: settings of the rule files, already merged (:attr:`RuleSet.settings`).
     :param flags: settings given on the command line or in code; ``None`` values are not given.
+    :param added: settings of plugins.
 
     Raises ``UsageError`` naming the variable or flag whose value cannot be used.
     """
@@ -274,21 +304,23 @@ def resolve(
     for name, value in written.items():
         values[name] = value
         came[name] = str(origins.get(name, "rule file"))
-    for name, setting in SETTINGS.items():
-        text = environ.get(setting.env, "")
+    variables = {name: setting.env for name, setting in SETTINGS.items()}
+    variables |= {name: variable_of(name) for name in added}
+    for name, variable in variables.items():
+        text = environ.get(variable, "")
         if text:
-            values[name] = _parsed(name, text, setting.env)
-            came[name] = setting.env
+            values[name] = _parsed(name, text, variable, added)
+            came[name] = variable
     for name, value in (flags or {}).items():
         if value is not None:
             flag = f"--{name.replace('_', '-')}"
-            values[name] = _parsed(name, value, flag)
+            values[name] = _parsed(name, value, flag, added)
             came[name] = flag
     return Resolved(values, came)
 
 
-def _parsed(name: str, value: Any, where: str) -> Any:
+def _parsed(name: str, value: Any, where: str, added: Mapping[str, PluginSetting]) -> Any:
     try:
-        return parse_setting(name, value)
+        return parse_setting(name, value, added)
     except SettingError as error:
         raise UsageError(f"{where}: {error}") from None

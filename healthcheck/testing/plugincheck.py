@@ -135,6 +135,10 @@ def _check_registered(host: PluginHost, owner: str) -> Iterator[str]:
         yield from _documented(f'action "{name}"', action)
         yield from _schema(f'action "{name}"', getattr(action, "options_schema", None))
         yield from _takes(f'action "{name}": run', getattr(action, "run", None), 2)
+    for name in found.get("settings", ()):
+        if not registry.settings[name].help:
+            yield f'setting "{name}" has no help; say in one sentence what it is for'
+        yield from _schema(f'setting "{name}"', registry.settings[name].schema)
     for name in found.get("reports", ()):
         yield from _documented(f'report "{name}"', registry.reports[name])
         yield from _check_report(name, registry.reports[name])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "alert": ("session", "alert"),
     "alert_amended": ("session", "alert"),
     "report_section": ("session", "report"),
+    "performance": ("session", "performance"),
 }
 """Loop or judgement hook, without its prefix -> its arguments in order."""
 
@@ -202,6 +203,16 @@ class Dispatch:
             except BaseException as error:
                 self.failed(listener.owner, "report_section", step, error)
 
+    def add_findings(self, session: Any, step: int, performance: dict[str, Any]) -> None:
+        """What plugins found of the run's speed, into ``performance["findings"]``. They are given a copy."""
+        findings = performance.setdefault("findings", {})
+        for listener in self.table.get("performance", ()):
+            try:
+                for name, finding in (listener.call(session, copy.deepcopy(performance)) or {}).items():
+                    findings[name] = {**checked_finding(name, finding, findings), "from": listener.owner}
+            except BaseException as error:
+                self.failed(listener.owner, "performance", step, error)
+
     def failed(self, owner: str, hook: str, step: int, error: BaseException, *, quarantine: bool = True) -> None:
         """Keep one error of an owner; say it once; quarantine the owner after three.
 
@@ -269,6 +280,28 @@ class Dispatch:
                 table[hook] = tuple(x for x in listeners if x.owner != owner)
         if self.changed is not None:
             self.changed()
+
+
+BOUNDS = ("data", "memory", "host", "communication", "compute")
+"""What a run may wait for, as ``bound`` of a finding of ``healthcheck_performance``."""
+
+
+def checked_finding(name: Any, finding: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding as plain JSON. Raises ``ValueError`` for one that has not the form that the hook describes."""
+    if not isinstance(name, str) or not name or name in known:
+        raise ValueError(f"a finding needs a name of its own, not {name!r}")
+    if not isinstance(finding, Mapping) or not isinstance(finding.get("text"), str):
+        raise ValueError(f'finding "{name}" must be a mapping with a sentence as "text"')
+    made: dict[str, Any] = strict(dict(finding))
+    bound, share = made.get("bound"), made.get("share")
+    if bound is not None and bound not in BOUNDS:
+        raise ValueError(f'finding "{name}": "bound" is one of {", ".join(BOUNDS)}, not {bound!r}')
+    if share is not None and not (isinstance(share, (int, float)) and 0 <= share <= 1):
+        raise ValueError(f'finding "{name}": "share" is a part of a step\'s time from 0 to 1, not {share!r}')
+    rows = made.get("rows", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f'finding "{name}": "rows" is a list of mappings')
+    return made
 
 
 def _hook_name(hook: str | EventKind) -> str:

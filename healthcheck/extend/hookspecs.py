@@ -367,6 +367,26 @@ def healthcheck_report_section(session: Session, report: dict[str, Any]) -> None
     """
 
 
+@hookspec
+def healthcheck_performance(session: Session, performance: dict[str, Any]) -> Mapping[str, Mapping[str, Any]] | None:
+    """The run is over: say what you know of its speed. Once, every rank, before ``healthcheck_report_section``.
+
+    Return a mapping of named findings, or None; prefix the names with your plugin's. They go into
+    ``performance.findings`` of ``report.json`` and onto the page of the run. A finding is a mapping of plain JSON values:
+
+    - ``text``: one sentence that says what was found, with its number; the only key that must be there;
+    - ``value`` and ``unit``: the number alone, the unit as in :class:`healthcheck.Metric`;
+    - ``bound`` and ``share``: what the run waits for (``data``, ``memory``, ``host``, ``communication`` or ``compute``), and
+      what part of a step's time that is, from 0 to 1. Of all findings with both the largest share is the verdict;
+    - ``advice``: one sentence on what to try;
+    - ``rows``: a list of mappings, shown as a table below the sentence (kernels, modules, places).
+
+    A name that is taken, or a finding of another form, is an error of your plugin; the other findings stay.
+
+    :param performance: what is known so far, as it goes into the report; a copy, so changing it changes nothing.
+    """
+
+
 def loop_hook(kind: EventKind) -> str:
     """Name of the hook of an event kind: ``healthcheck_step_end``."""
     return PREFIX + kind.value

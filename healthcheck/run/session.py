@@ -8,6 +8,7 @@ reports come from plugins; :mod:`healthcheck.assembly` puts them in.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
@@ -39,6 +40,7 @@ from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
+from healthcheck.run.performance import add_performance
 from healthcheck.run.unjudged import UnjudgedReasons
 from healthcheck.run.watchdog import Watchdog
 
@@ -87,8 +89,7 @@ class Session:
         """What probes may know of the run, in every event."""
         self.step = info.resumed_from or 0
         self.unit = "step"
-        self.epoch: float | None = None
-        """Epoch of the last event that had one."""
+        self.epoch: float | None = None  # of the last event that had one
         self.last_event_at = self.clock.monotonic()
         self.judged_at = 0.0
         """Seconds of active training at the last judgement: the engine's clock, for the record."""
@@ -111,11 +112,9 @@ class Session:
         self.internal_errors = self.errors.internal
         self._elsewhere = Elsewhere()
         self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
-        self.logged: set[str] = set()
-        """Names of the metrics that were given to :meth:`log`."""
+        self.logged: set[str] = set()  # names of the metrics that were given to `log`
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more
-        self._stopped_at: int | None = None
-        """The step whose samples made a rule stop the run: others of its block come after the stop."""
+        self._stopped_at: int | None = None  # the step whose samples made a rule stop: others of its block come later
         self._ended = self.holds = False  # whether numbers of a noted step are still to be sent
         self._watchdog: Watchdog | None = None
 
@@ -554,6 +553,8 @@ class Session:
             accepted_unused=sorted({entry.rule for entry in self.accepted.unused(self.info.target)}),
             overhead=self.budget.facts(self.own_ns, self.event_cost, self.clock.monotonic() - self.active.started),
         )
+        add_findings = functools.partial(self.dispatch.add_findings, self, self.step)
+        self._guard(lambda: add_performance(self.report, self.history, self.active(), self.controls, add_findings))
         self.dispatch.add_sections(self, self.report, self.step)
         self.report["plugin_errors"] = self._plugin_errors()
         self.tell("finish", self.report)

@@ -82,7 +82,7 @@ ERRORS: dict[str, Callable[[], None]] = {
 }
 
 LOOP = ("train_start", "step_start", "backward_end", "before_update", "after_update", "step_end", "train_end")
-JUDGEMENT = ("samples", "transition", "alert", "report_section")
+JUDGEMENT = ("samples", "transition", "alert", "performance", "report_section")
 PARTS = ("probe.sample", "probe.plan", "action.run", "condition.start", "condition.update", "condition.bound")
 REPORT = tuple(f"report.{name}" for name in ("start", "samples", "transition", "alert", "acted", "note", "finish"))
 BEFORE = (
@@ -186,6 +186,7 @@ def plugin(trap: Trap) -> ModuleType:
     hook("samples", lambda session, step, samples: trap("samples"))
     hook("transition", lambda session, transition: trap("transition"))
     hook("alert", lambda session, alert: trap("alert"))
+    hook("performance", lambda session, performance: (performance.clear(), trap("performance"))[1])
     hook("report_section", lambda session, report: (report.clear(), trap("report_section")))
 
     def modify_rules(rules: list[Any]) -> None:
@@ -278,7 +279,7 @@ def cases(places: tuple[str, ...], *later: str) -> list[Any]:
     ]
 
 
-ONCE = ("train_start", "train_end", "report_section", "report.start", "report.finish", "probe.plan")
+ONCE = ("train_start", "train_end", "performance", "report_section", "report.start", "report.finish", "probe.plan")
 OFTEN = tuple(
     place
     for place in (*LOOP, *JUDGEMENT, *PARTS, *REPORT)

@@ -72,6 +72,8 @@ class StepTimeProbe:
         self._timed = 0
         self._step = 0
         self._wanted = frozenset(metric.key for metric in self.provides)
+        self._untimed = (math.inf, math.inf)
+        """Since when and until when the time was not the training's, the last time that it was not."""
 
     def plan(self, demand: Demand) -> None:
         self._wanted = frozenset(metric.key for metric in self.provides if demand.wants(metric.key))
@@ -108,12 +110,18 @@ class StepTimeProbe:
         self._last, self._paused = now, False
         self._wait, self._samples, self._tokens = None, 0, 0
 
+    def untimed(self, since: float, until: float | None) -> None:
+        self._untimed = (since, math.inf if until is None else until)
+
     def _samples_of(self, event: Event | StepRow, now: float) -> list[Sample]:
         """A step is over at this reading of the clock."""
         self._step = event.step
         self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
         # A run with a pause before every step would have no times at all.
         clean = not self._paused or self._paused_in_a_row > ALWAYS
+        since, until = self._untimed
+        if now >= since and (self._last is None or self._last < until):  # the clock of rows stands still at `since`
+            clean = False
         taken = now - self._last if clean and self._last is not None else None
         self._last, self._paused = now, False
         step, wanted = event.step, self._wanted
@@ -174,6 +182,8 @@ class StepPartsProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.STEP_END:
             parts, self._parts, self._at = self._parts, {}, {}
+            if event.run is not None and event.run.untimed:
+                return ()
             return [Sample(f"time.{name}", event.step, seconds) for name, seconds in parts.items()]
         now = self._at[event.kind] = self._clock()
         if event.kind is EventKind.LOSS:
@@ -229,6 +239,9 @@ class PaceProbe:
             return ()
         if event.kind is EventKind.LOSS:
             self._terms = terms(event.loss_graph) if event.loss_graph is not None else 0
+            return ()
+        if event.run is not None and event.run.untimed:
+            self._last = None
             return ()
         now, step = self._clock() - self._waited(), event.step
         last, self._last = self._last, (step, now)

@@ -43,6 +43,10 @@ class GraphBreak:
         """``train.py:31 in forward (module encoder.0, a Block)``."""
         return place_of(self.file, self.line, self.function, model)
 
+    def modules(self, model: ModelView | None) -> list[tuple[str, str]]:
+        """``(name, class)`` of the modules whose class has that line."""
+        return modules_at(self.file, self.line, model)
+
 
 @dataclass(frozen=True, slots=True)
 class Recompile:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind, ModelView
@@ -58,6 +58,8 @@ class Recompile:
     guard: str
     """The guard that failed, as torch says it."""
     advice: str
+    times: int = 1
+    """How often it failed, with other numbers too."""
 
     def place(self, model: ModelView | None = None) -> str:
         return place_of(self.file, self.line, self.function, model)
@@ -267,6 +269,9 @@ GUARDS: tuple[tuple[str, str], ...] = (
 """Pattern of a guard that failed -> what to change. First match wins."""
 
 
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
+
+
 def _guard_advice(guard: str) -> str:
     for pattern, advice in GUARDS:
         found = re.search(pattern, guard, re.IGNORECASE)
@@ -276,7 +281,7 @@ def _guard_advice(guard: str) -> str:
 
 
 def _recompiles(made: Iterable[Any]) -> tuple[Recompile, ...]:
-    found = {}
+    found: dict[tuple[Any, ...], Recompile] = {}
     for one in made:
         guard = str(getattr(one, "recompile_reason", None) or "")
         if not guard:
@@ -284,8 +289,12 @@ def _recompiles(made: Iterable[Any]) -> tuple[Recompile, ...]:
         text, *comments = re.sub(r"^\d+/\d+: ", "", guard.partition("\n")[0]).split("  # ")
         code = comments[0].strip() if comments else ""
         guard = f"{text.strip()} (in `{code}`)" if code else text.strip()
-        key = (str(one.co_filename), int(one.co_firstlineno or 0), _plain(str(one.co_name)), guard)
-        found[key] = Recompile(*key, _guard_advice(guard))
+        place = (str(one.co_filename), int(one.co_firstlineno or 0), _plain(str(one.co_name)))
+        key = (*place, _NUMBER.sub("#", guard))
+        known = found.get(key)
+        found[key] = (
+            Recompile(*place, guard, _guard_advice(guard)) if known is None else replace(known, times=known.times + 1)
+        )
     return tuple(found.values())
 
 
@@ -426,11 +435,13 @@ def recompile_facts(log: CompileLog, model: ModelView | None = None) -> Mapping[
     """What an alert about recompilations says: the function that was compiled most often, and its guards."""
     if not log.recompiles:
         return {}
-    first, *others = sorted(
-        log.recompiles, key=lambda one: -sum(other.function == one.function for other in log.recompiles)
-    )
-    facts: dict[str, Any] = {"where": first.place(model), "guard": first.guard, "change": first.advice}
-    return facts | _also([f"{one.place(model)}: {one.guard}" for one in others])
+    first, *others = sorted(log.recompiles, key=lambda one: -one.times)
+    facts: dict[str, Any] = {"where": first.place(model), "guard": _often(first), "change": first.advice}
+    return facts | _also([f"{one.place(model)}: {_often(one)}" for one in others])
+
+
+def _often(one: Recompile) -> str:
+    return f"{one.guard}, {one.times} times" if one.times > 1 else one.guard
 
 
 def time_facts(log: CompileLog, model: ModelView | None = None) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ class GraphBreakLog:
         self.log = CompileLog()
         self._start: CompileLog | None = None
         self._model: ModelView | None = None
+        self._failure = ""
         self._undo: list[Callable[[], None]] = []
 
     @hookimpl
@@ -70,7 +71,8 @@ class GraphBreakLog:
 
     def _failed(self, error: BaseException | None) -> None:
         if self.fullgraph and error is not None and type(error).__module__.startswith("torch._dynamo"):
-            self.write(extra=f"fullgraph=True: {error}\n")
+            self._failure = f"fullgraph=True: {error}\n"
+            self.write()
 
     def sentence(self) -> str:
         """``2 graph breaks, 1 recompilation, 3.1 s in the compiler``."""
@@ -81,13 +83,13 @@ class GraphBreakLog:
             f"{log.seconds:.1f} s in the compiler"
         )
 
-    def write(self, extra: str = "") -> bool:
+    def write(self) -> bool:
         """Write the file; whether anything was compiled since the steps that are skipped."""
         self.log = compile_log(self._start)
-        if not extra and not self.log.functions and not self.log.graph_breaks:
+        if not self._failure and not self.log.functions and not self.log.graph_breaks:
             return False
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        self.log_file.write_text(log_text(self.log, self._model) + extra, encoding="utf-8")
+        self.log_file.write_text(log_text(self.log, self._model) + self._failure, encoding="utf-8")
         return True
 
     @hookimpl

@@ -133,7 +133,7 @@ class CompileTimes(GraphBreakLog):
         """Place -> reason."""
         return {one.place(self._model): one.reason for one in self.log.graph_breaks}
 
-    def write(self, extra: str = "") -> bool:
+    def write(self) -> bool:
         from healthcheck import compile_log
 
         self.log = compile_log(self._start)

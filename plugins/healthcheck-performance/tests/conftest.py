@@ -72,7 +72,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
             session.add_report(SimpleNamespace(name="notes", note=notes.append))
             for step in range(1, steps + 1):
                 between(step, session)
-                loss = (called or model)(torch.randn(size(step), width)).pow(2).mean()
+                loss = (model if called is None else called)(torch.randn(size(step), width)).pow(2).mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

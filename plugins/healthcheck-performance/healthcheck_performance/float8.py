@@ -6,6 +6,7 @@ Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433; scal
 from __future__ import annotations
 
 import importlib.util
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -48,6 +49,7 @@ class Float8:
     :param recipe: one of :data:`RECIPES`.
     :param modules: names or globs of layers to convert; empty: all that fit.
     :param exclude: names or globs of layers to leave as they are.
+    :param history: how many largest values are kept of each tensor, for whoever asks (``history``).
     :param emulate: round values as float8 does and multiply in high precision. On any device, slow, for tests.
 
     Parameters stay the same objects, so that optimizers that hold them go on. Weights that are sharded already cannot be
@@ -65,6 +67,7 @@ class Float8:
         emulate: bool = False,
         pad: bool = False,
         fsdp_all_gather: bool = False,
+        history: int = 1024,
     ) -> None:
         if recipe not in RECIPES:
             raise UsageError(f'float8 has no recipe "{recipe}"; there are {", ".join(RECIPES)}')
@@ -72,6 +75,9 @@ class Float8:
         self.emulate, self.pad, self.fsdp_all_gather = emulate, pad, fsdp_all_gather
         self.converted: list[str] = []
         """Names of the layers that were converted."""
+        self.history: dict[tuple[str, str], deque[tuple[int, float]]] = {}
+        """(layer, tensor) -> the last largest values that a rule has looked at, as (step, value)."""
+        self._kept = history
         self._undo: list[Callable[[], None]] = []
 
     @hookimpl
@@ -79,8 +85,18 @@ class Float8:
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         self._session = session
+        self._undo.append(session.on("samples", self._samples))
+        if self.converted:
+            self._undo.append(session.on("train_end", lambda event: self.undo()))
+            return
         handle = register_module_forward_pre_hook(lambda module, args: self._first_call(module, handle))
         self._undo += [handle.remove, session.on("train_end", lambda event: self.undo())]
+
+    def _samples(self, step: int, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            if sample.metric == AMAX.name:
+                key = (dict(sample.labels)["module"], dict(sample.labels)["tensor"])
+                self.history.setdefault(key, deque(maxlen=self._kept)).append((sample.step, float(sample.value)))
 
     def undo(self) -> None:
         """Look for no more models. Layers stay converted."""

@@ -11,10 +11,7 @@ from typing import Any
 from healthcheck import Session, hookimpl
 
 from healthcheck_performance.compiling import GraphBreakLog
-from healthcheck_performance.profiling import Profile, profiler_of
-
-WARMUP = "performance.warmup"
-"""Key in ``user_state``: steps before which nothing is measured."""
+from healthcheck_performance.profiling import WARMUP, Profile, profiler_of
 
 
 def measure(session: Any, *metrics: str) -> None:

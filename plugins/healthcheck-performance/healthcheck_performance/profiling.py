@@ -33,6 +33,8 @@ from healthcheck_performance.operators import MODULE, Reading, read_profile
 
 STATE = "performance.profiler"
 """Key in ``user_state``."""
+WARMUP = "performance.warmup"
+"""Another: steps before which nothing is measured or profiled."""
 MAX_BY_RULES = 3
 """Profiles that rules may start in one run."""
 PACE = 10
@@ -413,7 +415,7 @@ class Countdown:
         self._undo: list[Callable[[], None]] = []
         self._pace: list[float] = []
         self._step = -1
-        if session.step > 0 or steps <= 0:
+        if session.step > 0:
             self._count()
         else:
             self._undo.append(session.on("train_start", lambda event: self._count()))
@@ -496,7 +498,8 @@ class Profile:
             return
         self._session = session
         profiler_of(session)  # it hears of the model
-        self._countdown = Countdown(session, self.options.wait, self._due)
+        wait = max(self.options.wait, int(session.user_state.get(WARMUP, 0)))
+        self._countdown = Countdown(session, wait, self._due)
 
     def _due(self) -> None:
         owner = profiler_of(self._session)
@@ -524,14 +527,12 @@ class DriveProfiler:
 
     @hookimpl
     def healthcheck_configure(self, session: Session) -> None:
-        self._session = session
-        if session.step > 0:
-            self._start(None)
-        else:
-            self._undo = session.on("train_start", lambda event: (self._undo(), self._start(event.model)))
-
-    def _start(self, model: ModelView | None) -> None:
-        profiler_of(self._session).start(ProfileOptions(warmup=0), model, why="profiler", profiler=self.profiler)
+        owner = profiler_of(session)
+        self._countdown = Countdown(
+            session,
+            int(session.user_state.get(WARMUP, 0)),
+            lambda: owner.start(ProfileOptions(warmup=0), why="profiler", profiler=self.profiler),
+        )
 
 
 # --------------------------------------------------------------------------- the action

@@ -12,6 +12,8 @@ from torch import nn
 
 from healthcheck_performance import CompileTimes, GraphBreakLog
 
+# Dynamo looks at the gradient of what it passes on behind a graph break.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 HERE = Path(__file__).name
 PACK = "healthcheck_performance:performance"
 
@@ -39,8 +41,8 @@ class Decoder(nn.Module):
         self.out = nn.Linear(8, 1)
 
     def forward(self, x: Any) -> Any:
-        scale = float(x.detach().abs().max().item())
-        return self.out(x) * (1.0 if scale >= 0 else 0.0)
+        print("decoding")  # noqa: T201
+        return self.out(x)
 
 
 class Broken(nn.Module):
@@ -55,7 +57,7 @@ class Broken(nn.Module):
 
 
 class Followed(nn.Module):
-    """What the advice says: torch.where instead of `if`, and the value stays a tensor."""
+    """What the advice says: torch.where instead of `if`, and no print."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class Followed(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.inner(x)
         y = torch.where(y.mean() > 10, y / 10, y)
-        return self.out(y) * torch.where(y.detach().abs().max() >= 0, 1.0, 0.0)
+        return self.out(y)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +84,7 @@ def compiled(train: Callable[..., Any], model: nn.Module, *, dynamic: bool | Non
 def test_two_breaks_and_a_recompilation_are_named_rules_fire_and_the_log_is_written(train: Callable[..., Any]) -> None:
     ran = compiled(train, Broken(), dynamic=False, callbacks=[GraphBreakLog("graph_breaks.log")])
     alerts = {alert["rule"]: alert for alert in ran.report["alerts"]}
-    branch, item = line_of("if y.mean() > 10:"), line_of("scale = float(")
+    branch, item = line_of("if y.mean() > 10:"), line_of('print("decoding')
     breaks = alerts["graph-breaks"]
     assert breaks["where"] == f"{HERE}:{branch} in forward (module attention, a Attention)"
     assert f"{HERE}:{item} in forward (module decoder, a Decoder)" in breaks["facts"]["also_2"]

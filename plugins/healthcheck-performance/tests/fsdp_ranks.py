@@ -46,7 +46,12 @@ class Net(nn.Module):
 
 def main() -> None:
     dist.init_process_group("gloo")
-    found = {"plain": train(0), "ahead": train(2), "changing": train(1, changing=True)}
+    found = {
+        "plain": train(0),
+        "ahead": train(2),
+        "changing": train(1, changing=True),
+        "unsharded": train(1, unshard=True),
+    }
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
@@ -55,14 +60,14 @@ def main() -> None:
     os._exit(0)
 
 
-def train(prefetch: int, *, changing: bool = False) -> dict[str, Any]:
+def train(prefetch: int, *, changing: bool = False, unshard: bool = False) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Net()
     for name in ("late", "early", "middle", "last"):
         fully_shard(getattr(model, name))
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    tool = FSDPPrefetch(prefetch or 1, display=True) if prefetch else None
+    tool = FSDPPrefetch(prefetch or 1, display=True, unshard_on_step=unshard) if prefetch else None
     notes: list[str] = []
     seen: dict[str, Any] = {}
     rules = {"version": 1, "rules": {"r": {"metric": "loss", "when": {"above": 1e9}}}}

@@ -210,6 +210,44 @@ def test_float8_emulated_trains_and_keeps_the_history(fit: Callable[..., Any]) -
     assert ran.report["steps"] == 20
 
 
+def test_recipes_by_model_are_taken_and_inference_is_refused(fit: Callable[..., Any]) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed (make performance)")
+    layers = (nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1))
+    callback = Fp8Quantization(model_to_recipe={"model": "rowwise"}, emulate=True, modules=["inner.2"])
+    ran = fit([callback], model=DreamModel(nn.Sequential(*layers)))
+    assert type(ran.model.inner[2]).__name__ == "Float8Linear"
+    assert type(ran.model.inner[1]) is nn.Linear
+    assert ran.model.inner[2].config.cast_config_input.scaling_granularity.name == "AXISWISE"
+    with pytest.raises(UsageError, match="inference is no training"):
+        fit([Fp8Quantization(model_to_recipe={"model": "inference"}, emulate=True)])
+
+
+def test_fault_tolerance_that_is_not_enabled_does_nothing(fit: Callable[..., Any]) -> None:
+    ran = fit([FaultToleranceCallback(FaultToleranceParameters(enable=False))])
+    assert ran.report["steps"] == 20
+
+
+@pytest.mark.slow
+def test_a_dream_trainer_trains_alone_in_its_quorum(fit: Callable[..., Any]) -> None:
+    pytest.importorskip("torchft", reason="torchft is not installed (make performance)")
+    from healthcheck_performance import start_lighthouse
+
+    lighthouse = start_lighthouse(FaultToleranceParameters(), "127.0.0.1:0", join_timeout=0.2)
+    address = lighthouse.address().replace("[::]", "127.0.0.1")
+    callback = FaultToleranceCallback(
+        FaultToleranceParameters(lighthouse_address=address, replica_prefix="only", timeout=20)
+    )
+    try:
+        ran = fit([callback], steps=5)
+    finally:
+        lighthouse.shutdown()
+    assert callback.tolerance.manager.current_step() == 5
+    assert callback.tolerance.failures == 0
+    alone = fit([ThroughputMonitor()], steps=5)
+    for one, other in zip(ran.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.allclose(one, other)
+
+
 def test_fault_tolerance_takes_its_parameters() -> None:
     config = FaultToleranceParameters(checkpoint_interval=100, max_failures=3, heartbeat_interval=60)
     assert config.heartbeat_timeout > config.heartbeat_interval

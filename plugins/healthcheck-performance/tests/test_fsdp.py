@@ -57,6 +57,10 @@ def test_the_order_of_the_first_step_is_set_and_undone_and_no_weight_changes(fou
     assert rows == ORDER
 
 
+def test_unsharding_with_the_batch_changes_no_weight(found: dict[str, Any]) -> None:
+    assert found["unsharded"]["weights"] == found["plain"]["weights"]
+
+
 def test_another_order_later_is_said(found: dict[str, Any]) -> None:
     changing = found["changing"]
     assert changing["changed"] == 2

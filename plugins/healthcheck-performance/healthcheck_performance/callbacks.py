@@ -227,6 +227,8 @@ class OptimizeFSDP(_Thin):
         if not self._joined:
             self.tool.models = list(self.trainer.named_models().values())
         super().pre_train_step(batch, batch_idx)
+        if self.tool.unshard_on_step:
+            self.tool.gather()
 
 
 class Fp8Quantization(_Thin):

@@ -74,13 +74,15 @@ class FSDPPrefetch:
         self._back: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._session: Session | None = None
+        self._gathers = False
+        """Whether somebody has asked for the roots to be gathered."""
 
     @hookimpl
     def healthcheck_configure(self, session: Session) -> None:
         self._session = session
         self._undo += [session.on("step_end", self._step_over), session.on("train_end", lambda event: self.undo())]
         if self.unshard_on_step:
-            self._undo.append(session.on("batch_ready", self._batch_came))
+            self._undo.append(session.on("batch_ready", lambda event: self.gather()))
         if self.models:
             self._found(self.models)
         else:
@@ -128,15 +130,21 @@ class FSDPPrefetch:
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient, m=module: self._back.append(m))
 
-    def _batch_came(self, event: Event) -> None:
-        if self.set_up:
-            for root in self._roots:
-                root.unshard(async_op=True)
+    def gather(self) -> None:
+        """Begin to gather the roots, before their forward pass: for loops that do not show us their batches."""
+        self._gathers = True
+        for root in self._roots if self.set_up else ():
+            root.unshard(async_op=True)
 
     def _step_over(self, event: Event) -> None:
         order, self._now = _once(self._now), []
         if not order:
             return
+        if self.unshard_on_step and not self._gathers and event.step > 1:
+            self._gathers = True
+            self._say(
+                "unshard_on_step has no effect: this loop does not show its batches; call gather() of the tool before each step"
+            )
         if not self.set_up:
             self.forward, self.backward = order, _once(self._back)
             self._back = []

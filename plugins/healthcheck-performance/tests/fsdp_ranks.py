@@ -75,11 +75,15 @@ def train(prefetch: int, *, changing: bool = False, unshard: bool = False) -> di
     with healthcheck.watch(model, optimizer, rules=rules, record=False, console=False, callbacks=callbacks) as health:
         health.session.add_report(SimpleNamespace(name="notes", note=notes.append))
         torch.manual_seed(1 + dist.get_rank())
+        early = count_unshards(model)
+        batches = iter([torch.randn(4, 16) for _ in range(12)])
         for step in range(6):
             if changing and step == 4:
                 model.order = ["middle", "early", "late", "last"]
             for _ in range(2):  # two micro-batches
-                loss = model(torch.randn(4, 16)).pow(2).mean()
+                if unshard:
+                    tool.gather()
+                loss = model(next(batches)).pow(2).mean()
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -98,8 +102,21 @@ def train(prefetch: int, *, changing: bool = False, unshard: bool = False) -> di
     weights = [p.full_tensor().flatten().tolist() for p in model.parameters()]
     content = {"weights": weights, "seen": seen, "left": left, "notes": notes, "changed": tool.changed if tool else 0}
     content["findings"] = (health.report or {}).get("performance", {}).get("findings", {})
+    content["early"] = early[0]
     content["hooks"] = sum(len(m._forward_pre_hooks) for m in model.modules())
     return content
+
+
+def count_unshards(model: Any) -> list[int]:
+    """How often somebody asks the root to be gathered, beside FSDP2 itself."""
+    count, original = [0], model.unshard
+
+    def unshard(*given: Any, **named: Any) -> Any:
+        count[0] += 1
+        return original(*given, **named)
+
+    model.unshard = unshard
+    return count
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def test_the_order_of_the_first_step_is_set_and_undone_and_no_weight_changes(fou
 
 def test_unsharding_with_the_batch_changes_no_weight(found: dict[str, Any]) -> None:
     assert found["unsharded"]["weights"] == found["plain"]["weights"]
+    assert found["unsharded"]["early"] >= 8 > found["plain"]["early"] == 0
 
 
 def test_another_order_later_is_said(found: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=.:plugins/healthcheck-performance $(BIN)/mypy -p healthcheck_performance
 
 fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m "not slow"

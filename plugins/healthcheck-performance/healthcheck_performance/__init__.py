@@ -111,7 +111,7 @@ def healthcheck_configure(session: Session) -> None:
     for name, make in _TOOLS.items():
         given = session.settings.get(name)
         if isinstance(given, Mapping):
-            tool = make({_WORDS.get(key, key): value for key, value in given.items()})
+            tool = make({_WORDS.get(str(key), str(key)): value for key, value in given.items()})
             tool.healthcheck_configure(session)
             session.user_state.setdefault("performance.tools", []).append(tool)
 

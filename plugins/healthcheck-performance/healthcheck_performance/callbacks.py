@@ -94,7 +94,7 @@ class _Thin(_base()):  # type: ignore[misc]
         """Somebody has to watch: our callback joins the collection where it is missing."""
         collection = self.trainer.callbacks
         if not any(type(one).__name__ == "HealthCheckCallback" for one in collection.values()):
-            importlib.import_module("healthcheck.trainers.dream").attach(self.trainer)
+            collection.append(importlib.import_module("healthcheck.trainers.dream").HealthCheckCallback())
 
     def pre_train_step(self, batch: Any, batch_idx: int) -> None:
         if not self._joined:

@@ -146,12 +146,12 @@ def ask_for_fullgraph() -> Callable[[], None]:
     def compile_module(module: Any, *args: Any, **options: Any) -> Any:
         return of_module(module, *args, **{**options, "fullgraph": True})
 
-    torch.compile, torch.nn.Module.compile = compile, compile_module  # type: ignore[method-assign]
+    torch.compile, torch.nn.Module.compile = compile, compile_module
 
     def undo() -> None:
         if torch.compile is compile:
             torch.compile = of_torch
         if torch.nn.Module.compile is compile_module:
-            torch.nn.Module.compile = of_module  # type: ignore[method-assign]
+            torch.nn.Module.compile = of_module
 
     return undo

@@ -5,6 +5,7 @@ Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433; scal
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,7 +90,7 @@ class Float8:
         if self.converted:
             self._undo.append(session.on("train_end", lambda event: self.undo()))
             return
-        handle = register_module_forward_pre_hook(lambda module, args: self._first_call(module, handle))
+        handle: Any = register_module_forward_pre_hook(lambda module, args: self._first_call(module, handle))
         self._undo += [handle.remove, session.on("train_end", lambda event: self.undo())]
 
     def _samples(self, step: int, samples: Iterable[Sample]) -> None:
@@ -142,9 +143,8 @@ class Float8:
         Raises ``UsageError`` where the hardware has no float8, nothing fits, or weights are sharded already.
         """
         self.check({p.device for p in model.parameters()})
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-        given = Float8LinearConfig.from_recipe_name(self.recipe)
+        float8 = importlib.import_module("torchao.float8")
+        given = float8.Float8LinearConfig.from_recipe_name(self.recipe)
         changes = {
             "emulate": self.emulate,
             "pad_inner_dim": self.pad,
@@ -155,7 +155,7 @@ class Float8:
         config = replace(given, **changes)
         target = getattr(model, "_orig_mod", model)
         self.converted = []
-        converted = convert_to_float8_training(target, config=config, module_filter_fn=self._wanted)
+        converted = float8.convert_to_float8_training(target, config=config, module_filter_fn=self._wanted)
         if not self.converted:
             wanted = f" among {', '.join(self.modules)}" if self.modules else ""
             raise UsageError(

@@ -155,11 +155,11 @@ class Analyzer(Profile):
     def __init__(
         self, at: int = 30, active: int = 4, said: Callable[[Any], None] = lambda verdict: None, **options: Any
     ) -> None:
-        super().__init__(finished=self._told, wait=at, active=active, flops=True, **options)
+        super().__init__(finished=self._profiled, wait=at, active=active, flops=True, **options)
         self.said = said
         self.verdict: Any = None
 
-    def _told(self, profiled: Any) -> None:
+    def _profiled(self, profiled: Any) -> None:
         self.verdict = profiled.verdict
         if self.verdict is not None:
             self._session.note(f"{self.verdict.text}; try: {self.verdict.advice}")

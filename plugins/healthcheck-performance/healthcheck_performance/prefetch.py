@@ -91,7 +91,7 @@ class FSDPPrefetch:
     def _look_for_models(self) -> None:
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        handle = register_module_forward_pre_hook(lambda module, args: self._first_call(module, handle))
+        handle: Any = register_module_forward_pre_hook(lambda module, args: self._first_call(module, handle))
         self._undo.append(handle.remove)
 
     def _first_call(self, module: Any, handle: Any) -> None:

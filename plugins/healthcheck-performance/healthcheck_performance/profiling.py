@@ -130,9 +130,10 @@ class RunProfiler:
         self.model: ModelView | None = None
         self.thread = threading.get_ident()
         """The one that trains."""
-        forget = session.on("train_start", lambda event: (forget(), self._began(event)))
+        self._forget = session.on("train_start", self._began)
 
     def _began(self, event: Event) -> None:
+        self._forget()
         self.model, self.thread = event.model, threading.get_ident()
 
     def start(
@@ -185,9 +186,9 @@ class RunProfiler:
                 else "",
                 "rows": one.reading.rows(),
             }
-        told = next((one.verdict for one in reversed(self.done) if one.verdict is not None), None)
-        if told is not None:
-            found["performance.bound"] = told.finding()
+        verdict = next((one.verdict for one in reversed(self.done) if one.verdict is not None), None)
+        if verdict is not None:
+            found["performance.bound"] = verdict.finding()
         return {name: {k: v for k, v in one.items() if v not in ("", None)} for name, one in found.items()}
 
 
@@ -241,7 +242,13 @@ class Recording:
 
         if self.given:
             theirs = self.profiler.on_trace_ready
-            self.profiler.on_trace_ready = lambda p: (theirs(p) if theirs else None, self._ready(p))
+
+            def ready(profiler: Any) -> None:
+                if theirs is not None:
+                    theirs(profiler)
+                self._ready(profiler)
+
+            self.profiler.on_trace_ready = ready
         else:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -405,11 +412,11 @@ def name_modules(model: ModelView | None) -> Callable[[], None]:
 class Countdown:
     """Calls a function after so many steps, and costs next to nothing until then.
 
-    Counts steps of the first optimizer through torch's own hook: to be told of each step would have an event made of it.
+    Counts steps of the first optimizer through torch's own hook: to hear of each step would have an event made of it.
     Where something is compiled it does listen, for a compiled optimizer must not meet a hook.
     """
 
-    def __init__(self, session: Session, steps: int, function: Callable[[], None]) -> None:
+    def __init__(self, session: Session, steps: int, function: Callable[[], object]) -> None:
         self.session, self.left, self.function = session, steps, function
         self._optimizer: weakref.ref[Any] | None = None
         self._undo: list[Callable[[], None]] = []

@@ -6,6 +6,7 @@ costs the others a step at most. https://github.com/pytorch/torchft
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -97,10 +98,9 @@ def need_torchft() -> Any:
     if importlib.util.find_spec("torchft") is None:
         raise UsageError("fault tolerance needs torchft: pip install 'healthcheck-performance[fault-tolerance]'")
     try:
-        import torchft
+        return importlib.import_module("torchft")
     except ImportError as error:
         raise UsageError(f"torchft does not import here: {error}") from None
-    return torchft
 
 
 def start_lighthouse(parameters: FaultToleranceParameters, bind: str = "[::]:0", join_timeout: float = 1.0) -> Any:
@@ -109,9 +109,7 @@ def start_lighthouse(parameters: FaultToleranceParameters, bind: str = "[::]:0",
     Its timeout is above ``heartbeat_interval``: torchft's own of 5 s would call groups dead that beat every 60 s.
     """
     need_torchft()
-    from torchft._torchft import LighthouseServer
-
-    return LighthouseServer(
+    return importlib.import_module("torchft._torchft").LighthouseServer(
         bind=bind,
         min_replicas=parameters.min_replica_size,
         join_timeout_ms=int(join_timeout * 1e3),
@@ -196,8 +194,9 @@ class FaultTolerance:
         torchft = need_torchft()
         manager = self.start(model, optimizer)
         outer = self
+        base: Any = torchft.Optimizer
 
-        class Optimizer(torchft.Optimizer):  # type: ignore[misc]
+        class Optimizer(base):  # type: ignore[misc]
             """Counts what is not committed, and saves."""
 
             def step(self, closure: Any = None) -> None:

@@ -3,6 +3,7 @@
 #   make test    the whole suite, slow tests and frameworks included
 #   make faults  every toy fault and look-alike with three seeds
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
+#   make performance  the tests of healthcheck-performance with torchao and torchft
 #   make bench   the benchmarks behind the numbers in the documentation
 #   make outward every plugin from its wheel, with the packages that it needs, in an environment of its own: minutes, needs an index
 #   make docs    write the generated pages again
@@ -13,6 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
+PERFORMANCE := $(VENV)/performance
 # Two workers: CI has two cores, and more of them only wait for each other inside torch.
 WORKERS ?= 2
 
@@ -21,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests start hundreds of processes: without bytecode each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test faults check lint fast bench docs golden wheels outward clean
+.PHONY: demo test faults check lint fast bench docs golden wheels outward performance clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -35,6 +37,15 @@ $(READY): pyproject.toml constraints.txt
 $(FRAMEWORKS): $(READY)
 	$(BIN)/python -m pip install --quiet transformers accelerate lightning pytorch-lightning trl tensorboard -c constraints.txt
 	touch $@
+
+# torchao and torchft beside the environment: without their requirements, which would bring another torch, and out of the way of `make test`.
+$(PERFORMANCE): $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ torchao==0.18.0 torchft-nightly==2026.10.26
+	$(BIN)/python -m pip install --quiet --upgrade --target $@ opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
+	touch $@
+
+performance: $(PERFORMANCE)
+	PYTHONPATH=$(abspath $(PERFORMANCE)) $(BIN)/python -m pytest -q plugins/healthcheck-performance/tests
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -52,6 +63,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=.:plugins/healthcheck-performance $(BIN)/mypy -p healthcheck_performance
 
 fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m "not slow"

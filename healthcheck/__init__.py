@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from healthcheck.extend.hookspecs import hookimpl
     from healthcheck.extend.tracking import TrackedAlert, Tracker
     from healthcheck.instrument.loop import watch
+    from healthcheck.probes.compilation import CompiledFunction, CompileLog, GraphBreak, Recompile, compile_log
     from healthcheck.readers.find import find_runs, read_run
     from healthcheck.rulelang.comparators import Threshold, exact_bound
     from healthcheck.rulelang.conditions.base import CompiledCondition, OptionError
@@ -84,7 +85,9 @@ _HOME = {
     "Callback": "extend.callback",
     "Capabilities": "core.protocols",
     "Comparator": "core.protocols",
+    "CompileLog": "probes.compilation",
     "CompiledCondition": "rulelang.conditions.base",
+    "CompiledFunction": "probes.compilation",
     "Condition": "core.protocols",
     "ConditionType": "core.protocols",
     "Controls": "core.protocols",
@@ -97,6 +100,7 @@ _HOME = {
     "EventKind": "core.events",
     "FINITE": "core.protocols",
     "Finding": "core.alerts",
+    "GraphBreak": "probes.compilation",
     "HealthCheckError": "core.errors",
     "Kind": "core.alerts",
     "Learning": "rulelang.conditions.learning",
@@ -110,6 +114,7 @@ _HOME = {
     "Position": "core.protocols",
     "Probe": "core.protocols",
     "Reader": "core.protocols",
+    "Recompile": "probes.compilation",
     "Report": "core.protocols",
     "RuleFileError": "core.errors",
     "RunFacts": "core.runinfo",
@@ -132,6 +137,7 @@ _HOME = {
     "UnknownHookError": "core.errors",
     "UsageError": "core.errors",
     "Update": "core.rows",
+    "compile_log": "probes.compilation",
     "current": "run.current",
     "find_runs": "readers.find",
     "Threshold": "rulelang.comparators",
@@ -159,7 +165,9 @@ __all__ = [
     "Capabilities",
     "CauseChange",
     "Comparator",
+    "CompileLog",
     "CompiledCondition",
+    "CompiledFunction",
     "Condition",
     "ConditionType",
     "Controls",
@@ -169,6 +177,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Finding",
+    "GraphBreak",
     "HealthCheckError",
     "Kind",
     "Learning",
@@ -182,6 +191,7 @@ __all__ = [
     "Position",
     "Probe",
     "Reader",
+    "Recompile",
     "Report",
     "RuleFileError",
     "RunFacts",
@@ -206,6 +216,7 @@ __all__ = [
     "Update",
     "UsageError",
     "__version__",
+    "compile_log",
     "current",
     "exact_bound",
     "find_runs",

@@ -158,6 +158,8 @@ def _write_privately(path: Path, text: str) -> None:
 
 DEFAULT_STEPS = 3
 MAX_PROFILES = 3
+WATCHDOG = "healthcheck-watchdog"
+"""Name of the thread that judges silence."""
 
 
 class Profile:
@@ -189,7 +191,8 @@ class Profile:
     def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
         if context.run_dir is None:
             return ActionOutcome.nothing_done(self.name, "this run keeps no record")
-        if context.event is None:
+        # No event: a block of short steps was judged, in the thread that trains; or a silence, by the watchdog.
+        if context.event is None and threading.current_thread().name == WATCHDOG:
             return ActionOutcome.nothing_done(self.name, "the training thread is not at a step")
         if self._running is not None and not self._running.over:
             return ActionOutcome.nothing_done(self.name, "one is being recorded")

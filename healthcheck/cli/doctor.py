@@ -40,19 +40,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "memory, identical losses",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="arguments of the script")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of each run ({STEPS})")
+    parser.add_argument("--steps", type=int, default=None, metavar="N", help=f"steps of each run ({STEPS})")
+    parser.add_argument(
+        "--fullgraph",
+        action="store_true",
+        help="instead: test whether what SCRIPT compiles fits into one graph each (what torch.compile(fullgraph=True) asks for); each "
+        f"graph break with its line and what to change. {FULLGRAPH_STEPS} steps unless --steps says more; a script that compiles "
+        "nothing has its model compiled for the test",
+    )
     add_plugin_option(parser)
     add_format(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     measured: dict[str, Any] = {}
+    if args.steps is not None and args.steps < 2:
+        raise UsageError(f"--steps {args.steps}: at least 2 are needed")
     if args.script is None:
+        if args.fullgraph:
+            raise UsageError("--fullgraph needs the script to test: healthcheck doctor --fullgraph train.py")
         findings = list(all_checks(args.plugins))
+    elif args.fullgraph:
+        measured, findings = fullgraph(args.script, args.arguments, args.steps or FULLGRAPH_STEPS)
     else:
-        if args.steps < 2:
-            raise UsageError(f"--steps {args.steps}: at least 2 are needed")
-        trials = run_trials(args.script, args.arguments, args.steps, say=lambda text: print(text, file=sys.stderr))
+        steps = args.steps or STEPS
+        trials = run_trials(args.script, args.arguments, steps, say=lambda text: print(text, file=sys.stderr))
         measured, findings = compare(trials)
     problems = [f for f in findings if f.level == "problem"]
     if args.format == "json":
@@ -288,6 +300,8 @@ def rules(host: Any) -> Iterator[Finding]:
 ORDER = ("bare", "watched", "watched", "bare", "bare", "watched")
 """The first four are mirrored, so that a machine that warms up or slows down costs both sides the same."""
 STEPS = 30
+FULLGRAPH_STEPS = 3
+"""Steps of each run with ``--fullgraph``: the second meets recompilations, the third what follows them."""
 TIMEOUT = 1800
 """Seconds that one run may take."""
 NOISY = 1.25
@@ -344,7 +358,8 @@ def run_trials(
 
 def _run(script: str, arguments: Sequence[str], steps: int, mode: str, out: Path) -> dict[str, Any]:
     """What one process measured. Raises ``UsageError`` if it failed or did not end."""
-    command = [sys.executable, "-m", "healthcheck.cli.doctor_child", mode, str(steps), str(out), script]
+    child = "fullgraph_child" if mode in ("explain", "whole") else "doctor_child"
+    command = [sys.executable, "-m", f"healthcheck.cli.{child}", mode, str(steps), str(out), script]
     environment = {**os.environ, "HEALTHCHECK_RUNS": str(out.parent / "runs")}
     environment.pop("HEALTHCHECK", None)
     try:
@@ -458,3 +473,42 @@ def _losses(bare: Sequence[Trial], watched: Sequence[Trial], result: dict[str, A
     pairs = zip(bare[0].losses, other.losses, strict=False)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(bare[0].losses))
     return Finding("problem", "losses", f"watching changes them, from loss {first + 1} on", "please report this")
+
+
+# --------------------------------------------------------------------------- one graph each
+
+
+def fullgraph(script: str, arguments: Sequence[str], steps: int) -> tuple[dict[str, Any], list[Finding]]:
+    """Whether what a script compiles fits into one graph each: numbers for a program, findings for a person.
+
+    A first run goes on behind graph breaks, so that all are named; where it meets none, a second asks for ``fullgraph``.
+    Raises ``UsageError`` if there is no such script, or if it does not run.
+    """
+    if not Path(script).is_file():
+        raise UsageError(_no_script(script, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        found = _run(script, arguments, steps, "explain", Path(folder) / "explain.json")
+        if found["compiled"] and not found["graph_breaks"]:
+            found["failed"] = _run(script, arguments, steps, "whole", Path(folder) / "whole.json")["failed"]
+    names = ", ".join(dict.fromkeys(found["compiled"]))
+    if not names:
+        advice = "more --steps, or a script that calls its model; a model without parameters to train is not chosen"
+        return found, [
+            Finding("problem", "fullgraph", "the script compiles nothing, and trains no module either", advice)
+        ]
+    if found["chosen"]:
+        names = f"{found['chosen']} (which the script does not compile: compiled for this test)"
+    findings = [
+        Finding("problem", "graph break", f"{one['place']}: {one['reason']}", one["change"])
+        for one in found["graph_breaks"]
+    ]
+    findings += [
+        Finding("note", "recompiled", f"{one['place']}: {one['guard']}", one["change"]) for one in found["recompiles"]
+    ]
+    if found["failed"] and not found["graph_breaks"]:
+        findings.append(Finding("problem", "fullgraph", found["failed"], "change that line, or leave it uncompiled"))
+    elif not found["graph_breaks"]:
+        findings.insert(
+            0, Finding("ok", "fullgraph", f"{names}: one graph each, over {plural(found['steps'], 'step')}")
+        )
+    return found, findings

@@ -128,7 +128,8 @@ def ranks_text(run: Run) -> list[str]:
 
 def _facts(found: Explanation, units: Mapping[str, str]) -> list[tuple[str, str]]:
     alert = found.alert
-    seen = [f"{key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
+    seen = [f"at {alert['where']}"] if alert.get("where") else []
+    seen += [f"{key.replace('_', ' ')}: {value}" for key, value in alert.get("facts", {}).items()]
     if alert.get("count", 1) > 1:
         names = [str(series["name"]) for series in alert["series"]]
         seen.append(f"{alert['count']:,} series: {shorten(names, 3)}")

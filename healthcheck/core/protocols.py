@@ -81,9 +81,7 @@ class Session(Protocol):
     def on(self, event: str | EventKind, function: Callable[..., Any]) -> Callable[[], None]:
         """Call ``function`` at every such event; returns a function that removes it."""
 
-    def has_hooks(self, event: str | EventKind) -> bool:
-        """Whether anybody listens to an event."""
-
+    def has_hooks(self, event: str | EventKind) -> bool: ...
     def list_hooks(self, event: str | EventKind) -> list[str]:
         """Owners that listen to an event, in calling order."""
 
@@ -95,6 +93,9 @@ class Session(Protocol):
 
     def note(self, text: str) -> None:
         """One line for the person who watches the console."""
+
+    def untimed(self) -> Callable[[], None]:
+        """``over = session.untimed()``: until ``over()``, steps are slowed down on purpose and enter no step time."""
 
     def muted(self, rule: str, *, reason: str) -> AbstractContextManager[None]:
         """Judge and record a rule (or glob), but do nothing about it inside this block."""
@@ -239,7 +240,9 @@ class Probe(Protocol):
     a rule has to know of an update before it is made, and once more when it is over: it must not answer the same twice.
     With an attribute ``idle`` that is true once training has begun it is left out of that: it has nothing to do in such a run.
     ``look(row, update)`` is called for each row while its gradients are final, and may put what it finds into
-    ``row.found``. ``events_from`` takes the place of ``rests_until`` in steps that are noted in rows.
+    ``row.found``. ``events_from`` takes the place of ``rests_until`` in steps that are noted in rows. One that measures
+    time has ``untimed(since, until)``: what happens between these readings of ``time.monotonic`` is not the training's
+    time. ``until`` is None when it begins, and known when it is over.
     """
 
     @property
@@ -528,14 +531,13 @@ class ActionContext:
 class Report(Protocol):
     """Where alerts and samples go. All methods are optional; the missing ones cost nothing.
 
-    ``start(session)``, ``rules(session)`` when rules have joined since, ``samples(step, samples)``, ``transition(transition)``, ``alert(alert)``,
-    ``amended(alert)`` when another cause has joined an alert, ``cleared(alert)``, ``acted(alert)`` after its actions ran, ``note(text)``,
-    ``finish(report)`` with the content of ``report.json``. A report that needs ``samples`` or
-    ``transition`` only sometimes sets them on itself in ``start``.
+    ``start(session)``, ``rules(session)`` when rules have joined since, ``samples(step, samples)``, ``transition(transition)``,
+    ``alert(alert)``, ``amended(alert)`` when another cause has joined an alert, ``cleared(alert)``, ``acted(alert)`` after its
+    actions ran, ``note(text)``, ``finish(report)`` with ``report.json``. One that needs ``samples`` or ``transition`` only
+    sometimes sets them on itself in ``start``.
 
     With ``render(reports) -> str`` its name is a kind of ``--report NAME=PATH`` in ``run``, ``replay``
-    and pytest: the text of the file, from one ``report.json`` or several. Called at the end, on rank 0.
-    """
+    and pytest: the text of the file, from one ``report.json`` or several. Called at the end, on rank 0."""
 
     @property
     def name(self) -> str: ...
@@ -544,9 +546,8 @@ class Report(Protocol):
 class Position(NamedTuple):
     """Where a row of a recorded run stands, for formats that say so themselves.
 
-    ``None`` in a field means that the column of that meaning is looked for: ``time`` in seconds since any origin,
-    ``phase`` is ``train``, ``eval`` or ``test``.
-    """
+    ``None`` in a field means that the column of that meaning is looked for: ``time`` in seconds since any origin, ``phase`` is
+    ``train``, ``eval`` or ``test``."""
 
     step: int | None = None
     time: float | None = None

@@ -215,6 +215,8 @@ class RunFacts:
     """Seconds of training up to this event; evaluations and test runs do not count."""
     own_seconds: float = 0.0
     """Seconds of host time that watching has taken, up to the event before this one."""
+    untimed: int = 0
+    """Above 0 while steps are slowed down on purpose (``session.untimed()``): their times are not those of the training."""
     world_size: int = 1
     """Processes that train together, as far as that is known by now."""
     actions_done: dict[str, int] = field(default_factory=dict)

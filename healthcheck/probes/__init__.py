@@ -14,6 +14,7 @@ from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, De
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
 from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
@@ -68,7 +69,7 @@ from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsPro
 from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
-from healthcheck.probes.timing import CompilationProbe, OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
+from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
 from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe

@@ -1,12 +1,9 @@
-"""Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, compiling, and what
-watching itself costs.
-"""
+"""Time: per step and its parts, waiting for data, throughput and progress, steps that get slower, and what watching itself costs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -75,6 +72,8 @@ class StepTimeProbe:
         self._timed = 0
         self._step = 0
         self._wanted = frozenset(metric.key for metric in self.provides)
+        self._untimed = (math.inf, math.inf)
+        """Since when and until when the time was not the training's, the last time that it was not."""
 
     def plan(self, demand: Demand) -> None:
         self._wanted = frozenset(metric.key for metric in self.provides if demand.wants(metric.key))
@@ -111,12 +110,18 @@ class StepTimeProbe:
         self._last, self._paused = now, False
         self._wait, self._samples, self._tokens = None, 0, 0
 
+    def untimed(self, since: float, until: float | None) -> None:
+        self._untimed = (since, math.inf if until is None else until)
+
     def _samples_of(self, event: Event | StepRow, now: float) -> list[Sample]:
         """A step is over at this reading of the clock."""
         self._step = event.step
         self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
         # A run with a pause before every step would have no times at all.
         clean = not self._paused or self._paused_in_a_row > ALWAYS
+        since, until = self._untimed
+        if now >= since and (self._last is None or self._last < until):  # the clock of rows stands still at `since`
+            clean = False
         taken = now - self._last if clean and self._last is not None else None
         self._last, self._paused = now, False
         step, wanted = event.step, self._wanted
@@ -177,6 +182,8 @@ class StepPartsProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.STEP_END:
             parts, self._parts, self._at = self._parts, {}, {}
+            if event.run is not None and event.run.untimed:
+                return ()
             return [Sample(f"time.{name}", event.step, seconds) for name, seconds in parts.items()]
         now = self._at[event.kind] = self._clock()
         if event.kind is EventKind.LOSS:
@@ -233,6 +240,9 @@ class PaceProbe:
         if event.kind is EventKind.LOSS:
             self._terms = terms(event.loss_graph) if event.loss_graph is not None else 0
             return ()
+        if event.run is not None and event.run.untimed:
+            self._last = None
+            return ()
         now, step = self._clock() - self._waited(), event.step
         last, self._last = self._last, (step, now)
         self._due = self.rests_until = next_look(step, EVERY)
@@ -258,60 +268,6 @@ def terms(root: Any) -> int:
             if metadata:
                 largest = max(largest, math.prod(map(int, metadata[0].shape)))
     return largest
-
-
-LOOK_EVERY = 5
-"""Steps between two looks while nothing was compiled."""
-
-
-class CompilationProbe:
-    """Reads Dynamo's counters. Says nothing while nothing was compiled, and never loads Dynamo.
-
-    The counters are those of the process: in one that has trained before (pytest, a notebook) the run counts from its own start.
-    """
-
-    name = "compilation"
-    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
-    only_when_due = (EventKind.STEP_END,)
-    provides: tuple[Metric, ...] = (
-        Metric("compile.recompiles", "Compilations of a frame beyond its first, since the start.", needs=("compile",)),
-        Metric(
-            "compile.limit_hits",
-            "Functions that Dynamo gave up on because they were recompiled too often, since the start.",
-            needs=("compile",),
-        ),
-        Metric("compile.graph_breaks", "Graph breaks met while compiling, since the start.", needs=("compile",)),
-    )
-
-    def __init__(self) -> None:
-        self.rests_until = 0
-        self._frames, self._before = _compiled()
-
-    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        frames, counts = _compiled()
-        if frames == self._frames:
-            self.rests_until = next_look(event.step, LOOK_EVERY)
-            return ()
-        if frames < self._frames:  # somebody has reset Dynamo, which forgets its frames
-            self._frames, self._before = 0, {**self._before, "compile.recompiles": 0.0}
-        return [
-            Sample(metric, event.step, max(0.0, count - self._before.get(metric, 0.0)))
-            for metric, count in counts.items()
-        ]
-
-
-def _compiled() -> tuple[int, dict[str, float]]:
-    """Compilations of frames in this process so far, and the counters by metric."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    made = list((getattr(frames, "FRAME_COMPILE_COUNTER", None) or {}).values())
-    counts = {"compile.recompiles": float(sum(n - 1 for n in made))}
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    if counters is not None:
-        gave_up = [n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()]
-        counts["compile.limit_hits"] = float(sum(gave_up))
-        breaks = sum(counters["graph_break"].values()) if "graph_break" in counters else 0
-        counts["compile.graph_breaks"] = float(breaks)
-    return sum(made), counts
 
 
 WINDOW = 50

@@ -66,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what watched tests measure to their reference files instead of comparing",
     )
+    group.addoption(
+        "--healthcheck-fullgraph",
+        action="store_true",
+        help="every torch.compile in the tests asks for fullgraph=True (with the eager backend): a graph break fails the test",
+    )
     parser.addini("healthcheck_rules", "rules of watched tests: files (from the root folder) or packs", type="linelist")
     parser.addini("healthcheck_profile", "profile of the rules of watched tests")
     parser.addini("healthcheck_fail_on", "severity from which an alert fails a watched test")
@@ -77,6 +82,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "healthcheck(rules=None, profile=None, fail_on=None, max_steps=None, ...): "
         "watch whatever trains inside this test, and fail it by rules",
     )
+    if config.getoption("healthcheck_fullgraph"):
+        from healthcheck.instrument.fullgraph import CompileTest
+
+        test = CompileTest(fullgraph=True)
+        test.install()
+        config.add_cleanup(test.restore)
     if hasattr(config, "workerinput"):
         return  # xdist: the controller has the summary and the reports
     if config.getoption("healthcheck_coverage"):

@@ -545,6 +545,16 @@ class ProbeBoard:
                 except (Exception, SystemExit) as error:
                     self._dispatch.failed(probe.name, "steps_left_out", last, error)
 
+    def time_stands_still(self, since: float, until: float | None) -> None:
+        """What happens from ``since`` on is not timed; once ``until`` is known, it is again. Readings of the session's clock."""
+        for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
+            hear = getattr(probe, "untimed", None)
+            if hear is not None:
+                try:
+                    hear(since, until)
+                except (Exception, SystemExit) as error:
+                    self._dispatch.failed(probe.name, "untimed", self._step, error)
+
     # -- resume and end -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

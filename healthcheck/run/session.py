@@ -43,6 +43,7 @@ from healthcheck.run.joining import RuleLayers
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.performance import add_performance
 from healthcheck.run.unjudged import why_unjudged
+from healthcheck.run.untimed import Untimed
 from healthcheck.run.watchdog import Watchdog
 
 _NEEDED = JUDGED_AT | PAUSES.keys()
@@ -82,8 +83,7 @@ class Session:
         self.accepted = accepted or Accepted()
         self.clock = clock or LiveClock()
         self.active, self.pid = ActiveTime(self.clock), os.getpid()
-        self.user_state: dict[str, Any] = {}
-        """The users' dict, in every event."""
+        self.user_state: dict[str, Any] = {}  # the users' dict, in every event
         self.facts = RunFacts()
         """What probes may know of the run, in every event."""
         self.step = info.resumed_from or 0
@@ -96,8 +96,7 @@ class Session:
         self.report: dict[str, Any] | None = None
         self.event_cost: dict[EventKind, int] = {}
         """Nanoseconds of host time that watching has taken, by kind of event."""
-        self.own_ns = 0
-        """The same for all kinds together."""
+        self.own_ns = 0  # the same for all kinds together
         self.history = History()
         self.units: Mapping[str, str] = host.registry.units()
         most_steps, most_seconds = self.settings.get("max_steps"), self.settings.get("max_time")
@@ -135,6 +134,7 @@ class Session:
         wanted = (*extra_metrics, *TRAITS) if self.engine.episodes.undecided else extra_metrics
         self.demand = RuleDemand.of(rules.causes, rules.derived, wanted)
         self.board = ProbeBoard(host.registry.probes, self.demand, self.dispatch, device_time)
+        self.untimed = Untimed(self.active, self.facts, self.board)
         self.wanted = self.board.wanted
         """Kinds of event that are worth building in the step that :meth:`begin_step` began. Always the same set."""
         self.begin_step = self.board.begin_step
@@ -361,7 +361,7 @@ class Session:
         """
         if self._ended or os.getpid() != self.pid:  # a forked child shares our hooks, and is not this run
             return
-        began = perf_counter_ns()
+        began, untimed = perf_counter_ns(), self.facts.untimed
         kind = event.kind
         if event.step > self.step:
             self.step = event.step
@@ -393,7 +393,7 @@ class Session:
                 self.monitor_error(error)
         if device_ends is not None:
             device_ends()
-        spent = perf_counter_ns() - began
+        spent = 0 if untimed or facts.untimed else perf_counter_ns() - began
         self.event_cost[kind] = self.event_cost.get(kind, 0) + spent
         self.own_ns += spent
         if kind is EventKind.STEP_END and self.own_ns >= self.budget.binds_at and not self.budget.asked:

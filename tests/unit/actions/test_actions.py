@@ -250,3 +250,28 @@ def test_stop_on_several_ranks_says_who_decides_on_the_update(alert: Alert, cont
     outcome = Stop().run(alert, context())
     assert "the rules on gradients, which all ranks share, decide on the update" in outcome.text
     assert "could not" not in outcome.text
+
+
+def test_profile_works_in_a_loop_whose_steps_are_judged_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event is built at the end of such a block."""
+    import torch
+
+    import healthcheck
+
+    monkeypatch.setenv("HEALTHCHECK_RUNS", str(tmp_path))
+    rules = {"r": {"metric": "loss", "when": {"above": -1}, "severity": "info", "then": [{"profile": {"steps": 2}}]}}
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with healthcheck.watch(model, optimizer, rules={"version": 1, "rules": rules}, console=False) as health:
+        for _ in range(60):
+            loss = model(torch.ones(1, 2)).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            health.step(loss=loss)
+    assert health.report is not None
+    [action] = health.report["alerts"][0]["actions"]
+    assert action["done"], action["text"]
+    assert Path(action["path"]).is_file()

@@ -13,7 +13,7 @@ from torch import nn
 
 from healthcheck.core.events import EventKind
 from healthcheck.probes.activations import BATCHES, DeadUnitProbe
-from healthcheck.probes.timing import CompilationProbe
+from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.weights import TIES_EVERY, TiedWeightProbe, WeightProbe
 
 

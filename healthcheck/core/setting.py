@@ -26,7 +26,7 @@ class Setting:
     """draft-07 schema of the value as written in YAML."""
     parse: Callable[[Any], Any] = as_written
     """From the written value, or an environment variable's text, to the value in use. It raises :class:`SettingError`, or
-    another ``ValueError``, for a value that it does not take. The text for a setting of a plugin is read as JSON first where
+    another ``ValueError``, for a value that it does not take. The text for a setting of a plugin is read as YAML first where
     its schema takes more than text."""
     variable: str = ""
     """Environment variable; ``HEALTHCHECK_<NAME>`` unless given."""

@@ -6,11 +6,13 @@ default. ``resolve`` keeps where each value came from, for ``check --print-confi
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import yaml
 
 from healthcheck.core.errors import UsageError
 from healthcheck.core.setting import Setting, SettingError
@@ -248,13 +250,13 @@ def _foreign(setting: Setting, value: Any) -> Any:
     from jsonschema.exceptions import best_match
 
     if isinstance(value, str) and setting.schema.get("type") != "string":
-        try:
-            value = json.loads(value)  # an environment variable is text, whatever it means
-        except ValueError:
-            pass
+        with contextlib.suppress(yaml.YAMLError):
+            value = yaml.safe_load(value)  # an environment variable is text, whatever it means
     wrong = best_match(Draft7Validator(setting.schema).iter_errors(value))
     if wrong is not None:
-        raise SettingError(str(wrong.schema.get("errorMessage") or wrong.message))
+        place = ".".join(map(str, wrong.absolute_path))
+        text = str(wrong.schema.get("errorMessage") or wrong.message)
+        raise SettingError(f"{place}: {text}" if place else text)
     try:
         return setting.parse(value)
     except ValueError as error:

@@ -17,11 +17,11 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[3])]
 
-import torch  # noqa: E402
+import torch
 
-import healthcheck  # noqa: E402
-from healthcheck_performance import Profile  # noqa: E402
-from healthcheck_performance.profiling import profiler_of  # noqa: E402
+import healthcheck
+from healthcheck_performance import Profile
+from healthcheck_performance.profiling import profiler_of
 
 STEPS, WAIT = 400, 200
 

@@ -90,9 +90,25 @@ def healthcheck_register_rulepacks(register: Callable[[str, str], None]) -> None
 @hookimpl
 def healthcheck_register_settings(register: Callable[[Setting], None]) -> None:
     """Keys ``performance.*`` of ``settings:``."""
-    register(Setting("performance.profile", None, "Profile some steps on a schedule: wait, warm-up, active, repeat.", PROFILE_SCHEMA))
-    register(Setting("performance.analysis", None, "Profile a few steps and say what the run is bound by.", ANALYSIS_SCHEMA))
-    register(Setting("performance.compile", None, "Write graph breaks, recompilations and compile time to a file.", COMPILE_SCHEMA))
+    register(
+        Setting(
+            "performance.profile",
+            None,
+            "Profile some steps on a schedule: wait, warm-up, active, repeat.",
+            PROFILE_SCHEMA,
+        )
+    )
+    register(
+        Setting("performance.analysis", None, "Profile a few steps and say what the run is bound by.", ANALYSIS_SCHEMA)
+    )
+    register(
+        Setting(
+            "performance.compile",
+            None,
+            "Write graph breaks, recompilations and compile time to a file.",
+            COMPILE_SCHEMA,
+        )
+    )
     register(Setting("performance.fsdp", None, "Prefetch FSDP2 modules in the order in which they run.", FSDP_SCHEMA))
     register(Setting("performance.float8", None, "Train linear layers in float8, through torchao.", FLOAT8_SCHEMA))
 

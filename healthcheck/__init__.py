@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         Scorer,
     )
     from healthcheck.core.rows import StepRow, Update
-    from healthcheck.core.runinfo import Places, RunFacts, StateLoads
+    from healthcheck.core.runinfo import Collectives, Places, RankTalk, Replicas, RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.extend.callback import Callback, rank_zero_only
     from healthcheck.extend.hookspecs import hookimpl
@@ -79,6 +79,7 @@ _HOME = {
     "Bound": "core.protocols",
     "Callback": "extend.callback",
     "Capabilities": "core.protocols",
+    "Collectives": "core.runinfo",
     "Comparator": "core.protocols",
     "CompiledCondition": "rulelang.conditions.base",
     "Condition": "core.protocols",
@@ -104,7 +105,9 @@ _HOME = {
     "PluginError": "core.errors",
     "Position": "core.protocols",
     "Probe": "core.protocols",
+    "RankTalk": "core.runinfo",
     "Reader": "core.protocols",
+    "Replicas": "core.runinfo",
     "Report": "core.protocols",
     "RuleFileError": "core.errors",
     "RunFacts": "core.runinfo",
@@ -147,6 +150,7 @@ __all__ = [
     "Callback",
     "Capabilities",
     "CauseChange",
+    "Collectives",
     "Comparator",
     "CompiledCondition",
     "Condition",
@@ -169,7 +173,9 @@ __all__ = [
     "PluginError",
     "Position",
     "Probe",
+    "RankTalk",
     "Reader",
+    "Replicas",
     "Report",
     "RuleFileError",
     "RunFacts",

@@ -3,7 +3,7 @@
 A step of a job takes as long on every rank, because they meet in it: how long a rank's step takes says nothing. So only the phases
 are compared in which a rank is by itself: until its forward pass, until its backward pass, until it enters a collective after that, and
 in its optimizer. The time inside of collectives is that of waiting for others, and no score. The reductions of DDP are made inside of
-the backward pass, which therefore has none under DDP: of a rank that is slow there the others cannot be told.
+the backward pass, which therefore has none under DDP: of a rank that is slow there the others cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RankTalk, RunFacts
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.probes.parity import group_text, ranks_of
+from healthcheck.probes.parity import group_text, groups_of
 
 WINDOW = 20
 """Steps of which a rank tells the median."""
@@ -153,15 +153,9 @@ class RankTimesProbe:
     # -- all of them ------------------------------------------------------------------------
 
     def _compare(self, at: int, step: int, words: Mapping[int, Mapping[str, Any]]) -> list[Sample]:
-        groups: dict[tuple[int, ...], dict[int, Mapping[str, Any]]] = {}
-        for rank, said in words.items():
-            group = ranks_of(said["d"])
-            if rank in group:
-                groups.setdefault(group, {})[rank] = said
+        groups = groups_of(words, "d")
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
         for group, members in groups.items():
-            if len(members) < 2:
-                continue
             whole = median(said["t"] for said in members.values())
             for phase in PHASES:
                 times = {rank: said["p"][phase] for rank, said in members.items() if phase in said["p"]}

@@ -239,7 +239,9 @@ def judged_end(run: JudgedRun, judged: list[Verdict]) -> End:
 
 LOST = "lost another rank"
 """What a rank says of its end that was left alone in a collective: whoever failed first is the reason."""
-_LEFT_ALONE = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|nccl|heartbeat", re.IGNORECASE)
+_LEFT_ALONE = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|nccl|heartbeat", re.IGNORECASE
+)
 
 
 def ends_here(run: JudgedRun, ending: Ending | None = None) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from healthcheck.device.checksums import Sums, checksums, folded, parts_for, pos
 from healthcheck.device.sampling import strided_view
 from healthcheck.device.tensors import GRADIENT, local_part, no_grad, on_host
 from healthcheck.probes.batches import content_hash, named_tensors
+from healthcheck.probes.gradients import waiting_allowed
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.parity import SLOTS, Found, ParityJudge, common, group_text, slots_of
 from healthcheck.probes.replica_groups import Copies, averages, copies_of, state_of
@@ -436,8 +437,9 @@ class ReplicaProbe:
         names = [name for name in question["values"] if name in where]
         params = [where[name] for name in names]
         views = [strided_view(local_part(p), VALUES // (1 + 3 * bool(n))) for n, p in enumerate(params)]
-        views = [view if on_host(view) else view.to("cpu", non_blocking=False) for view in views]
-        self._answering = (step, question, names, positional_sums(params), [view.double().tolist() for view in views])
+        with waiting_allowed():  # it is known that something is wrong
+            values = [view.cpu().double().tolist() for view in views]
+        self._answering = (step, question, names, positional_sums(params), values)
 
     def _say_values(self, talk: RankTalk) -> None:
         assert self._answering is not None
@@ -476,12 +478,9 @@ def _sampled(gradient: Any) -> Any:
 
 def _bits(loss: Any) -> str | None:
     """A loss to the last bit, where it has enough of them that two are not equal by chance; None of others."""
-    if not isinstance(loss, float):
-        value = getattr(loss, "value", None)
-        try:
-            loss = value() if value is not None else None
-        except Exception:
-            return None
+    arrived = getattr(loss, "on_device", None)
+    if arrived is not None:
+        loss = arrived()  # a float once it is here: nobody waits for it
     if not isinstance(loss, float) or loss - loss != 0.0:
         return None
     digits = loss.hex().partition("p")[0].rstrip("0")

@@ -81,7 +81,7 @@ def plan_of(kind: str, seed: int) -> Plan:
     if kind in ("state", "zero"):
         plan.optimizer = "adam"
     if kind in STRAGGLERS:
-        plan.steps = 50
+        plan.steps = 70
     return plan
 
 

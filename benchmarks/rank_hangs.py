@@ -105,10 +105,12 @@ def one(kind: str, seed: int, keep: Path | None = None, nccl: bool = False) -> d
     folder = Path(tempfile.mkdtemp(prefix=f"hang-{kind.replace(' ', '_')}-{seed}-", dir=keep))
     (folder / "rules.yaml").write_text(RULES)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "1000" if plan.recorder else "0"
-    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"), limit=60)
-    reports = [json.loads(p.read_text()) for p in (folder / "runs").glob("*/report.json") if not p.parent.is_symlink()]
-    alerts = [a for r in reports if r["rank"] == 0 for a in r["alerts"] if a["rule"] == "hang"]
-    facts = alerts[0]["facts"] if alerts else {}
+    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"), limit=100)
+    # Not from the report: on a machine as busy as one that runs several of these a process may not get to write it in time.
+    records = [p for p in (folder / "runs").glob("*/alerts.jsonl") if not p.parent.is_symlink()]
+    alerts = [json.loads(line) for record in records for line in record.read_text().splitlines()]
+    alerts = [alert for alert in alerts if alert["rule"] == "hang" and alert["rank"] == 0]
+    facts = alerts[-1]["facts"] if alerts else {}
     named = str(facts.get("ranks", ""))
     how = "right" if named == str(plan.rank) else "unknown" if not named or facts.get("which") else "wrong"
     if not alerts:

@@ -2,6 +2,7 @@
 
     python benchmarks/rank_hangs.py --runs 10 --jobs 2       # of each kind; exit code 1 if a wrong rank is named
     python benchmarks/rank_hangs.py --only "missing enter:3" --keep /tmp/hangs
+    python benchmarks/rank_hangs.py --nccl --only "missing enter:1" "mismatch:1" "missing enter:2"   # two cards
 
 Kinds: a rank that does not enter a collective, one that enters another one, one whose process is stopped (as a node that is gone),
 one whose data loader never comes back. Half of the runs train through DDP, whose reductions only the flight recorder sees; a fourth
@@ -38,9 +39,12 @@ import json, os, signal, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 plan, rank = json.loads(os.environ["PLAN"]), int(os.environ["RANK"])
 kind, mine = plan["kind"], rank == plan["rank"]
-dist.init_process_group("gloo")
+device = "cuda" if plan["nccl"] else "cpu"
+if plan["nccl"]:
+    torch.cuda.set_device(rank)
+dist.init_process_group("nccl" if plan["nccl"] else "gloo")
 torch.manual_seed(0)
-model = torch.nn.Linear(8, 4)
+model = torch.nn.Linear(8, 4).to(device)
 wrapped = DDP(model) if plan["ddp"] else model
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
@@ -61,14 +65,16 @@ for step, x in enumerate(torch.utils.data.DataLoader(Rows(), batch_size=8), star
     if kind == "dead rank" and mine and step == plan["at"]:
         os.kill(os.getpid(), signal.SIGSTOP)
     optimizer.zero_grad()
-    wrapped(x).square().mean().backward()
+    wrapped(x.to(device)).square().mean().backward()
     if kind == "mismatch" and mine and step == plan["at"]:
-        dist.broadcast(torch.ones(4), plan["rank"])
+        dist.broadcast(torch.ones(4, device=device), plan["rank"])
     if not plan["ddp"]:
         for p in model.parameters():
             dist.all_reduce(p.grad)
     optimizer.step()
-    dist.all_reduce(torch.zeros(1))
+    total = torch.zeros(1, device=device)
+    dist.all_reduce(total)
+    float(total)
 """
 
 
@@ -81,27 +87,30 @@ class Plan:
     at: int
     ddp: bool
     recorder: bool
+    nccl: bool = False
     unwatched: int = -1
     observe: bool = False
 
 
-def plan_of(kind: str, seed: int) -> Plan:
+def plan_of(kind: str, seed: int, nccl: bool = False) -> Plan:
     rng = random.Random(f"{kind}:{seed}")
-    world = rng.choice((3, 4))
+    world = 2 if nccl else rng.choice((3, 4))
     # Rank 0 holds the store; what the others say of its end is not what is asked here.
     rank = rng.randrange(1, world) if kind == "dead rank" else rng.randrange(world)
-    return Plan(kind, seed, world, rank, rng.randrange(10, 30), ddp=seed % 2 == 0, recorder=seed % 4 != 3)
+    return Plan(kind, seed, world, rank, rng.randrange(10, 30), ddp=seed % 2 == 0, recorder=seed % 4 != 3, nccl=nccl)
 
 
-def one(kind: str, seed: int, keep: Path | None = None) -> dict[str, object]:
-    plan = plan_of(kind, seed)
+def one(kind: str, seed: int, keep: Path | None = None, nccl: bool = False) -> dict[str, object]:
+    plan = plan_of(kind, seed, nccl)
     folder = Path(tempfile.mkdtemp(prefix=f"hang-{kind.replace(' ', '_')}-{seed}-", dir=keep))
     (folder / "rules.yaml").write_text(RULES)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "1000" if plan.recorder else "0"
-    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"), limit=60)
-    reports = [json.loads(p.read_text()) for p in (folder / "runs").glob("*/report.json") if not p.parent.is_symlink()]
-    alerts = [a for r in reports if r["rank"] == 0 for a in r["alerts"] if a["rule"] == "hang"]
-    facts = alerts[0]["facts"] if alerts else {}
+    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"), limit=100)
+    # Not from the report: on a machine as busy as one that runs several of these a process may not get to write it in time.
+    records = [p for p in (folder / "runs").glob("*/alerts.jsonl") if not p.parent.is_symlink()]
+    alerts = [json.loads(line) for record in records for line in record.read_text().splitlines()]
+    alerts = [alert for alert in alerts if alert["rule"] == "hang" and alert["rank"] == 0]
+    facts = alerts[-1]["facts"] if alerts else {}
     named = str(facts.get("ranks", ""))
     how = "right" if named == str(plan.rank) else "unknown" if not named or facts.get("which") else "wrong"
     if not alerts:
@@ -117,6 +126,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="KIND:SEED")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--nccl", action="store_true", help="two ranks on two cards; both are named where neither is right"
+    )
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     soak.warm_up()
@@ -124,7 +136,7 @@ def main() -> int:
     runs = runs or [(kind, given.seed + n) for kind in KINDS for n in range(given.runs)]
     rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     codes: collections.Counter[object] = collections.Counter()
-    for (kind, seed), said in soak.in_forks(runs, given.jobs, lambda run: one(*run, given.keep)):
+    for (kind, seed), said in soak.in_forks(runs, given.jobs, lambda run: one(*run, given.keep, given.nccl)):
         how = said["how"] if said else "could not be judged"
         rows[kind][how] += 1
         codes[said and said["code"]] += 1

@@ -4,7 +4,8 @@
     python -m torch.distributed.run --standalone --nproc_per_node 2 benchmarks/ranks.py --device cpu --blocks 2
 
 NCCL on cards, gloo on the CPU. Rank 0 prints: the largest relative difference between the norms that watching a
-model under FSDP2 gives and those of the whole model, the steps at which the ranks ended after a loss that was NaN on
+model under FSDP2 gives and fp64 norms of the same gradients, gathered; what comparing copies costs under DDP, that it waits for no
+device and names a copy that is changed; the steps at which the ranks ended after a loss that was NaN on
 the last rank only, and step times under DDP, interleaved as in ``overhead.py``.
 """
 
@@ -32,6 +33,7 @@ from overhead_tables import line, rows_of
 from overhead_variants import OURS
 
 import healthcheck
+from healthcheck.device.checksums import checksums
 
 QUIET: dict[str, Any] = {"console": False, "record": False}
 STOP = {"version": 1, "rules": {"bad": {"metric": "loss", "when": "nonfinite", "severity": "error", "then": ["stop"]}}}
@@ -58,15 +60,19 @@ def shards(case: Case, device: str, steps: int = 6) -> None:
     plain, ours = (torch.optim.SGD(m.parameters(), lr=1e-2) for m in (whole, sharded))
     health = healthcheck.watch(sharded, ours, rules=OURS["recommended + per parameter"], **QUIET)
     wanted: list[dict[str, float]] = []
+    replicated = 0.0
     for _ in range(steps):
         plain.zero_grad()
         whole(data).backward()
-        norms = {name: float(p.grad.norm()) for name, p in whole.named_parameters()}
-        wanted.append({"": math.hypot(*norms.values()), **norms})
+        before = math.hypot(*(float(p.grad.double().norm()) for p in whole.parameters()))
         plain.step()
         ours.zero_grad()
         loss = sharded(data)
         loss.backward()
+        # In fp64, of the very gradients that are measured, gathered from all ranks.
+        norms = {name: float(p.grad.full_tensor().double().norm()) for name, p in sharded.named_parameters()}
+        wanted.append({"": math.hypot(*norms.values()), **norms})
+        replicated = max(replicated, abs(wanted[-1][""] - before) / before)
         ours.step()
         health.step(loss=loss)
     health.close()
@@ -75,7 +81,10 @@ def shards(case: Case, device: str, steps: int = 6) -> None:
         for step, value in health.history(f"grad_norm[{name}]" if name else "grad_norm"):
             apart.append(abs(value - wanted[step - 1][name]) / max(wanted[step - 1][name], 1e-12))
     faults = [*health.session.internal_errors, *health.session.dispatch.errors]
-    say(f"FSDP2, {len(apart):,} norms: largest relative difference {max(apart):.2g}; faults of ours: {len(faults)}")
+    say(
+        f"FSDP2, {len(apart):,} norms against fp64 of the gathered gradients: largest relative difference {max(apart):.2g}; "
+        f"of the whole model's {replicated:.2g}; faults of ours: {len(faults)}"
+    )
 
 
 def agreement(case: Case, device: str) -> None:
@@ -98,6 +107,56 @@ def agreement(case: Case, device: str) -> None:
     ends: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ends, (step, len(health.alerts)))
     say(f"NaN on the last rank at step {BAD_STEP}: (last step, alerts) of each rank: {ends}")
+
+
+def parity(case: Case, device: str, steps: int = 130) -> None:
+    """What comparing ranks costs under DDP, that it waits for no device, and that a copy that is changed on one rank is named."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(case.build().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.manual_seed(dist.get_rank())
+    data = [case.data(device) for _ in range(4)]
+    health = healthcheck.watch(model, optimizer, rules="healthcheck:ranks", **QUIET)
+    began = time.perf_counter()
+    for step in range(1, steps + 1):
+        if device == "cuda" and step == 12:
+            _wait(device)
+            began = time.perf_counter()
+            torch.cuda.set_sync_debug_mode("error")  # a wait of ours raises in our code, and is counted
+        optimizer.zero_grad()
+        loss = model(data[step % 4])
+        loss.backward()
+        optimizer.step()
+        health.step(loss=loss)
+        if step == 31 and dist.get_rank() == dist.get_world_size() - 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-3)
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    _wait(device)
+    each = (time.perf_counter() - began) / (steps - 12)
+    health.close()
+    session = health.session
+    own = sum(session.board.cost[name].ns for name in ("replicas", "rank-times") if name in session.board.cost) / steps
+    faults = [*session.internal_errors, *session.dispatch.errors]
+    say(
+        f"DDP, {steps} steps of {each * 1e3:.1f} ms: host time of comparing {own / 1e3:.0f} us a step, {own / 1e7 / each:.3f} %"
+    )
+    say(f"  a copy that rank {dist.get_world_size() - 1} changed after step 31: "
+        f"{[(a.name, a.fired_step, a.facts) for a in session.alerts]}; faults of ours: {faults}")  # fmt: skip
+    if device == "cuda":
+        params = list(model.parameters())
+        state = [t for s in optimizer.state.values() for t in s.values() if t.numel() > 1]
+        begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        sums = []
+        for _ in range(3):
+            begins.record()
+            sums = [checksums(params), checksums(state), checksums([p.grad for p in params])]
+            ends.record()
+        _wait(device)
+        assert all(one.values() is not None for one in sums)
+        device_ms = begins.elapsed_time(ends)
+        say(f"  on the device {device_ms:.2f} ms in a comparison, {device_ms / 10 / each / 50:.4f} % of 50 steps")
 
 
 def cost(name: str, device: str, blocks: int, steps: int) -> None:
@@ -153,7 +212,7 @@ def _wait(device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--blocks", type=int, default=20)
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     if args.device == "cuda":
@@ -164,8 +223,9 @@ def main() -> None:
     cases = (("gpt-124m", 5), ("gpt-10m", 10)) if args.device == "cuda" else (("gpt-10m-cpu", 1),)
     small = CASES[cases[-1][0]]
     say(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", f"torch {torch.__version__}")
-    shards(small, args.device)
+    shards(CASES[cases[0][0]], args.device)
     agreement(small, args.device)
+    parity(CASES[cases[0][0]], args.device, 130 if args.device == "cuda" else 70)
     for name, steps in cases:
         cost(name, args.device, args.blocks, steps)
         if args.device == "cuda":

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         Scorer,
     )
     from healthcheck.core.rows import StepRow, Update
-    from healthcheck.core.runinfo import Places, RunFacts, StateLoads
+    from healthcheck.core.runinfo import Collectives, Places, RankTalk, Replicas, RunFacts, StateLoads
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.core.setting import Setting, SettingError
     from healthcheck.extend.background import BackgroundSender, NotSent, Undelivered
@@ -84,6 +84,7 @@ _HOME = {
     "Bound": "core.protocols",
     "Callback": "extend.callback",
     "Capabilities": "core.protocols",
+    "Collectives": "core.runinfo",
     "Comparator": "core.protocols",
     "CompileLog": "probes.compilation",
     "CompiledCondition": "rulelang.conditions.base",
@@ -113,8 +114,10 @@ _HOME = {
     "PluginError": "core.errors",
     "Position": "core.protocols",
     "Probe": "core.protocols",
+    "RankTalk": "core.runinfo",
     "Reader": "core.protocols",
     "Recompile": "probes.compilation",
+    "Replicas": "core.runinfo",
     "Report": "core.protocols",
     "RuleFileError": "core.errors",
     "RunFacts": "core.runinfo",
@@ -164,6 +167,7 @@ __all__ = [
     "Callback",
     "Capabilities",
     "CauseChange",
+    "Collectives",
     "Comparator",
     "CompileLog",
     "CompiledCondition",
@@ -190,8 +194,10 @@ __all__ = [
     "PluginError",
     "Position",
     "Probe",
+    "RankTalk",
     "Reader",
     "Recompile",
+    "Replicas",
     "Report",
     "RuleFileError",
     "RunFacts",

@@ -238,11 +238,10 @@ class Probe(Protocol):
     ``time``. Where nobody notes rows it is given the events as before, so it needs ``sample`` as well. One with
     ``before_update`` among ``noted`` is asked about a row that is not :attr:`~healthcheck.core.rows.StepRow.over`, too, when
     a rule has to know of an update before it is made, and once more when it is over: it must not answer the same twice.
-    With an attribute ``idle`` that is true once training has begun it is left out of that: it has nothing to do in such a run.
-    ``look(row, update)`` is called for each row while its gradients are final, and may put what it finds into
-    ``row.found``. ``events_from`` takes the place of ``rests_until`` in steps that are noted in rows. One that measures
-    time has ``untimed(since, until)``: what happens between these readings of ``time.monotonic`` is not the training's
-    time. ``until`` is None when it begins, and known when it is over.
+    One whose ``idle`` is true once training has begun is left out. ``look(row, update)`` is called for each row while its
+    gradients are final, and may put what it finds into ``row.found``. ``events_from`` takes the place of ``rests_until`` in
+    steps that are noted in rows. One that measures time has ``untimed(since, until)``: what happens between these readings of
+    ``time.monotonic`` is not the training's time. ``until`` is None when it begins, and known when it is over.
     """
 
     @property

@@ -27,7 +27,7 @@ LOST = 4 * SILENT
 """Seconds without a new word after which a rank counts as one that does not answer."""
 FANOUT = 64
 """Ranks whose words one rank reads."""
-SLOTS = 13
+SLOTS = 7
 """Words on one topic that may be under way at a time, each under the remainder of its step: a later one takes its place."""
 PATIENCE = 20
 """Points of agreement after which what is there is taken as all that comes. Ranks that are in step need two."""

@@ -75,12 +75,12 @@ class ParityJudge:
     def check(self, step: int, words: Words) -> list[Found]:
         """All comparisons for which the words of this step have something to compare."""
         found: list[Found] = []
-        for members in _groups(words, "d").values():
+        for members in groups_of(words, "d").values():
             found += _rates(members)
             found += _same_batches(members)
             found += _software(members)
         explained = any(one.value for one in found if one.metric in ("ranks.lr_apart", "ranks.start_apart"))
-        for group, members in _groups(words, "g").items():
+        for group, members in groups_of(words, "g").items():
             found += self._copies(step, group, members, explained)
         return _worst(found)
 
@@ -330,14 +330,14 @@ def _software(members: Words) -> list[Found]:
 # Classes of ranks that say the same.
 
 
-def _groups(words: Words, key: str) -> dict[tuple[int, ...], dict[int, Mapping[str, Any]]]:
+def groups_of(words: Words, key: str) -> dict[tuple[int, ...], dict[int, Mapping[str, Any]]]:
     """Ranks by the group that they name; groups of which fewer than two have said anything are left out."""
-    found: dict[tuple[int, ...], dict[int, Mapping[str, Any]]] = {}
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for rank, said in words.items():
-        group = ranks_of(said.get(key) or "")
-        if rank in group:
-            found.setdefault(group, {})[rank] = said
-    return {group: members for group, members in found.items() if len(members) > 1}
+        text = said.get(key) or ""
+        if rank in _members(text):
+            found.setdefault(text, {})[rank] = said
+    return {ranks_of(text): members for text, members in found.items() if len(members) > 1}
 
 
 def _classes(marks: Mapping[int, Any]) -> dict[Hashable, list[int]]:
@@ -402,6 +402,11 @@ def ranks_of(text: str) -> tuple[int, ...]:
         first, last, distance = map(int, text.split(":"))
         return tuple(range(first, last + 1, distance))
     return tuple(map(int, text.split(","))) if text else ()
+
+
+@lru_cache(maxsize=1024)
+def _members(text: str) -> frozenset[int]:
+    return frozenset(ranks_of(text))
 
 
 def common(marks: Iterable[Hashable]) -> Any:

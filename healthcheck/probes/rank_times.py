@@ -3,7 +3,7 @@
 A step of a job takes as long on every rank, because they meet in it: how long a rank's step takes says nothing. So only the phases
 are compared in which a rank is by itself: until its forward pass, until its backward pass, until it enters a collective after that, and
 in its optimizer. The time inside of collectives is that of waiting for others, and no score. The reductions of DDP are made inside of
-the backward pass, which therefore has none under DDP: of a rank that is slow there the others cannot be told.
+the backward pass, which therefore has none under DDP: of a rank that is slow there the others cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RankTalk, RunFacts
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.probes.parity import group_text, ranks_of
+from healthcheck.probes.memory_readings import waited_for_cpu
+from healthcheck.probes.parity import group_text, groups_of
 
 WINDOW = 20
 """Steps of which a rank tells the median."""
@@ -67,6 +68,8 @@ class RankTimesProbe:
         self._met = 0
         """Steps in a row that entered a collective of their own."""
         self._said = 0
+        self._waited: tuple[int, float] | None = None
+        """Step of the last word, and seconds for which this thread had waited for a processor by then."""
         self._slowest: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
         """Phase and group -> the slowest rank of the last comparison, and since which step it was."""
 
@@ -147,27 +150,27 @@ class RankTimesProbe:
             if all(phase in parts for _, parts in self._times)
         }
         whole = median(taken for taken, _ in self._times)
-        talk.say("times", step, {"d": group_text(group), "p": phases, "t": float(f"{whole:.4g}")})
+        waited = waited_for_cpu()
+        before, self._waited = self._waited, (step, waited)
+        queued = max(0.0, waited - before[1]) / max(1, step - before[0]) if before is not None else 0.0
+        word = {"d": group_text(group), "p": phases, "t": float(f"{whole:.4g}"), "w": float(f"{queued:.4g}")}
         self._times.clear()
+        if before is not None:  # the first steps are those in which everything is made
+            talk.say("times", step, word)
 
     # -- all of them ------------------------------------------------------------------------
 
     def _compare(self, at: int, step: int, words: Mapping[int, Mapping[str, Any]]) -> list[Sample]:
-        groups: dict[tuple[int, ...], dict[int, Mapping[str, Any]]] = {}
-        for rank, said in words.items():
-            group = ranks_of(said["d"])
-            if rank in group:
-                groups.setdefault(group, {})[rank] = said
+        groups = groups_of(words, "d")
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
         for group, members in groups.items():
-            if len(members) < 2:
-                continue
             whole = median(said["t"] for said in members.values())
             for phase in PHASES:
                 times = {rank: said["p"][phase] for rank, said in members.items() if phase in said["p"]}
                 if len(times) < 2 or whole <= 0:
                     continue
-                score, facts = self._score(phase, group, times, whole, at)
+                queued = {rank: float(said.get("w", 0.0)) for rank, said in members.items()}
+                score, facts = self._score(phase, group, times, whole, at, queued)
                 if phase not in worst or score > worst[phase][0]:
                     worst[phase] = score, facts
         return [
@@ -176,7 +179,13 @@ class RankTimesProbe:
         ]
 
     def _score(
-        self, phase: str, group: tuple[int, ...], cuts: Mapping[int, Sequence[float]], whole: float, at: int
+        self,
+        phase: str,
+        group: tuple[int, ...],
+        cuts: Mapping[int, Sequence[float]],
+        whole: float,
+        at: int,
+        queued: Mapping[int, float],
     ) -> tuple[float, dict[str, Any]]:
         times = {rank: quarter[1] for rank, quarter in cuts.items()}
         usual = median_low(times.values())
@@ -184,9 +193,11 @@ class RankTimesProbe:
         before = self._slowest.get((phase, group))
         since = before[1] if before is not None and before[0] == rank else at
         self._slowest[phase, group] = rank, since
-        score = (times[rank] - usual) / whole
+        # A rank that waits for a processor is slow because of what else runs on its machine, and another one in a moment.
+        longer = times[rank] - usual - queued[rank]
+        score = longer / whole
         # Times that vary by as much as ranks are apart say nothing, nor do milliseconds on a busy machine.
-        if times[rank] - usual < LEAST or cuts[rank][0] <= median_low(quarter[2] for quarter in cuts.values()):
+        if longer < LEAST or cuts[rank][0] <= median_low(quarter[2] for quarter in cuts.values()):
             score, since = min(score, 0.0), at
             self._slowest.pop((phase, group), None)
         facts = {

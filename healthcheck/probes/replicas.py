@@ -28,8 +28,10 @@ from healthcheck.device.living import live_objects
 from healthcheck.device.sampling import strided_view
 from healthcheck.device.tensors import GRADIENT, local_part, no_grad, on_host
 from healthcheck.probes.batches import content_hash, named_tensors
+from healthcheck.probes.gradients import waiting_allowed
 from healthcheck.probes.labels import first_few
 from healthcheck.probes.parity import SLOTS, Found, ParityJudge, common, group_text, slots_of
+from healthcheck.probes.replica_groups import Copies, averages, copies_of, state_of
 
 FIRST = 5
 """The step of the first comparison."""
@@ -55,23 +57,6 @@ ODD = 8
 """Steps with unusual writes to the weights that are kept in mind."""
 
 _VERSION = operator.attrgetter("_version")
-_NOT_DATA_PARALLEL = ("tp", "cp", "pp", "sp", "ep", "tensor", "context", "pipe", "seq", "expert", "model")
-"""Parts of the names of mesh dimensions whose ranks are given the same batch, or parts of one."""
-
-
-@dataclass(slots=True)
-class _Copies:
-    """The parameters of which other ranks hold copies."""
-
-    names: list[str]
-    params: list[Any]
-    group: tuple[int, ...]
-    """Ranks that hold copies; empty where every rank holds a part of its own."""
-    data_group: tuple[int, ...]
-    """Ranks that are given different batches."""
-    layout: int
-    wrapped: int = 1
-    elements: int = 0
 
 
 @dataclass(slots=True)
@@ -79,7 +64,7 @@ class _Reading:
     """What was read for one comparison, as long as a device has not delivered all of it."""
 
     step: int
-    copies: _Copies
+    copies: Copies
     word: dict[str, Any]
     gradients: list[Sums] = field(default_factory=list)
     weights: Sums | None = None
@@ -91,7 +76,7 @@ class _Reading:
 class ReplicaProbe:
     """Reads on every rank, and judges on the one that hears the others.
 
-    Copies are what ``DistributedDataParallel`` wraps, less what it is told to ignore, and what a device mesh replicates (HSDP).
+    Copies are what ``DistributedDataParallel`` wraps, less what it is shown to ignore, and what a device mesh replicates (HSDP).
     Buffers are none: running statistics of ranks differ by design.
     """
 
@@ -145,7 +130,7 @@ class ReplicaProbe:
         self._every = EVERY
         self._sparse = 1
         self._judge = ParityJudge()
-        self._copies: _Copies | None = None
+        self._copies: Copies | None = None
         self._reading: _Reading | None = None
         self._kept: deque[tuple[int, list[str], list[int], list[int]]] = deque(maxlen=KEPT)
         """Step, names, checksums and sizes of the last comparisons."""
@@ -276,7 +261,7 @@ class ReplicaProbe:
     def _read(self, step: int, check: int, optimizer: Any, model: ModelView, row: StepRow | None) -> None:
         assert self._run is not None
         known = self._copies
-        copies = self._copies = _copies_of(self._run, model, optimizer)
+        copies = self._copies = copies_of(self._run, model, optimizer)
         self._run.replicas.data_group = copies.data_group if copies is not None else ()
         if copies is None or (known is not None and known.layout != copies.layout):
             self._writes = None
@@ -295,11 +280,11 @@ class ReplicaProbe:
             reading.rows.append(row)
         reading.batches.append(self._batch.get(step))
         if step < check:
-            reading.word["y"] = int(_averages(self._run, copies))
+            reading.word["y"] = int(averages(self._run, copies))
             return
         self._finish_reading(reading, copies, optimizer, check)
 
-    def _finish_reading(self, reading: _Reading, copies: _Copies, optimizer: Any, check: int) -> None:
+    def _finish_reading(self, reading: _Reading, copies: Copies, optimizer: Any, check: int) -> None:
         assert self._run is not None
         word = reading.word
         turn = check // self._every
@@ -308,7 +293,7 @@ class ReplicaProbe:
             parts = parts_for(copies.elements, most)
             reading.weights = checksums(copies.params, turn % parts, parts)
             if self._optimizer() is not optimizer or turn < 3 or turn % 10 == 0:
-                self._optimizer, self._state = weak(optimizer), _state_of(optimizer, copies)
+                self._optimizer, self._state = weak(optimizer), state_of(optimizer, copies)
             state, word["u"] = self._state
             if (
                 any(group.get("weight_decay") for group in optimizer.param_groups)
@@ -318,7 +303,7 @@ class ReplicaProbe:
             if state:
                 parts = parts_for(sum(int(t.numel()) for t in state), most)
                 reading.state = checksums(state, turn % parts, parts)
-        word["y"] = int(word.get("y", 1) and _averages(self._run, copies))
+        word["y"] = int(word.get("y", 1) and averages(self._run, copies))
         word["g"], word["d"] = group_text(copies.group), group_text(copies.data_group)
         word["l"], word["c"], word["m"] = copies.layout, len(copies.params), copies.wrapped
         word["r"] = [_rate(group.get("lr")) for group in optimizer.param_groups[:8]]
@@ -453,8 +438,9 @@ class ReplicaProbe:
         names = [name for name in question["values"] if name in where]
         params = [where[name] for name in names]
         views = [strided_view(local_part(p), VALUES // (1 + 3 * bool(n))) for n, p in enumerate(params)]
-        views = [view if on_host(view) else view.to("cpu", non_blocking=False) for view in views]
-        self._answering = (step, question, names, positional_sums(params), [view.double().tolist() for view in views])
+        with waiting_allowed():  # it is known that something is wrong
+            values = [view.cpu().double().tolist() for view in views]
+        self._answering = (step, question, names, positional_sums(params), values)
 
     def _say_values(self, talk: RankTalk) -> None:
         assert self._answering is not None
@@ -465,18 +451,18 @@ class ReplicaProbe:
         self._answering = None
         held, params = _both(self._copies)
         sizes = dict(zip(map(_short, held), (int(p.numel()) for p in params), strict=True))
-        told = [
+        shown = [
             [name, sizes.get(name, 0), numbers[2 * n : 2 * n + 2], [float(f"{v:.9g}") for v in values[n]]]
             for n, name in enumerate(names)
         ]
-        while len(repr(told)) > 3500 and len(told) > 1:
-            told.pop()
+        while len(repr(shown)) > 3500 and len(shown) > 1:
+            shown.pop()
         talk.say(
-            "parity.values", step, {"for": question["for"], "values": told, "odd": [list(pair) for pair in self._odd]}
+            "parity.values", step, {"for": question["for"], "values": shown, "odd": [list(pair) for pair in self._odd]}
         )
 
 
-def _both(copies: _Copies | None) -> tuple[list[str], list[Any]]:
+def _both(copies: Copies | None) -> tuple[list[str], list[Any]]:
     return (copies.names, copies.params) if copies is not None else ([], [])
 
 
@@ -493,12 +479,9 @@ def _sampled(gradient: Any) -> Any:
 
 def _bits(loss: Any) -> str | None:
     """A loss to the last bit, where it has enough of them that two are not equal by chance; None of others."""
-    if not isinstance(loss, float):
-        value = getattr(loss, "value", None)
-        try:
-            loss = value() if value is not None else None
-        except Exception:
-            return None
+    arrived = getattr(loss, "on_device", None)
+    if arrived is not None:
+        loss = arrived()  # a float once it is here: nobody waits for it
     if not isinstance(loss, float) or loss - loss != 0.0:
         return None
     digits = loss.hex().partition("p")[0].rstrip("0")
@@ -531,116 +514,3 @@ def _start(optimizer: Any) -> dict[str, Any]:
         "script": code,
         "optimizer": f"{type(optimizer).__name__} {defaults}"[:300],
     }
-
-
-# --------------------------------------------------------------------------------------------------
-# Who holds copies of what.
-
-
-def _copies_of(run: RunFacts, model: ModelView, optimizer: Any) -> _Copies | None:
-    replicas = run.replicas
-    for _, module in model.named_modules():
-        if _wraps(module):
-            _note(replicas, module)
-    if not replicas.searched and not replicas.modules():
-        replicas.searched = True
-        for module in live_objects("Module"):
-            if _wraps(module):
-                _note(replicas, module)
-    known = {id(p): name for name, p in model.named_parameters()}
-    owned = [p for group in optimizer.param_groups for p in group["params"]]
-    trained = {id(p) for p in owned}
-    by_group: dict[tuple[int, ...], dict[int, tuple[str, Any]]] = {}
-    times = 1
-    for module, ranks, count in replicas.modules():
-        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        mine = {id(p): (known.get(id(p), name), p) for name, p in module.named_parameters() if name not in ignored}
-        if len(ranks) > 1 and not trained.isdisjoint(mine):
-            by_group.setdefault(ranks, {}).update(mine)
-            times = max(times, count)
-    if by_group:
-        ranks, found = max(by_group.items(), key=lambda item: len(item[1]))
-        return _made(list(found.values()), ranks, ranks, times)
-    return _sharded([(known.get(id(p), f"param{n}"), p) for n, p in enumerate(owned)])
-
-
-def _made(
-    named: Sequence[tuple[str, Any]], group: tuple[int, ...], data_group: tuple[int, ...], times: int = 1
-) -> _Copies:
-    names, params = [name for name, _ in named], [p for _, p in named]
-    shapes = "|".join(f"{name}{tuple(p.shape)}{p.dtype}" for name, p in named)
-    elements = sum(int(local_part(p).numel()) for p in params)
-    return _Copies(names, params, group, data_group, zlib.crc32(shapes.encode()), times, elements)
-
-
-def _sharded(named: Sequence[tuple[str, Any]]) -> _Copies | None:
-    """Parameters spread over a device mesh: copies are along the dimensions in which all of them are replicated."""
-    meshes = {id(mesh): mesh for _, p in named if (mesh := getattr(p, "device_mesh", None)) is not None}
-    if len(meshes) != 1 or not all(hasattr(p, "placements") for _, p in named):
-        return None
-    mesh = next(iter(meshes.values()))
-    names = [str(name).lower() for name in (mesh.mesh_dim_names or ())]
-    places = [p.placements for _, p in named]
-    copied = [d for d in range(mesh.ndim) if all(place[d].is_replicate() for place in places)]
-    where = mesh.get_coordinate()
-    if where is None:
-        return None
-    ranks = mesh.mesh
-    for d in range(mesh.ndim):
-        if d not in copied:
-            ranks = ranks.select(d - (mesh.ndim - ranks.dim()), where[d])
-    group = tuple(map(int, ranks.flatten().tolist())) if copied else ()
-    # Data parallel for certain: one dimension of shards, with or without one of copies beside it, by whatever name.
-    plain = not any(part in name.split("_") or name == part for name in names for part in _NOT_DATA_PARALLEL)
-    sharded = any(not place[d].is_replicate() for place in places for d in range(mesh.ndim))
-    by_fsdp = plain and sharded and mesh.ndim - len(copied) == 1
-    everyone = tuple(map(int, mesh.mesh.flatten().tolist()))
-    return _made(named, group if len(group) > 1 and sharded else (), everyone if by_fsdp and len(everyone) > 1 else ())
-
-
-def _wraps(module: Any) -> bool:
-    """Whether this is DDP over several ranks. By name: a run on one rank need not import ``torch.distributed``."""
-    if not any(cls.__name__ == "DistributedDataParallel" for cls in type(module).__mro__):
-        return False
-    group = getattr(module, "process_group", None)
-    return group is not None and hasattr(module, "module") and group.size() > 1
-
-
-def _note(replicas: Any, wrapper: Any) -> None:
-    import torch.distributed as dist
-
-    replicas.note(wrapper, dist.get_process_group_ranks(wrapper.process_group))
-
-
-def _averages(run: RunFacts, copies: _Copies) -> bool:
-    """Whether gradients of this update should be the same on all ranks: not within ``no_sync()``, nor with a hook that leaves
-    the averaging to somebody else."""
-    mine = set(map(id, copies.params))
-    for wrapper in run.replicas.wrappers():
-        if mine.isdisjoint(map(id, wrapper.module.parameters())):
-            continue
-        if not getattr(wrapper, "require_forward_param_sync", True):
-            return False
-        for hook, _ in getattr(wrapper, "_comm_hooks", ()):
-            module = str(getattr(hook, "__module__", ""))
-            if not module.startswith("torch.distributed.algorithms.ddp_comm_hooks") or "post_localSGD" in module:
-                return False
-    return True
-
-
-def _state_of(optimizer: Any, copies: _Copies) -> tuple[list[Any], int]:
-    """Tensors of the optimizer's state for these parameters, and a mark of which they are."""
-    import torch
-
-    found, names = [], []
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in zip(copies.names, copies.params, strict=True):
-        if id(parameter) not in held:
-            continue
-        state = optimizer.state.get(parameter)
-        for key in sorted(state or (), key=str):
-            value = state[key]
-            if isinstance(value, torch.Tensor) and value.numel() > 1:
-                found.append(value)
-                names.append(f"{name}.{key}{tuple(value.shape)}")
-    return found, zlib.crc32("|".join(names).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import describe
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.host import PluginHost, implementations_of
+from healthcheck.instrument.collectives import FUNCTIONS
 from healthcheck.testing.conditioncheck import check_condition
 
 _LOOP = {hookspecs.loop_hook(kind) for kind in EventKind}
@@ -45,7 +47,7 @@ def check_plugin(plugin: Any, name: str | None = None) -> list[str]:
 
     Returns one sentence for every mistake; a plugin that fits gives ``[]``. Looked at: names,
     marks, arguments and annotations of hooks; docstrings; schemas (draft-07); declared costs;
-    signatures of probes, actions, reports and readers; rule packs, which must load.
+    signatures of probes, actions, reports and readers; rule packs, which must load; collectives, which a plugin must not call.
     """
     plugin = plugin() if isinstance(plugin, type) else plugin
     label = (
@@ -63,7 +65,24 @@ def check_plugin(plugin: Any, name: str | None = None) -> list[str]:
         return [*problems, f"{label} raised while it registered: {describe(error)}"]
     if not any(info.hooks for info in host.infos if info.name == label):
         problems.append(f'"{label}" implements no hook; mark its functions with @healthcheck.hookimpl')
-    return [*problems, *_check_registered(host, label)]
+    return [*problems, *_check_registered(host, label), *_collectives(plugin)]
+
+
+def _collectives(plugin: Any) -> Iterator[str]:
+    """Calls at which a rank waits for all others: one that the plugin is not loaded on, or that is in another step, never comes."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(plugin if inspect.ismodule(plugin) else type(plugin))))
+    except (OSError, TypeError, SyntaxError):  # written in a terminal, or not in Python
+        return
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = ast.unparse(node.func.value).rpartition(".")[2]
+        if node.func.attr in (*FUNCTIONS, "new_group") and owner in ("dist", "distributed", "distributed_c10d"):
+            yield (
+                f"it calls {ast.unparse(node.func)}: ranks need not be in the same step when a plugin is called, and would wait for "
+                "each other for ever; use event.run.ranks"
+            )
 
 
 def _builtins() -> list[Any]:

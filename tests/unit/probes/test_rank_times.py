@@ -84,6 +84,11 @@ def test_times_that_vary_as_much_as_ranks_differ_and_milliseconds_say_nothing() 
     assert [score["data"] for score, _ in judged(short, short)] == [0.0, 0.0]
 
 
+def test_a_rank_that_waits_for_a_processor_is_not_blamed_for_it() -> None:
+    busy = {rank: {**said, "w": 0.05 if rank == 2 else 0.0} for rank, said in SLOW.items()}
+    assert [score["data"] for score, _ in judged(busy, busy)] == [0.0, 0.0]
+
+
 def row(step: int, **more: Any) -> StepRow:
     made = StepRow(
         step, attempted=True, ends=True, over=True, time=step * 1.0, update_time=step - 0.1, passes=[step - 0.5]
@@ -96,7 +101,7 @@ def row(step: int, **more: Any) -> StepRow:
 def test_a_rank_tells_its_phases_and_leaves_the_wait_in_collectives_out() -> None:
     made, ranks = probe()
     made._run.collectives = None  # type: ignore[union-attr]
-    rows = [row(step, collectives=(0.0, step - 0.4, 0.2, 0.05), data_wait=0.25) for step in range(1, 22)]
+    rows = [row(step, collectives=(0.0, step - 0.4, 0.2, 0.05), data_wait=0.25) for step in range(1, 42)]
     list(made.sample_rows(rows, None))  # type: ignore[arg-type]
     [said] = ranks.said
     cuts = {phase: round(times[1], 3) for phase, times in said["p"].items()}

@@ -76,12 +76,12 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
 
 def test_a_word_of_another_step_is_never_mistaken_for_that_of_this_one() -> None:
     job = Job(dist.HashStore(), 2)
-    for step in (13, 26, 39):  # all under one key
+    for step in (14, 28, 42):  # all under one key
         job.ranks[0].say("x", step, {"v": step})
         job.turn(0)
-    job.ranks[1].say("x", 26, {"v": 26})
+    job.ranks[1].say("x", 28, {"v": 28})
     job.turn(1, 0)
-    job.ranks[1].say("x", 39, {"v": 39})
+    job.ranks[1].say("x", 42, {"v": 42})
     job.turn(1, 0)
     for step, words in job.heard():
         assert {word["v"] for word in words.values()} == {step}

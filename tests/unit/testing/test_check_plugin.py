@@ -250,3 +250,18 @@ def test_a_registration_that_raises_is_reported() -> None:
             raise KeyError("oh")
 
     assert check_plugin(Plugin, "mine") == ["mine raised while it registered: KeyError: 'oh'"]
+
+
+def test_a_collective_in_a_plugin_is_a_mistake() -> None:
+    class Averages:
+        """Adds up a number over the ranks."""
+
+        @hookimpl
+        def healthcheck_step_end(self, event: Event) -> None:
+            import torch.distributed as dist
+
+            dist.all_reduce(event.loss)
+
+    [said] = check_plugin(Averages)
+    assert "it calls dist.all_reduce" in said
+    assert "event.run.ranks" in said

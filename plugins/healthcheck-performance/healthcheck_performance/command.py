@@ -6,9 +6,11 @@ import argparse
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 from healthcheck_performance.profiling import ProfileOptions, options_text
 
+PLUGIN = "healthcheck_performance"
 HELP = (
     "run a script under rules and profile a few of its steps: traces for Chrome and TensorBoard, a table of operators"
 )
@@ -34,9 +36,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shapes", action="store_true", help="shapes of inputs in the trace")
     parser.add_argument("--stacks", action="store_true", help="Python stacks in the trace")
     parser.add_argument("--analyse", action="store_true", help="also say what the run is bound by, with its arithmetic")
-    parser.add_argument("script", help="the script, and what `healthcheck run` takes behind it")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="what `healthcheck run` takes")
+    args, ours = parser.parse_known_args(argv)  # options of `healthcheck run` come before the script
+    given = [*ours, *args.rest]
+    if not given:
+        parser.error("the script is missing: healthcheck profile train.py")
     options = ProfileOptions(
         wait=args.wait,
         warmup=args.warmup,
@@ -49,5 +53,6 @@ def main(argv: list[str]) -> int:
         folder=args.tensorboard,
     )
     environment = {**os.environ, "HEALTHCHECK_PERFORMANCE_PROFILE": options_text(options)}
-    command = [sys.executable, "-m", "healthcheck", "run", args.script, *args.rest]
+    installed = any(point.name == PLUGIN for point in entry_points(group="healthcheck"))
+    command = [sys.executable, "-m", "healthcheck", "run", *([] if installed else ["-p", PLUGIN]), *given]
     return subprocess.run(command, env=environment, check=False).returncode

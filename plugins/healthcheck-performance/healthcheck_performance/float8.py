@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from healthcheck import Cost, Demand, Event, EventKind, Metric, Sample, Session, UsageError, hookimpl
+from healthcheck import Cost, Demand, Event, EventKind, Metric, Sample, Session, UsageError, compile_log, hookimpl
 
 from healthcheck_performance.profiling import compiles
 
@@ -236,6 +236,7 @@ class Float8Probe:
         self._found: list[tuple[str, str, Any, Any]] = []
         self._handles: list[Any] = []
         self._layers: list[tuple[str, Any]] | None = None
+        self._start = compile_log()
 
     def plan(self, demand: Demand) -> None:
         """Models may have been converted since."""
@@ -270,7 +271,7 @@ class Float8Probe:
             return
         if self._layers is None:
             self._layers = [(n, m) for n, m in event.model.named_modules() if type(m).__name__ == "Float8Linear"]
-        if not self._layers or compiles(event.model):
+        if not self._layers or compiles(event.model, self._start):
             return
         for name, module in self._layers:
             self._handles.append(module.register_forward_hook(self._hook(name)))

@@ -20,6 +20,7 @@ from healthcheck import (
     ActionContext,
     ActionOutcome,
     Alert,
+    CompileLog,
     Event,
     ModelView,
     Session,
@@ -127,6 +128,7 @@ class RunProfiler:
         self.by_rules = 0
         self.usual_step: float | None = None
         """Seconds of a step before the last scheduled profile."""
+        self.at_start = compile_log()
         self.model: ModelView | None = None
         self.thread = threading.get_ident()
         """The one that trains."""
@@ -263,7 +265,7 @@ class Recording:
                 with_flops=self.options.flops,
                 acc_events=True,
             )
-        if self.options.modules and not compiles(self.model):
+        if self.options.modules and not compiles(self.model, self.owner.at_start):
             self._undo.append(name_modules(self.model))
         self._untimed(True)
         try:
@@ -368,9 +370,12 @@ def _device_name() -> str:
 # --------------------------------------------------------------------------- names of modules
 
 
-def compiles(model: ModelView | None) -> bool:
-    """Whether something is compiled: hooks on its modules would have it compiled again."""
-    if compile_log().functions:
+def compiles(model: ModelView | None, since: CompileLog) -> bool:
+    """Whether something is compiled: hooks on its modules would have it compiled again.
+
+    :param since: from the start of the run; what was compiled before is no part of it.
+    """
+    if compile_log(since).functions:
         return True
     return model is not None and any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
@@ -442,7 +447,7 @@ class Countdown:
         if self.left <= 0:
             self.function()
             return
-        if compile_log().functions:
+        if compile_log(profiler_of(self.session).at_start).functions:
             self._undo.append(self.session.on("step_end", self._heard))
             return
         from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -30,6 +30,11 @@ from healthcheck_performance.callbacks import (
     WarmupCallback,
 )
 
+# Dynamo looks at the gradient of what it passes on behind a graph break; torchft leaves a socket to the interpreter.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 DRIVERS = Path(__file__).resolve().parents[3] / "tests" / "trainers" / "drivers"
 sys.path.insert(0, str(DRIVERS))
 dream_loop = pytest.importorskip("dream_loop", reason="Dream Trainer's loop is beside the tests of the repository")

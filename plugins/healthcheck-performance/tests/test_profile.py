@@ -148,8 +148,8 @@ def test_the_command_writes_where_tensorboard_looks(script: Callable[..., Any], 
         "    optimizer.step()",
     )
     (tmp_path / "train.py").write_text("\n".join(lines))
-    command = ("healthcheck", "profile", "--wait", "3", "--active", "2", "--tensorboard", "logs")
-    done = script(*command, "-p", "healthcheck_performance", "train.py")
+    command = ("-m", "healthcheck_performance", "profile", "--wait", "3", "--active", "2", "--tensorboard", "logs")
+    done = script(*command, "--observe", "train.py")
     assert done.returncode == 0, done.stderr
     [trace] = (tmp_path / "logs").glob("*.pt.trace.json")
     assert "aten::sort" in names_in(trace)

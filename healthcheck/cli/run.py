@@ -46,6 +46,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
     )
     add(
+        "--against",
+        metavar="RUN",
+        help="compare with an earlier run: which of its alerts are gone, still there, or new",
+    )
+    add(
         "--inject",
         action="append",
         default=[],
@@ -80,6 +85,7 @@ def main(args: argparse.Namespace) -> int:
     from healthcheck.record.restarts import KeptStates
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
+    against = _earlier(args.against)  # before this run is the latest one
 
     session = open_session(
         SessionOptions(
@@ -90,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
             strict_plugins=args.strict_plugins,
             reports=_reports(args.report),
             argv=[target, *argv],
+            callbacks=[against] if against is not None else [],
         )
     )
     clash = name_clash(target, args.module)
@@ -109,6 +116,19 @@ def main(args: argparse.Namespace) -> int:
     if behind:
         print(f"healthcheck: {behind} came after the script, so the script received it; {_OURS_FIRST}", file=sys.stderr)
     return code
+
+
+def _earlier(named: str | None) -> Any:
+    """What compares this run with an earlier one; None where nobody asks. Raises ``UsageError`` for one without a report."""
+    if named is None:
+        return None
+    from healthcheck.record.runs import find_run
+    from healthcheck.reports.against import Against
+
+    run = find_run(named)
+    if run.report is None:
+        raise UsageError(f"healthcheck run: --against {named}: {run.name} has no report; it did not end properly")
+    return Against(run.name, run.report)
 
 
 def _behind_the_script(argv: Sequence[str]) -> str:

@@ -96,8 +96,7 @@ class Session:
         self.report: dict[str, Any] | None = None
         self.event_cost: dict[EventKind, int] = {}
         """Nanoseconds of host time that watching has taken, by kind of event."""
-        self.own_ns = 0
-        """The same for all kinds together."""
+        self.own_ns = 0  # the same for all kinds together
         self.history = History()
         self.units: Mapping[str, str] = host.registry.units()
         most_steps, most_seconds = self.settings.get("max_steps"), self.settings.get("max_time")
@@ -594,6 +593,7 @@ class Session:
             plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
             elsewhere=self._elsewhere,
+            places=self.facts.places.known(),
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:

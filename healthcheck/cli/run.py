@@ -53,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "a report besides the record: json=hc.json, junit=hc.xml, sarif=hc.sarif, html=hc.html, github"
     )
     add(
+        "--against",
+        metavar="RUN",
+        help="compare with an earlier run: which of its alerts are gone, still there, or new",
+    )
+    add(
         "--inject",
         action="append",
         default=[],
@@ -93,6 +98,7 @@ def main(args: argparse.Namespace) -> int:
     from healthcheck.record.restarts import KeptStates
 
     faults = parse_faults(args.inject, option="healthcheck run: --inject")
+    against = _earlier(args.against)  # before this run is the latest one
 
     around = Job.of_environment()  # this command may be a part of one that is watched as a whole
     record, first = (True, True) if around is None else around.place()
@@ -106,6 +112,7 @@ def main(args: argparse.Namespace) -> int:
             reports=given_reports(args.report),
             argv=[target, *argv],
             record=record,
+            callbacks=[against] if against is not None else [],
         )
     )
     if session.info.world_size > 1:
@@ -140,6 +147,19 @@ def _rehearsal(session: Any, faults: Any) -> AbstractContextManager[Any]:
     from healthcheck.faults.machine import rehearsal
 
     return rehearsal(session, faults)
+
+
+def _earlier(named: str | None) -> Any:
+    """What compares this run with an earlier one; None where nobody asks. Raises ``UsageError`` for one without a report."""
+    if named is None:
+        return None
+    from healthcheck.record.runs import find_run
+    from healthcheck.reports.against import Against
+
+    run = find_run(named)
+    if run.report is None:
+        raise UsageError(f"healthcheck run: --against {named}: {run.name} has no report; it did not end properly")
+    return Against(run.name, run.report)
 
 
 def _behind_the_script(argv: Sequence[str]) -> str:

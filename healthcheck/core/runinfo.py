@@ -92,6 +92,13 @@ class Places:
         known = [ref for (_, done), (ref, _) in [*self._of.items()] if done == what]
         return [thing for ref in known if (thing := ref()) is not None]
 
+    def known(self) -> dict[str, list[str]]:
+        """Where functions were called, by role, and where living optimizers were made; three of each at most. For people who
+        look for the loop: it says nothing of what is wrong there."""
+        found = {role: places[:3] for role, places in self._calls.items() if places}
+        made = [self.made(thing) for thing in self.things() if hasattr(thing, "param_groups")]
+        return {**found, **({"optimizer": list(dict.fromkeys(made))[:3]} if made else {})}
+
     def called(self, role: str) -> str:
         """Where the function was called; empty if that was not seen, or seen at several places: which one it is, nobody
         knows then."""

@@ -91,6 +91,8 @@ class JudgedRun:
     internal_errors: list[dict[str, Any]] = field(default_factory=list)
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     """What is known of other ranks, for which this one speaks."""
+    places: Mapping[str, list[str]] = field(default_factory=dict)
+    """Where the script does what: ``backward`` -> ``["train.py:31"]``."""
 
     @property
     def observing(self) -> bool:
@@ -116,6 +118,7 @@ def live_report(
     report["script_exit_code"] = ending.script_exit_code
     report["accepted_unused"] = accepted_unused or None
     report["overhead"] = overhead
+    report["places"] = dict(run.places) or None
     if capabilities is not None:
         report["trainer"] = capabilities.trainer
         report["capabilities"] = {

@@ -599,6 +599,7 @@ class Session:
             plugin_errors=self._plugin_errors(),
             internal_errors=self.internal_errors,
             elsewhere=self._elsewhere,
+            places=self.facts.places.known(),
         )
 
     def _plugin_errors(self) -> list[dict[str, Any]]:

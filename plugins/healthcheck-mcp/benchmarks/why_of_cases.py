@@ -3,8 +3,8 @@
     python plugins/healthcheck-mcp/benchmarks/why_of_cases.py FOLDER [--most 10] [--keep RUNS]
 
 Each ``*_fault.py`` of the folder is run under ``healthcheck run`` (a few seconds to a minute each), then the server is started over
-stdio and asked by the SDK's client: ``why`` of each run. A line of the table says the rule, the cause, the place, whether there is a
-remedy, and the bytes of the answer. Ends with 1 unless every answer has all three in less than 4 kB; a run without any alert is
+stdio and asked by the SDK's client: ``why`` of each run. A line of the table says the rule, the cause, the place (that of the fault, or
+"the loop" where no line is to blame and the answer gives the lines of the training loop), whether there is a remedy, and the bytes. Ends with 1 unless every answer has all three in less than 4 kB; a run without any alert is
 shown as silent and counts as a miss.
 """
 
@@ -58,8 +58,11 @@ def main() -> int:
     print("| script | rule | cause | place | remedy | bytes |\n|---|---|---|---|---|---|")
     for script, data, size in asyncio.run(ask(root, runs)):
         alert = data.get("alert") or {}
-        complete = all(alert.get(key) for key in ("rule", "where", "hint")) and size < 4000
-        good += bool(complete)
+        places = data.get("places_of_the_loop") or {}
+        loop = next((place for role in ("backward", "optimizer", "zero_grad") for place in places.get(role, ())), "")
+        where = alert.get("where") or (f"{loop} (the loop)" if loop else "")
+        complete = bool(alert.get("rule") and where and alert.get("hint") and size < 4000)
+        good += complete
         shown = [
             alert.get("rule", "silent"),
             alert.get("cause", ""),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.alerts import State
 from healthcheck.core.text import visible
+from healthcheck.reports.above import Redirected
 from healthcheck.reports.screen import Screen, screen_lines
 from healthcheck.run.ending import alert_json
 
@@ -34,6 +35,8 @@ class DashboardReport:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._live: Any = None
+        self._console: Any = None
+        self._streams: Redirected | None = None
         self._others: Callable[[], Mapping[str, Any]] = dict
         self._pid = os.getpid()
 
@@ -53,27 +56,41 @@ class DashboardReport:
                 return False
             from rich.console import Console
 
-            console = Console(stderr=True)
+            console = Console(file=sys.stderr)  # this stream, whatever stands in its place later
         if not console.is_terminal:
             return False
         from rich.live import Live
 
         self._others = others or self._others
         if self._live is None:
+            self._console = console
+            self._streams = Redirected(self._say)
             self._live = Live(
                 get_renderable=lambda: self.picture(console.width, console.encoding),
                 console=console,
                 refresh_per_second=PER_SECOND,
                 transient=True,
                 vertical_overflow="crop",
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._live.start()
+            self._streams.begin()
         return True
 
     def finish(self, report: Mapping[str, Any]) -> None:
         live, self._live = self._live, None
         if live is not None and os.getpid() == self._pid:
             live.stop()
+            if self._streams is not None:
+                self._streams.end()
+
+    def _say(self, text: str) -> None:
+        """What the script has printed, in its own colours, above the view."""
+        from rich.text import Text
+
+        if self._console is not None:
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
 
     def picture(self, width: int, encoding: str = "utf-8") -> Any:
         """The view as it stands now, as rich text."""
@@ -82,7 +99,11 @@ class DashboardReport:
         session = self._session
         if session is None or os.getpid() != self._pid:
             return Text("")
-        return Text("\n".join(screen_lines(self._screen(session, "utf" in encoding.lower()), width)), no_wrap=True)
+        lines = screen_lines(self._screen(session, "utf" in encoding.lower()), width)
+        view = Text("\n".join(lines), no_wrap=True)
+        if self._streams is not None and (frame := self._streams.frame):
+            view = Text.assemble(view, "\n", Text.from_ansi(frame), no_wrap=True, overflow="crop")
+        return view
 
     def _screen(self, session: Session, blocks: bool) -> Screen:
         device = session.controls.device if session.controls is not None else None

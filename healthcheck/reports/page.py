@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -156,7 +157,8 @@ class _Page:
         if int(alert.get("count", 1)) > 1:
             said.append(f"{alert['count']:,} series: {', '.join(fact['name'] for fact in alert['series'])}")
         said += [f"also {other['cause']}: {other['message']}" for other in alert.get("also", ())]
-        said += [f"evidence: {outcome['path']}" for outcome in alert.get("actions", ()) if outcome.get("path")]
+        kept = [str(outcome["path"]) for outcome in alert.get("actions", ()) if outcome.get("path")]
+        said += [f"evidence: {_below_the_run(path)}" for path in kept]
         said += [f"{words}: {alert[key]}" for key, words in _EXCUSES.items() if alert.get(key)]
         where = f"<p>at <code>{escape(str(alert['where']))}</code></p>" if alert.get("where") else ""
         hint = f"<p class=try><b>try</b> {escape(str(alert['hint']))}</p>" if alert.get("hint") else ""
@@ -235,6 +237,11 @@ class _Page:
         marks = marks_of(alerts)
         charts = "".join(self._small(one, marks, "c2") for one in speed[:6])
         return made + step_parts(record, found) + (f"<div class=charts>{charts}</div>" if charts else "")
+
+
+def _below_the_run(path: str) -> str:
+    """``alerts/001`` of the path of a bundle: the page may be read elsewhere."""
+    return "/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-2:])
 
 
 def _lay_under(picture: Picture, other: Recorded | None, names: Sequence[str] = ()) -> None:

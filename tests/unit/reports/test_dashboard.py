@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from healthcheck.assembly import open_session
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Sample
+from healthcheck.reports.above import MOVES, Above, Redirected
 from healthcheck.reports.live import DashboardReport
 from healthcheck.reports.screen import NARROWEST, Screen, screen_lines
 from healthcheck.reports.textchart import sparkline
@@ -157,3 +159,66 @@ def test_a_run_that_is_observed_says_so(tmp_path: Path) -> None:
     one = session(mode="observe")
     assert "train.py: observing, step 0" in str(shown_of(one).picture(80))
     one.finish(Ending())
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_of_other_libraries_are_one_frame_of_the_view_and_whole_lines_go_above_it() -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    from rich.progress import track
+
+    said: list[str] = []
+    above = Above(Terminal(), said.append)
+    print("a line", file=above)
+    for n in tqdm(range(50), file=above, mininterval=0):
+        if n == 25:
+            assert "50%" in above.frame
+            assert "\r" not in above.frame
+    print("between", file=above)
+    for n in track(
+        range(20), "training", console=Console(file=above, force_terminal=True, width=60), update_period=0.01
+    ):
+        time.sleep(0.02)
+        if n == 15:
+            assert "training" in above.frame
+            assert not MOVES.search(above.frame)
+    for piece in (
+        "\r 34%|###",
+        "\r" + " " * 40 + "\r",
+        "WARN a block\n",
+        "\r 35%|###",
+    ):  # as tqdm makes room for others
+        above.write(piece)
+    assert above.frame == " 35%|###"
+    above.write("\n")
+    assert said[-2:] == ["WARN a block", " 35%|###"]
+    print("half", end="", file=above)
+    assert above.isatty()
+    above.close_part()
+    text = "\n".join(said)
+    assert said[0] == "a line"
+    assert "100%" in text
+    assert text.count("50/50") == 1  # the last state of the bar, once
+    assert text.count("training") == 1
+    assert "between" in said
+    assert said[-1] == "half"
+    assert above.frame == ""
+
+
+def test_a_stream_that_goes_to_a_file_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    redirected = Redirected(lambda text: None)
+    redirected.begin()
+    try:
+        assert sys.stdout is out
+        assert sys.stderr is not err
+    finally:
+        redirected.end()
+    assert sys.stderr is err

@@ -224,3 +224,30 @@ def test_thinning_keeps_the_ends_and_every_extreme(points: int) -> None:
     assert kept == sorted(set(kept))
     assert {0, points - 1, 3, points // 2, points - 4} <= set(kept)
     assert len(kept) <= 1000
+
+
+def test_what_a_run_waited_for_is_said_with_its_evidence_and_what_to_try(sick: dict[str, Any]) -> None:
+    bound = {"text": "all-reduce takes 60 % of a step", "bound": "communication", "share": 0.6, "advice": "larger buckets"}
+    rows = [{"kernel": "gemm", "ms": 3.0}, {"kernel": "copy <x>", "ms": 12.0}]
+    sick["performance"] = {
+        "seconds": 10.0,
+        "training_seconds": 9.0,
+        "steps": 4,
+        "steps_per_second": 0.44,
+        "memory": {"device": "cuda", "peak_bytes": 2**30, "capacity_bytes": 2**34},
+        "findings": {
+            "acme.comm": {**bound, "from": "acme"},
+            "acme.kernels": {"text": "2 kernels", "rows": rows, "from": "acme"},
+        },
+        "verdict": {**bound, "finding": "acme.comm"},
+    }
+    page = Outline(page_html([sick], interactive=False))
+    for expected in (
+        "communication bound: all-reduce takes 60 % of a step",
+        "try larger buckets",
+        "1 GiB of 16 GiB on cuda",
+        "2 kernels (acme)",
+        "copy <x>",
+    ):
+        assert expected in page.words
+    assert not page.open

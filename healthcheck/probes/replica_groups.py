@@ -9,7 +9,8 @@ from typing import Any
 
 from healthcheck.core.events import ModelView
 from healthcheck.core.runinfo import RunFacts
-from healthcheck.device.tensors import live_objects, local_part
+from healthcheck.device.living import live_objects
+from healthcheck.device.tensors import local_part
 
 _NOT_DATA_PARALLEL = ("tp", "cp", "pp", "sp", "ep", "tensor", "context", "pipe", "seq", "expert", "model")
 """Parts of the names of mesh dimensions whose ranks are given the same batch, or parts of one."""

@@ -241,8 +241,7 @@ class Probe(Protocol):
     One whose ``idle`` is true once training has begun is left out. ``look(row, update)`` is called for each row while its
     gradients are final, and may put what it finds into ``row.found``. ``events_from`` takes the place of ``rests_until`` in
     steps that are noted in rows. One that measures time has ``untimed(since, until)``: what happens between these readings of
-    ``time.monotonic`` is not the training's time. ``until`` is None when it begins, and known when it is over.
-    """
+    ``time.monotonic`` is not the training's time (``until`` is None when it begins)."""
 
     @property
     def name(self) -> str: ...

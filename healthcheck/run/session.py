@@ -86,8 +86,7 @@ class Session:
         self.user_state: dict[str, Any] = {}  # the users' dict, in every event
         self.facts = RunFacts()
         """What probes may know of the run, in every event."""
-        self.step = info.resumed_from or 0
-        self.unit = "step"
+        self.step, self.unit = info.resumed_from or 0, "step"
         self.epoch: float | None = None  # of the last event that had one
         self.last_event_at = self.clock.monotonic()
         self.judged_at = 0.0
@@ -159,14 +158,9 @@ class Session:
             done=self.facts.actions_done,
             say=self.note,
         )
-        self.budget = OverheadBudget(
-            self.settings.get("overhead_budget"),
-            demand=self.demand,
-            board=self.board,
-            keep=acting_metrics(rules.causes),
-        )
-        self.dispatch.changed = self._listeners_changed
-        self.judge.rows = self.board.take_rows
+        share, keep = self.settings.get("overhead_budget"), acting_metrics(rules.causes)
+        self.budget = OverheadBudget(share, demand=self.demand, board=self.board, keep=keep)
+        self.dispatch.changed, self.judge.rows = self._listeners_changed, self.board.take_rows
         self._listeners_changed()
         self._failed_plugins = 0
         self._configure()

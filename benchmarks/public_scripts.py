@@ -87,8 +87,11 @@ COMMITS = {
 
 
 def text(words: int, seed: int) -> str:
-    drawn = random.Random(seed)
-    return " ".join(drawn.choice(WORDS[drawn.randrange(3) :: 3]) for _ in range(words))
+    drawn, at, said = random.Random(seed), seed % len(WORDS), []
+    for _ in range(words):
+        at = (at * 5 + drawn.randrange(3)) % len(WORDS)
+        said.append(WORDS[at])
+    return " ".join(said)
 
 
 def wikitext(work: Path) -> None:

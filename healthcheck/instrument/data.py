@@ -111,7 +111,7 @@ def _shared_memory(one: Any, other: Any) -> float:
         return 0.0
     begins = max(one.storage_offset(), other.storage_offset())
     ends = min(one.storage_offset() + one.numel(), other.storage_offset() + other.numel())
-    return max(0, ends - begins) / one.numel()
+    return float(max(0, ends - begins) / one.numel())
 
 
 def tensors_of(batch: Any, depth: int = 0) -> list[Any]:

@@ -119,7 +119,7 @@ def _mode(seen: Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]) -> An
     """A dispatch mode that shows every operation and changes nothing."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Operations(TorchDispatchMode):
+    class Operations(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             name = func._schema.name.partition("::")[2]

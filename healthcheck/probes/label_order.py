@@ -40,8 +40,8 @@ class LabelOrderProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
-        self._first: float | None = None
-        self._several = False
+        self._alone: set[float] = set()
+        """Labels that were all of a batch's. One alone may be what most rows have."""
         self._step = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -62,7 +62,6 @@ class LabelOrderProbe:
 
     def _is_sorted(self, ends: Any) -> float:
         least, most = ends
-        if self._first is None:
-            self._first = least
-        self._several = self._several or least != self._first or most != self._first
-        return float(least == most and self._several)
+        if least == most and len(self._alone) < 2:
+            self._alone.add(least)
+        return float(least == most and len(self._alone) > 1)

@@ -270,7 +270,7 @@ def _translates(pair: _Pair, lookups: Sequence[Any]) -> bool:
     """Whether another sequence is read for each row, so that this one is put out for it: of tokens, not of positions or
     types. Read on the host only."""
     for lookup in lookups:
-        other = None if lookup is pair.lookup else saved(lookup, "indices")
+        other: Any = None if lookup is pair.lookup else saved(lookup, "indices")
         if not is_tensor(other) or not on_host(other) or other.dim() != 2 or pair.read.shape[0] not in other.shape:
             continue
         same = other.shape == pair.read.shape and bool((other == pair.read).all())

@@ -63,7 +63,7 @@ class LossParameterProbe:
         if not held:
             return ()
         names = [name for name, _ in _owners(again)] if again else []
-        place: Mapping[str, str] = {}
+        place: dict[str, str] = {}
         for _, owner in _owners(again) if again else ():
             place = place or (where_made(event, owner) if owner is not None else {})
 

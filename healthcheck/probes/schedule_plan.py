@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -180,7 +181,7 @@ class SchedulePlanProbe:
             ("schedule.of_micro_batches", used, said_used),
         ):
             facts = {"planned": said} | self._where
-            samples.append(Sample(key, event.step, value, detail=(lambda facts=facts: facts) if said else None))
+            samples.append(Sample(key, event.step, value, detail=partial(dict[str, Any], facts) if said else None))
         return samples
 
 

@@ -16,7 +16,7 @@ opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
 accumulation = 4
 for step in range(600):
     ids = torch.randint(0, 30, (16, 6))
-    target = (ids[:, 0] + ids[:, 1]) % 30
+    target = ids[:, 0]
     loss = nn.functional.cross_entropy(model(ids), target)
     (loss / accumulation).backward()
     if FAULT:

@@ -17,8 +17,9 @@ compared with their own scatter over episodes: Henderson et al., "Deep Reinforce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, sqrt
-from statistics import NormalDist, fmean, variance
+from itertools import accumulate
+from math import inf
+from statistics import NormalDist
 from typing import Any
 
 from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
@@ -48,13 +49,14 @@ class Gain(UnboundedScorer):
     __slots__ = (
         "_blocks",
         "_count",
+        "_filled",
         "_last",
         "_min_samples",
         "_moved",
-        "_open",
         "_score",
         "_sign",
         "_size",
+        "_sum",
         "_z",
         "normal",
     )
@@ -68,7 +70,8 @@ class Gain(UnboundedScorer):
         self._blocks: list[float] = []
         self._size = 1
         """Samples in a block."""
-        self._open: list[float] = []
+        self._sum, self._filled = 0.0, 0
+        """The sum of the block that is not complete, and its samples."""
         self._count = 0
         self._last = self._moved = 0.0
         """The newest value, and the sum of all differences of neighbours."""
@@ -78,11 +81,13 @@ class Gain(UnboundedScorer):
         found: Found = ()
         for value in values:
             if self._count:
-                self._moved += abs(value - self._last)
+                move = value - self._last
+                self._moved += move if move > 0.0 else -move
             self._last = value
             count = self._count = self._count + 1
-            self._open.append(value)
-            if len(self._open) == self._size:
+            self._sum += value
+            self._filled += 1
+            if self._filled == self._size:
                 self._complete()
                 if count >= self._min_samples and len(self._blocks) >= FEWEST:
                     self._score = self._judge()
@@ -95,47 +100,49 @@ class Gain(UnboundedScorer):
 
     def _complete(self) -> None:
         blocks = self._blocks
-        blocks.append(fmean(self._open))
-        self._open.clear()
+        blocks.append(self._sum / self._size)
+        self._sum, self._filled = 0.0, 0
         if len(blocks) == MOST:
             self._blocks = [0.5 * (a + b) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
             self._size *= 2
 
     def _judge(self) -> float | None:
-        sign, z = self._sign, self._z
-        blocks = [sign * block for block in self._blocks]
+        blocks, sign, z = self._blocks, self._sign, self._z
         n = len(blocks)
         quarter = max(2, n // 4)
-        first = blocks[:quarter]
-        before = fmean(first)
-        self.normal = sign * before
         scatter = NORMAL * self._moved / (self._count - 1)
+        before = self.normal = sum(blocks[:quarter]) / quarter
         if scatter == 0.0:
             return None  # a constant says nothing of what a gain would be worth
-        # The best quarter, wherever it lies: what was gained and lost is no lack of progress.
+        # Seen from the first quarter and the right way up; sums of blocks and of their squares up to each place.
+        ys = [sign * (block - before) for block in blocks]
+        sums = [0.0, *accumulate(ys)]
+        squares = [0.0, *accumulate([y * y for y in ys])]
+        own = squares[quarter]
         best = -inf
+        # The best quarter, wherever it lies: what was gained and lost is no lack of progress.
         for start in range(quarter, n - quarter + 1):
-            later = blocks[start : start + quarter]
-            unsure = sqrt((variance(first) + variance(later)) / quarter)
-            best = max(best, fmean(later) - before + z * unsure)
-        slopes = sorted([(blocks[j] - blocks[i]) / (j - i) for i in range(n) for j in range(i + 1, n)])
-        bounds = theil_sen_interval(slopes, blocks, z)
+            end = start + quarter
+            total = sums[end] - sums[start]
+            spread = own + squares[end] - squares[start] - total * total / quarter
+            bound = total / quarter + z * (spread / (quarter * (quarter - 1)) if spread > 0.0 else 0.0) ** 0.5
+            if bound > best:
+                best = bound
+        slopes = [(ys[j] - ys[i]) / (j - i) for i in range(n) for j in range(i + 1, n)]
+        slopes.sort()
+        bounds = theil_sen_interval(slopes, ys, z)
         trend = bounds[1] * n if bounds is not None else inf
-        return max(best, trend) / scatter
+        return (trend if trend > best else best) / scatter
 
     def state(self) -> Any:
-        return [
-            self._blocks[:],
-            self._open[:],
-            [self._size, self._count, self._last, self._moved],
-            [self._score, self.normal],
-        ]
+        numbers = [self._size, self._count, self._filled, self._sum, self._last, self._moved]
+        return [self._blocks[:], numbers, [self._score, self.normal]]
 
     def restore(self, state: Any) -> None:
-        blocks, pending, (size, count, last, moved), (self._score, self.normal) = state
-        self._blocks, self._open = [float(b) for b in blocks], [float(v) for v in pending]
-        self._size, self._count = int(size), int(count)
-        self._last, self._moved = float(last), float(moved)
+        blocks, (size, count, filled, *sums), (self._score, self.normal) = state
+        self._blocks = [float(b) for b in blocks]
+        self._size, self._count, self._filled = int(size), int(count), int(filled)
+        self._sum, self._last, self._moved = (float(x) for x in sums)
 
 
 def compile_gain(options: Any, rule: Mapping[str, Any]) -> Condition:

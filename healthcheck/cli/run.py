@@ -13,6 +13,7 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.cli.launch import command_of, launch, options_of
 from healthcheck.cli.options import (
     add_fail_on,
     add_plugin_option,
@@ -20,7 +21,6 @@ from healthcheck.cli.options import (
     add_rule_options,
     rule_choice,
 )
-from healthcheck.cli.launch import command_of, launch, options_of
 from healthcheck.cli.usage import command_parser, nearest_file
 from healthcheck.core.errors import UsageError
 

@@ -231,10 +231,8 @@ def _go_on(around: Watching, result: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or isinstance(value, str):
+    """A number, a numpy scalar or a tensor with one element."""
+    if isinstance(value, (bool, str)):
         return False
-    return (
-        isinstance(value, (int, float))
-        or (hasattr(value, "dtype") and getattr(value, "size", 0) in (1,))
-        or (hasattr(value, "numel") and value.numel() == 1)
-    )
+    shape = getattr(value, "shape", None)
+    return isinstance(value, (int, float)) or (shape is not None and all(length == 1 for length in shape))

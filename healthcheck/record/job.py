@@ -137,7 +137,7 @@ class Job:
         """What became of the processes that were watched, and which they are: ``2 child processes: train.py``."""
         found = [one for one in self.results() if one["steps"]]
         if not found:
-            return Elsewhere("", ""), ""
+            return Elsewhere(), ""
         failed = [f"{one['target']}: {one['exit_words']}" for one in found if one["verdict"] in ("failed", "stopped")]
         warned = [f"alerts in {one['target']}" for one in found if one["verdict"] == "warned"]
         names = ", ".join(dict.fromkeys(one["target"] for one in found))

@@ -399,7 +399,9 @@ def source_map_page() -> str:
             "",
             f"## {folder.relative_to(package.parent).as_posix()}/",
             "",
-            _first_line(folder / "__init__.py") if (folder / "__init__.py").exists() else "A folder for PYTHONPATH, no package.",
+            _first_line(folder / "__init__.py")
+            if (folder / "__init__.py").exists()
+            else "A folder for PYTHONPATH, no package.",
             "",
         ]
         lines += [f"- `{path.name}`: {_first_line(path)}" for path in modules]

@@ -8,8 +8,7 @@ import os
 import sys
 from typing import Any
 
-from healthcheck.cli.options import rule_choice
-from healthcheck.cli.run import given_reports, given_settings
+from healthcheck.cli.options import given_reports, given_settings, rule_choice
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.record.job import Job
 from healthcheck.run import current

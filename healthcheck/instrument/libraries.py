@@ -1,4 +1,4 @@
-"""Libraries that train without an adapter of their own: a few places of each, told to the step machine.
+"""Libraries that train without an adapter of their own: a few places of each, shown to the step machine.
 
 Torch shows losses, gradients and most updates of any library. What it does not show is where an epoch or an evaluation
 begins and ends, what it came to, and updates of optimizers that are none of torch's. A library says that in a handful of

@@ -32,13 +32,13 @@ from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet
+from healthcheck.rulelang.sources import RuleLayers
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
-from healthcheck.run.joining import RuleLayers
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.unjudged import why_unjudged
 from healthcheck.run.watchdog import Watchdog
@@ -84,8 +84,7 @@ class Session:
         """The users' dict, in every event."""
         self.facts = RunFacts()
         """What probes may know of the run, in every event."""
-        self.step = info.resumed_from or 0
-        self.unit = "step"
+        self.step, self.unit = info.resumed_from or 0, "step"
         self.epoch: float | None = None
         """Epoch of the last event that had one."""
         self.last_event_at = self.clock.monotonic()
@@ -107,8 +106,7 @@ class Session:
         self.controls: SessionControls | None = None  # what actions may do to the run; None until a trainer has come
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
-        self.internal_errors = self.errors.internal
-        self._elsewhere = Elsewhere()
+        self.internal_errors, self._elsewhere = self.errors.internal, Elsewhere()
         self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
         self.logged: set[str] = set()
         """Names of the metrics that were given to :meth:`log`."""

@@ -223,7 +223,7 @@ def _program(pid: int) -> str:
 
 
 def _shut(command: list[str]) -> bool:
-    """Whether an interpreter was told to look at no environment, or to load no ``site``."""
+    """Whether an interpreter was asked to look at no environment, or to load no ``site``."""
     for word in command[1:]:
         if not word.startswith("-") or word in ("-c", "-m"):
             return False

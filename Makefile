@@ -1,6 +1,7 @@
 # Everything here works on a fresh clone: the first target that needs it makes .venv, once.
 #   make demo    watch a real script go wrong, and a healthy one go through
 #   make test    the whole suite, slow tests and frameworks included
+#   make zoo     libraries without an adapter, with the real packages
 #   make faults  every toy fault and look-alike with three seeds
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
 #   make performance  the tests of healthcheck-performance with torchao and torchft
@@ -23,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests start hundreds of processes: without bytecode each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test faults check lint fast bench docs golden wheels outward performance clean
+.PHONY: demo test zoo faults check lint fast bench docs golden wheels outward performance clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -52,6 +53,23 @@ demo: $(READY)
 
 test: $(FRAMEWORKS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15 tests plugins
+
+# Libraries that have no adapter of their own. Without their dependencies where these would bring another torch; torchvision's
+# wheel is built for CUDA, so that whoever finds it beside a torch for CPUs cannot import it: it has a folder of its own.
+ZOO := keras==3.15.1 fastai==2.8.12 skorch==1.4.0 pytorch-ignite==0.5.5 stable-baselines3==2.9.2 sentence-transformers==6.2.0
+ZOO_NEEDS := h5py optree ml-dtypes namex scikit-learn scipy joblib threadpoolctl narwhals tabulate fastcore fasttransform plum-dispatch \
+	beartype "fastprogress<1.1" fastdownload matplotlib pyparsing cycler kiwisolver fonttools contourpy cloudpickle gymnasium \
+	farama-notifications opencv-python-headless polars polars-runtime-32 ultralytics-thop
+VISION := torchvision==0.28.0 timm==1.0.31 ultralytics==8.4.190
+
+$(VENV)/.zoo: $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --no-deps $(ZOO) $(ZOO_NEEDS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision $(VISION)
+	touch $@
+
+zoo: $(VENV)/.zoo
+	HEALTHCHECK_UPDATE_ZOO=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/zoo tests/trainers/test_held_out_everywhere.py
+	$(BIN)/python docs/_generate.py
 
 # Every toy fault and look-alike with three seeds: ten minutes and more.
 faults: $(READY)

@@ -176,7 +176,25 @@ def capabilities_page() -> str:
         for reason, names in reasons.items():
             blocks.append(f"- {', '.join(f'`{name}`' for name in names)}: {reason}")
         blocks.append("" if c.gaps else "No gaps.\n")
+    blocks += _libraries()
     return "\n".join(blocks).rstrip() + "\n"
+
+
+def _libraries() -> list[str]:
+    """What was found with the real packages, as `make zoo` has left it."""
+    import json
+
+    columns = ("steps", "nan", "spike", "leak", "stop", "evaluation", "epochs")
+    found = json.loads((DOCS / "_libraries.json").read_text())
+    blocks = [
+        "## Libraries without an adapter\n",
+        "Under `healthcheck run`, with the real packages on a CPU (`make zoo`, which writes this table). A NaN is kept out of the "
+        "weights and the run stopped. Resuming goes through the checkpoints that torch writes; it was not tried with each.\n",
+        "| Library | Version | " + " | ".join(columns) + " |\n|---|---" + "|---" * len(columns) + "|",
+    ]
+    for name, facts in found.items():
+        blocks.append(f"| {name} | {facts['version']} | " + " | ".join(facts.get(c, "not run") for c in columns) + " |")
+    return blocks
 
 
 def devices_page() -> str:
@@ -381,7 +399,9 @@ def source_map_page() -> str:
             "",
             f"## {folder.relative_to(package.parent).as_posix()}/",
             "",
-            f"{_first_line(folder / '__init__.py')}",
+            _first_line(folder / "__init__.py")
+            if (folder / "__init__.py").exists()
+            else "A folder for PYTHONPATH, no package.",
             "",
         ]
         lines += [f"- `{path.name}`: {_first_line(path)}" for path in modules]

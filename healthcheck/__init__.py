@@ -243,9 +243,19 @@ def _open_session(options: Any) -> Any:
 opener.open_session = _open_session
 
 
+_OF_FRAMEWORKS = {
+    "HealthCheckCallback": "each trainer has its own; from healthcheck.trainers.huggingface import HealthCheckCallback, "
+    "or from .lightning, .megatron_bridge, .automodel, .dream; a plain loop takes healthcheck.watch()",
+    "MemoryMonitoringCallback": "from healthcheck.trainers.huggingface import MemoryMonitoringCallback",
+}
+"""Names that people look for here, and where they are."""
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
+        if name in _OF_FRAMEWORKS:
+            raise AttributeError(f"there is no healthcheck.{name}: {_OF_FRAMEWORKS[name]}")
         # With both, the interpreter suggests the name that was meant.
         raise AttributeError(f"module 'healthcheck' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"healthcheck.{home}"), name)

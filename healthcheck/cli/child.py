@@ -8,8 +8,7 @@ import os
 import sys
 from typing import Any
 
-from healthcheck.cli.options import rule_choice
-from healthcheck.cli.run import given_reports, given_settings
+from healthcheck.cli.options import given_reports, given_settings, rule_choice
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.record.job import Job
 from healthcheck.run import current
@@ -23,7 +22,7 @@ def watch_this_process() -> None:
         return
     try:
         _begin(job)
-    except HealthCheckError as error:  # the rules have mistakes: whoever typed the command is told, once a process
+    except HealthCheckError as error:  # the rules have mistakes: whoever typed the command hears of it, once a process
         job.unreached(f"{program_name()} ({error})")
         sys.stderr.write(f"healthcheck: {program_name()} is not watched: {error}\n")
     except Exception as error:

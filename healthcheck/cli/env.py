@@ -28,10 +28,10 @@ def main(args: argparse.Namespace) -> int:
     if args.target is not None or args.module:
         raise UsageError(f"healthcheck env: it starts nothing, so it takes no script; usage: {_USAGE}")
     from healthcheck.assembly import load_rules_for, running_host
-    from healthcheck.cli.options import rule_choice
+    from healthcheck.cli.options import given_settings, rule_choice
     from healthcheck.record.job import Job
 
-    load_rules_for(host=running_host(args.plugins), settings=run.given_settings(args), **rule_choice(args))
+    load_rules_for(host=running_host(args.plugins), settings=given_settings(args), **rule_choice(args))
     variables = Job(options_of(args), None).variables(os.environ)
     if args.json:
         print(json.dumps(variables))

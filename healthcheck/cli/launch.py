@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.cli.options import rule_choice
+from healthcheck.cli.options import given_reports, given_settings, rule_choice
 from healthcheck.core.errors import UsageError
 from healthcheck.core.text import plural, visible
 
@@ -25,7 +25,7 @@ OPTIONS = (
     *("rules", "profile", "off", "only", "set", "mute", "force", "observe", "fail_on", "max_steps", "max_time"),
     *("report", "plugins", "strict_plugins", "quiet", "verbose"),
 )
-"""Options of ``healthcheck run`` that processes are told."""
+"""Options of ``healthcheck run`` that its processes are given."""
 _SHELL_SCRIPTS = (".sh", ".bash")
 
 
@@ -90,7 +90,6 @@ def _begins_with(path: Path, mark: bytes) -> bool:
 def launch(args: argparse.Namespace, command: Sequence[str]) -> int:
     """Run a command; returns its exit code, or if that is 0 what the processes that were watched came to."""
     from healthcheck.assembly import load_rules_for, running_host
-    from healthcheck.cli.run import given_reports, given_settings
     from healthcheck.record.job import Job
 
     if args.inject:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.errors import UsageError
 from healthcheck.core.text import strict
 
 if TYPE_CHECKING:
@@ -142,3 +144,57 @@ def records_folder(args: argparse.Namespace) -> Path:
 def print_json(content: Any) -> None:
     """What ``--format json`` prints: strict JSON, in which a NaN is the text ``"nan"``."""
     print(json.dumps(strict(content), indent=1, allow_nan=False))
+
+
+# --------------------------------------------------------------------------- the words of a run
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says, in the words of ``settings:``."""
+    given: dict[str, Any] = {}
+    if args.observe:
+        given["mode"] = "observe"
+    if getattr(args, "live", False):  # of `run` alone
+        given["live"] = True
+    if args.fail_on:
+        given["fail_on"] = args.fail_on
+    if args.max_steps is not None:
+        given["max_steps"] = _steps(args.max_steps)
+    if args.max_time is not None:
+        given["max_time"] = _seconds(args.max_time)
+    verbosity = args.verbose - args.quiet
+    if verbosity:
+        given["verbosity"] = max(-2, min(1, verbosity))
+    return given
+
+
+def _steps(text: str) -> int:
+    plain = text.replace("_", "").replace(",", "")
+    if not plain.isdigit() or int(plain) < 1:
+        raise UsageError(f"healthcheck run: --max-steps takes a number of steps from 1, not {text!r}")
+    return int(plain)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"healthcheck run: --max-time takes a time such as 90s, 5m or 2h, not {text!r}")
+    return seconds
+
+
+def given_reports(given: Sequence[str]) -> dict[str, str]:
+    """Kind -> path; which kinds there are is known once the plugins are loaded."""
+    found: dict[str, str] = {}
+    for item in given:
+        kind, equals, path = item.partition("=")
+        if not kind or (equals and not path):
+            raise UsageError(f"healthcheck run: --report takes KIND=PATH, for instance json=hc.json, not {item!r}")
+        if kind in found:
+            raise UsageError(f"healthcheck run: --report {kind} is given twice ({found[kind]} and {path})")
+        found[kind] = path
+    return found

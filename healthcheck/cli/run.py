@@ -19,6 +19,8 @@ from healthcheck.cli.options import (
     add_plugin_option,
     add_report_option,
     add_rule_options,
+    given_reports,
+    given_settings,
     rule_choice,
 )
 from healthcheck.cli.usage import command_parser, nearest_file
@@ -224,57 +226,6 @@ def _no_such_file(target: str, rest: Sequence[str]) -> str:
     if not hint and target.startswith("-"):
         hint = f"options of healthcheck come before the script; see {'healthcheck run --help'}"
     return f"healthcheck run: there is no script {target}{'; ' + hint if hint else ' (working directory: ' + os.getcwd() + ')'}"
-
-
-def given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says, in the words of ``settings:``."""
-    given: dict[str, Any] = {}
-    if args.observe:
-        given["mode"] = "observe"
-    if args.live:
-        given["live"] = True
-    if args.fail_on:
-        given["fail_on"] = args.fail_on
-    if args.max_steps is not None:
-        given["max_steps"] = _steps(args.max_steps)
-    if args.max_time is not None:
-        given["max_time"] = _seconds(args.max_time)
-    verbosity = args.verbose - args.quiet
-    if verbosity:
-        given["verbosity"] = max(-2, min(1, verbosity))
-    return given
-
-
-def _steps(text: str) -> int:
-    plain = text.replace("_", "").replace(",", "")
-    if not plain.isdigit() or int(plain) < 1:
-        raise UsageError(f"healthcheck run: --max-steps takes a number of steps from 1, not {text!r}")
-    return int(plain)
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        seconds = float(number) * unit
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"healthcheck run: --max-time takes a time such as 90s, 5m or 2h, not {text!r}")
-    return seconds
-
-
-def given_reports(given: Sequence[str]) -> dict[str, str]:
-    """Kind -> path; which kinds there are is known once the plugins are loaded."""
-    found: dict[str, str] = {}
-    for item in given:
-        kind, equals, path = item.partition("=")
-        if not kind or (equals and not path):
-            raise UsageError(f"healthcheck run: --report takes KIND=PATH, for instance json=hc.json, not {item!r}")
-        if kind in found:
-            raise UsageError(f"healthcheck run: --report {kind} is given twice ({found[kind]} and {path})")
-        found[kind] = path
-    return found
 
 
 def name_clash(target: str, as_module: bool) -> str:

@@ -56,6 +56,7 @@ TABLE: tuple[Entry, ...] = (
 """Built-in sub-commands, by group, in the order of the help."""
 
 _RULE_FILES = (".yaml", ".yml")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec", "bash", "sh", "uv", "poetry", "conda")
 _LOGS = (".jsonl", ".csv", ".json", ".tfevents")
 """Endings by which a file is taken for a rule file or a recorded run in what is said of a wrong guess."""
 
@@ -129,9 +130,8 @@ def wrong_guess(given: Sequence[str]) -> str:
     if word.startswith("-"):
         rest = f"healthcheck run {line}"
         return f"healthcheck: options follow the command; did you mean: {rest}"
-    launched = launcher_line(word, given[1:])
-    if launched:
-        return launched
+    if word in _LAUNCHERS or Path(word).name.startswith("python"):
+        return f"healthcheck: did you mean: healthcheck run {line}"
     hint = suggest(word, [entry.name for entry in TABLE]) or "`healthcheck` alone lists them"
     return f'healthcheck: there is no command "{word}"; {hint}'
 
@@ -209,75 +209,3 @@ def may_be_brought(problem: Problem) -> bool:
 def plugin_options(waiting: Sequence[str]) -> str:
     """``-p tools/health.py -p pkg.health``, as a person in this directory would type it."""
     return " ".join(f"-p {os.path.relpath(where) if where.endswith('.py') else where}" for where in waiting)
-
-
-# --------------------------------------------------------------------------- launchers
-
-# Programs that start scripts stand before us, not behind: one watched process for each that they start.
-
-_PYTHON = re.compile(r"^(pypy|python)[0-9.]*(\.exe)?$")
-
-_NO_PYTHON = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
-"""Launchers that put ``python`` before what they start, and the option that keeps them from it."""
-_PLAIN = ("srun", "mpirun", "mpiexec", "uv", "poetry", "conda", "nohup", "time", "env")
-"""Programs that start any command."""
-
-_FLAGS = {
-    "--standalone", "--no-python", "--no_python", "-m", "--module", "--multi_gpu", "--multi-gpu", "--cpu", "--use_deepspeed",
-    "--use_fsdp", "--mixed-precision", "--debug", "-q", "--quiet", "--use_env", "--run-path", "--run_path",
-}  # fmt: skip
-"""Launcher options without a value; all others are taken to have one."""
-
-
-def launcher_line(target: str, rest: Sequence[str]) -> str:
-    """What to type instead, or an empty string if ``target`` is no program that starts scripts."""
-    name = Path(target).name
-    if _PYTHON.match(name):
-        line = shlex.join(_without_python_options(rest)) or "SCRIPT"
-        return f"healthcheck run: leave {name} out; it runs the script itself: healthcheck run {line}"
-    if name in _NO_PYTHON:
-        words = list(rest)
-        head = [name]
-        if name == "accelerate" and words[:1] == ["launch"]:
-            head.append(words.pop(0))
-        options, script = _split(words)
-        options = [word for word in options if word not in ("--no-python", "--no_python")]
-        line = shlex.join([*head, *options, _NO_PYTHON[name], "healthcheck", "run", *(script or ["SCRIPT"])])
-        return f"healthcheck run: the launcher comes first, each of its processes is watched: {line}"
-    if name in _PLAIN:
-        options, script = _split(list(rest))
-        line = shlex.join([name, *options, "healthcheck", "run", *_without_python(script or ["SCRIPT"])])
-        return f"healthcheck run: {name} comes first: {line}"
-    return ""
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Options of a launcher, and the script with its arguments.
-
-    Where the options end is a guess: only the launcher knows which of them take a value. The script is the first word
-    that ends in ``.py`` or is a Python, else the first word that no option can have as its value.
-    """
-    i = 0
-    while i < len(words) and not (words[i].endswith(".py") or _PYTHON.match(Path(words[i]).name)):
-        if words[i] in ("-m", "--module") and i + 1 < len(words) and not words[i + 1].startswith("-"):
-            return words[:i], ["-m", *words[i + 1 :]]
-        if not words[i].startswith("-") and (i == 0 or "=" in words[i - 1] or not words[i - 1].startswith("-")):
-            break
-        if not words[i].startswith("-") and words[i - 1] in _FLAGS:
-            break
-        i += 1
-    return words[:i], words[i:]
-
-
-def _without_python(words: Sequence[str]) -> list[str]:
-    if words and _PYTHON.match(Path(words[0]).name):
-        return _without_python_options(words[1:])
-    return list(words)
-
-
-def _without_python_options(words: Sequence[str]) -> list[str]:
-    """``-u -W error train.py`` -> ``train.py``; ``-m pkg`` stays."""
-    i = 0
-    while i < len(words) and words[i].startswith("-") and words[i] != "-m":
-        i += 2 if words[i] in ("-W", "-X") else 1
-    return list(words[i:])

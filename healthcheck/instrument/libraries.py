@@ -1,4 +1,4 @@
-"""Libraries that train without an adapter of their own: a few places of each, told to the step machine.
+"""Libraries that train without an adapter of their own: a few places of each, shown to the step machine.
 
 Torch shows losses, gradients and most updates of any library. What it does not show is where an epoch or an evaluation
 begins and ends, what it came to, and updates of optimizers that are none of torch's. A library says that in a handful of
@@ -231,10 +231,8 @@ def _go_on(around: Watching, result: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or isinstance(value, str):
+    """A number, a numpy scalar or a tensor with one element."""
+    if isinstance(value, (bool, str)):
         return False
-    return (
-        isinstance(value, (int, float))
-        or (hasattr(value, "dtype") and getattr(value, "size", 0) in (1,))
-        or (hasattr(value, "numel") and value.numel() == 1)
-    )
+    shape = getattr(value, "shape", None)
+    return isinstance(value, (int, float)) or (shape is not None and all(length == 1 for length in shape))

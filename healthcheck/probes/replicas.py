@@ -24,7 +24,6 @@ from healthcheck.core.rows import StepRow, Update
 from healthcheck.core.runinfo import RankTalk, RunFacts
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.checksums import Sums, checksums, folded, parts_for, positional_sums
-from healthcheck.device.living import live_objects
 from healthcheck.device.sampling import strided_view
 from healthcheck.device.tensors import GRADIENT, local_part, no_grad, on_host
 from healthcheck.probes.batches import content_hash, named_tensors

@@ -1,4 +1,4 @@
-"""The processes of one command: what those that are started are told, and what they leave behind for the end.
+"""The processes of one command: what those that are started are given, and what they leave behind for the end.
 
 ``HEALTHCHECK_WATCH`` holds the options of ``healthcheck run`` as JSON, and the name of a folder in which processes leave a
 few lines each: where the record lies, how each ended, which could not be watched. Standard library only.
@@ -48,16 +48,16 @@ class Job:
     def of_environment(cls) -> Job | None:
         """The job that this process belongs to, or None."""
         try:
-            told = json.loads(os.environ[VARIABLE])
-            return cls(told["options"], Path(told["job"]) if told.get("job") else None)
+            given = json.loads(os.environ[VARIABLE])
+            return cls(given["options"], Path(given["job"]) if given.get("job") else None)
         except (KeyError, ValueError, TypeError):
             return None
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What processes that are started need in their environment."""
         others = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
-        told = {"options": self.options, "job": None if self.folder is None else str(self.folder)}
-        return {"PYTHONPATH": os.pathsep.join([str(SITE), *others]), VARIABLE: json.dumps(told)}
+        given = {"options": self.options, "job": None if self.folder is None else str(self.folder)}
+        return {"PYTHONPATH": os.pathsep.join([str(SITE), *others]), VARIABLE: json.dumps(given)}
 
     def tell(self, environ: MutableMapping[str, str]) -> None:
         """Let what this process starts be watched."""
@@ -137,7 +137,7 @@ class Job:
         """What became of the processes that were watched, and which they are: ``2 child processes: train.py``."""
         found = [one for one in self.results() if one["steps"]]
         if not found:
-            return Elsewhere("", ""), ""
+            return Elsewhere(), ""
         failed = [f"{one['target']}: {one['exit_words']}" for one in found if one["verdict"] in ("failed", "stopped")]
         warned = [f"alerts in {one['target']}" for one in found if one["verdict"] == "warned"]
         names = ", ".join(dict.fromkeys(one["target"] for one in found))
@@ -206,8 +206,8 @@ def without_us(pid: int) -> list[tuple[int, str]]:
             # One that was forked shows the command of its parent, and is what that is.
             if not command or command == _command(parent) or "python" not in _program(child):
                 continue
-            told = f"{VARIABLE}=".encode() in Path(f"/proc/{child}/environ").read_bytes()
-            if not (told and not _shut(command)) and "libtorch" in Path(f"/proc/{child}/maps").read_text(
+            knows = f"{VARIABLE}=".encode() in Path(f"/proc/{child}/environ").read_bytes()
+            if not (knows and not _shut(command)) and "libtorch" in Path(f"/proc/{child}/maps").read_text(
                 errors="replace"
             ):
                 found.append((child, shlex.join([os.path.basename(command[0]), *command[1:4]])))
@@ -223,7 +223,7 @@ def _program(pid: int) -> str:
 
 
 def _shut(command: list[str]) -> bool:
-    """Whether an interpreter was told to look at no environment, or to load no ``site``."""
+    """Whether an interpreter was asked to look at no environment, or to load no ``site``."""
     for word in command[1:]:
         if not word.startswith("-") or word in ("-c", "-m"):
             return False

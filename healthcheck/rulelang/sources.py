@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.registry import BUILTIN, Registry
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.loader import load_file, load_mapping, load_text
+from healthcheck.rulelang.rule import RuleSet
 
 Source = "str | Path | Mapping[str, Any]"
 FILE_KEYS = frozenset(
@@ -156,6 +158,21 @@ class Joining(NamedTuple):
     name: str
     """Who brings them, as people call it: ``LossMonitorCallback``."""
     sources: Sequence[Any]
+
+
+@dataclass(slots=True)
+class RuleLayers:
+    """Where the rules of one run come from, and how to have them with more."""
+
+    load: Callable[[Any, Sequence[Joining]], RuleSet] | None = None
+    """Rules as the options of a session say, with layers over them; None for rules that were made by hand."""
+    opened_with: Any = None
+    """The :class:`~healthcheck.run.opening.SessionOptions` of the run."""
+    joined: list[Joining] = field(default_factory=list)
+    known: list[Any] = field(default_factory=list)
+    """Options that have joined already: some callbacks begin several times."""
+    of_callbacks: bool = False
+    """Whether nothing but callbacks with rules of their own opened the run: nobody has asked for rules that are found."""
 
 
 def collect(sources: Iterable[Any], registry: Registry, joining: Iterable[Joining] = ()) -> Collector:

@@ -63,7 +63,7 @@ class Ending:
     signal: int | None = None
     advice: str = ""
     """Why nothing of it may have been seen, and what helps; for a run in which nothing was judged."""
-    children: Elsewhere = Elsewhere("", "")
+    children: Elsewhere = field(default_factory=Elsewhere)
     """What became of child processes that were watched as well."""
     watched: str = ""
     """Which those are, in words."""

@@ -8,8 +8,8 @@ that contradict each other are an error, before training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.errors import UsageError
@@ -18,7 +18,7 @@ from healthcheck.engine.episodes import TRAITS
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.rulelang.discover import discover
 from healthcheck.rulelang.rule import RuleSet
-from healthcheck.rulelang.sources import Joining
+from healthcheck.rulelang.sources import Joining, RuleLayers
 from healthcheck.run.budget import acting_metrics, acts_on
 from healthcheck.run.judge import acted_upon
 
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
 FROM_OPTIONS = ("mode", "fail_on")
 """Settings that somebody who joins may decide, where the run leaves them at their defaults."""
-
-
-@dataclass(slots=True)
-class RuleLayers:
-    """Where the rules of one session come from, and how to have them with more."""
-
-    load: Callable[[SessionOptions, Sequence[Joining]], RuleSet] | None = None
-    """Rules as these options say, with layers over them; None in a session whose rules were made by hand."""
-    opened_with: SessionOptions | None = None
-    joined: list[Joining] = field(default_factory=list)
-    known: list[Any] = field(default_factory=list)
-    """Options that have joined already: some callbacks begin several times."""
-    of_callbacks: bool = False
-    """Whether nothing but callbacks with rules of their own opened the session: nobody has asked for rules that are found."""
 
 
 def join(session: Session, options: SessionOptions, name: str = "") -> None:

@@ -33,13 +33,13 @@ from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet
+from healthcheck.rulelang.sources import RuleLayers
 from healthcheck.run.actor import Actor, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
-from healthcheck.run.joining import RuleLayers
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
 from healthcheck.run.performance import add_performance
 from healthcheck.run.unjudged import why_unjudged
@@ -107,8 +107,7 @@ class Session:
         self.controls: SessionControls | None = None  # what actions may do to the run; None until a trainer has come
         self.reports: list[Report] = list(host.registry.reports.values())
         self.errors = ErrorLog(say or (lambda text: None), self._clean_up)
-        self.internal_errors = self.errors.internal
-        self._elsewhere = Elsewhere()
+        self.internal_errors, self._elsewhere = self.errors.internal, Elsewhere()
         self.step_of_log: Callable[[], int] = lambda: max(1, self.step)  # whoever counts steps knows better
         self.logged: set[str] = set()  # names of the metrics that were given to `log`
         self._not_judged: dict[str, str] = {}  # rule -> why it judges nothing more

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from healthcheck.core.alerts import Missing
 from healthcheck.core.events import EventKind
@@ -22,9 +22,6 @@ from healthcheck.engine.summary import too_short
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Cause, Derived
 from healthcheck.rulelang.sources import is_pack_name
-
-if TYPE_CHECKING:
-    from healthcheck.run.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +208,7 @@ def _never_logged(names: list[str]) -> Missing:
     return Missing(f"nothing logged {shown}", f"log {shown}", applies=False)
 
 
-def why_unjudged(session: Session, rule: Cause, capabilities: Capabilities | None) -> Missing:
+def why_unjudged(session: Any, rule: Cause, capabilities: Capabilities | None) -> Missing:
     """Why a rule of a live run was not judged; see :meth:`UnjudgedReasons.why`."""
     reasons = UnjudgedReasons(
         session.engine,

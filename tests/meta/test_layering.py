@@ -34,6 +34,7 @@ ROOMS = (
     "testing",
     "pytesting",
     "cli",
+    "site",
 )
 PLACE = {name: i for i, name in enumerate(ROOMS)}
 

@@ -196,3 +196,19 @@ def test_the_names_are_found_beside_the_adapter_too() -> None:
     assert huggingface.MemoryMonitoringCallback is huggingface_memory.MemoryMonitoringCallback
     with pytest.raises(AttributeError, match="NoSuchCallback"):
         _ = lightning.NoSuchCallback
+
+
+def test_an_average_is_not_a_number_at_the_step_that_was_none_and_a_number_again_after_it() -> None:
+    callback = LossMonitorCallback(log_interval=1, **QUIET)
+    callback.loss_history.clear()
+    callback.loss_history.extend([1.0, float("nan"), 3.0])
+    assert callback.values() == {"loss_avg": 2.0}
+    callback.loss_history.append(float("nan"))
+    assert str(callback.values()["loss_avg"]) == "nan"
+
+
+def test_a_callback_that_is_looked_for_in_the_package_is_found_by_its_message() -> None:
+    import healthcheck
+
+    with pytest.raises(AttributeError, match=r"from healthcheck\.trainers\.huggingface import HealthCheckCallback"):
+        _ = healthcheck.HealthCheckCallback

@@ -227,10 +227,10 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
             )  # not finite if one of them is not
 
     def _with_what_was_left_out(self, results: dict[str, Any]) -> str:
-        """Put the loss in that the Trainer should have told; returns how it was found, where it differs."""
+        """Put the loss in that the Trainer should have given; returns how it was found, where it differs."""
         total, self._eval_loss = self._eval_loss, None
-        told = results.get("loss")
-        if total is None or not isinstance(told, float) or told - told != 0.0:
+        mean = results.get("loss")
+        if total is None or not isinstance(mean, float) or mean - mean != 0.0:
             return ""
         total = float(total)  # an evaluation is over, whose results the Trainer has read as well
         if total - total == 0.0:

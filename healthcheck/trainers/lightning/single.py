@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -302,7 +303,11 @@ class LossMonitorCallback(MonitorCallback):
             self.loss_history.append(sample.value)
 
     def values(self) -> Mapping[str, float]:
-        return {"loss_avg": fmean(self.loss_history)} if self.loss_history else {}
+        """The mean; not a number where the newest loss is none, and no longer than that."""
+        losses = self.loss_history
+        if not losses or not isfinite(losses[-1]):
+            return {"loss_avg": losses[-1]} if losses else {}
+        return {"loss_avg": fmean(filter(isfinite, losses))}
 
 
 class AnomalyDetectorCallback(MonitorCallback):

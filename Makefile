@@ -100,6 +100,7 @@ golden: $(READY)
 wheels: $(READY)
 	rm -rf dist build plugins/*/build  # a build folder hands its old files on
 	for source in . plugins/healthcheck-*; do $(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist $$source || exit 1; done
+	rm -rf build plugins/*/build plugins/*/*.egg-info  # copies of files that tests and searches would find
 
 # With a Prometheus server on PATH (Debian's package) its test runs too, else it says that it was skipped.
 outward: wheels

@@ -36,7 +36,7 @@ ROWS, SECONDS = 64, 2.0
 LAST_SECONDS = 4.0
 """What the end of a run waits at most."""
 PER_TENSOR = frozenset({"parameter", "module", "layer"})
-"""Labels of families with a series for each tensor: trackers are not given them."""
+"""Labels of families with a series for each tensor: trackers do not get them."""
 
 Rows = Sequence[tuple[int, Mapping[str, float]]]
 """``(step, {name: value})`` in the order of the steps."""

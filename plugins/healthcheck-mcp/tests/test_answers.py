@@ -106,5 +106,5 @@ def test_series_are_thinned_with_both_ends() -> None:
     assert thinned(points[:3], 5) == points[:3]
 
 
-def test_paths_of_the_machine_are_not_told() -> None:
+def test_paths_of_the_machine_are_left_out() -> None:
     assert replay_of([{"target": "/home/me/runs/r1", "verdict": "ok"}])[0]["target"] == "r1"

@@ -1,7 +1,7 @@
 """Which cards this process trains on, in NVML's words.
 
 NVML counts all cards of the machine in the order of the PCI bus; CUDA counts those that ``CUDA_VISIBLE_DEVICES`` leaves, in
-another order where it is told so. The two are matched by UUID, else by PCI address, never by index.
+another order where `CUDA_DEVICE_ORDER` says so. The two are matched by UUID, else by PCI address, never by index.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Plugin(Tracker):
         self._writer.add_text(f"{self.prefix}alerts", f"**{alert.severity}: {alert.title}**  \n{lines}", alert.step)
 
     def artifact(self, alert: TrackedAlert, folder: Path) -> None:
-        """TensorBoard keeps no files: it is told where they are."""
+        """TensorBoard keeps no files: it shows where they are."""
         self._writer.add_text(f"{self.prefix}evidence", f"{alert.title}: `{folder}`", alert.step)
 
     def end(self, report: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class Probe:
 
 @hookimpl
 def healthcheck_register_settings(register):
-    register(Setting("acme.room", "", "Which room is told.", {"type": "string", "pattern": "^[a-z]*$"}))
+    register(Setting("acme.room", "", "Which room hears of it.", {"type": "string", "pattern": "^[a-z]*$"}))
     register(Setting("acme.most", 3, "Most messages.", {"type": "integer", "minimum": 1}))
 
 

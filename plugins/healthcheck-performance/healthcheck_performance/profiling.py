@@ -338,6 +338,8 @@ class Recording:
     def _ready(self, profiler: Any) -> None:
         events = list(profiler.events() or ())
         reading = read_profile(events, _device_name())
+        if not reading.steps:  # the run has ended within the warm-up
+            return
         last = max(self._last, 1)
         profiled = Profiled(max(1, last - max(reading.steps, 1) + 1), last, reading, why=self.why)
         folder = self._folder()

@@ -145,6 +145,8 @@ def test_a_run_that_ends_within_a_profile_ends_it(train: Callable[..., Any]) -> 
     ran = train(callbacks=[Profile(wait=4, active=50)], steps=12)
     assert not torch.autograd._profiler_enabled()
     assert ran.report["internal_errors"] == []
+    ran = train(callbacks=[Profile(wait=4, warmup=50)], steps=12)
+    assert "performance.profile" not in ran.report["performance"]["findings"]
 
 
 def test_a_profiler_of_one_s_own_runs_on_its_schedule_with_its_handler(

@@ -46,7 +46,11 @@ def healthcheck_register_actions(register: Callable[[Action], None]) -> None:
 
 @hookimpl
 def healthcheck_configure(session: Session) -> None:
-    """``locate`` and ``ask_ranks`` have to listen before anything is wrong; the other actions wait for their alert."""
+    """``locate`` and ``ask_ranks`` have to listen before anything is wrong, ``profile`` to know how; the other actions wait
+    for their alert."""
+    profile = session.host.registry.actions.get(Profile.name)
+    if isinstance(profile, Profile):
+        profile.listen(session)
     locate = session.host.registry.actions.get(Locate.name)
     if isinstance(locate, Locate):
         locate.listen(session)

@@ -9,15 +9,19 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.runinfo import RunFacts
 from healthcheck.core.text import size_text
+
+if TYPE_CHECKING:
+    from healthcheck.core.events import Event
+    from healthcheck.run.session import Session
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _LIBRARIES = tuple({p for k in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(k))})
@@ -187,6 +191,14 @@ class Profile:
     def __init__(self) -> None:
         self._running: _Recording | None = None
         self._made = 0
+        self._session: Session | None = None
+
+    def listen(self, session: Session) -> None:
+        """Count the ends of steps of this session instead of updates of any optimizer, and keep their times out of it.
+
+        Steps end within torch's hooks of optimizers, and torch does not stand it when one comes or goes meanwhile.
+        """
+        self._session = session
 
     def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
         if context.run_dir is None:
@@ -196,6 +208,8 @@ class Profile:
             return ActionOutcome.nothing_done(self.name, "the training thread is not at a step")
         if self._running is not None and not self._running.over:
             return ActionOutcome.nothing_done(self.name, "one is being recorded")
+        if _others_record(self._session):
+            return ActionOutcome.nothing_done(self.name, "another profiler is recording")
         if self._made >= MAX_PROFILES:
             return ActionOutcome.nothing_done(self.name, f"this run has {MAX_PROFILES} already")
         folder = context.run_dir / "profile"
@@ -206,17 +220,24 @@ class Profile:
         steps = int(context.options.get("steps", DEFAULT_STEPS))
         path = folder / f"{alert.number:03d}-rank{alert.rank}.json"
         try:
-            self._running = _Recording(path, steps, context)
+            self._running = _Recording(path, steps, context, self._session)
         except RuntimeError as error:  # another profiler is active
             return ActionOutcome.nothing_done(self.name, f"{error}")
         self._made += 1
         return ActionOutcome.of(self.name, f"profiling the next {steps} steps: {path}", path=str(path))
 
 
-class _Recording:
-    """One running profiler, ended by torch's optimizer hook after so many steps."""
+def _others_record(session: Session | None) -> bool:
+    """Whether a profiler is active: torch does not refuse a second one, it crashes."""
+    import torch
 
-    def __init__(self, path: Path, steps: int, context: ActionContext) -> None:
+    return torch.autograd._profiler_enabled() or (session is not None and session.facts.untimed > 0)
+
+
+class _Recording:
+    """One running profiler, ended after so many steps."""
+
+    def __init__(self, path: Path, steps: int, context: ActionContext, session: Session | None) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -228,15 +249,36 @@ class _Recording:
         self.say = context.say
         self.over = False
         self.profiler = torch.profiler.profile(activities=activities, acc_events=True)
-        self.profiler.start()
-        self.hook = register_optimizer_step_post_hook(lambda *_: self._stepped())
+        self.timed: Callable[[], None] = session.untimed() if session is not None else lambda: None
+        self.last = -1
+        self.forget: list[Callable[[], None]] = []
+        try:
+            self.profiler.start()
+        except BaseException:
+            self.timed()
+            raise
+        if session is None:
+            self.forget.append(register_optimizer_step_post_hook(lambda *_: self._stepped()).remove)
+        else:
+            self.forget.append(session.on("step_end", self._step_over))
+            self.forget.append(session.on("train_end", lambda event: self._end()))
+
+    def _step_over(self, event: Event) -> None:
+        if event.step != self.last:  # each optimizer of a step may end it
+            self.last = event.step
+            self._stepped()
 
     def _stepped(self) -> None:
         self.left -= 1
-        if self.left > 0 or self.over:
+        if self.left <= 0:
+            self._end()
+
+    def _end(self) -> None:
+        if self.over:
             return
         self.over = True
-        self.hook.remove()
+        for forget in self.forget:
+            forget()
         try:
             self.profiler.stop()
             self.profiler.export_chrome_trace(str(self.path))
@@ -244,4 +286,6 @@ class _Recording:
         except (OSError, RuntimeError) as error:
             self.say(f"profile not written: {error}")
             return
+        finally:
+            self.timed()
         self.say(f"profile written: {self.path}")

@@ -148,7 +148,7 @@ class RunProfiler:
         finished: Callable[[Profiled], None] = lambda profiled: None,
     ) -> Recording:
         """Begin a recording. Raises ``RuntimeError`` where one is under way, here or of somebody else."""
-        if self.running is not None:
+        if self.running is not None or is_recording():  # torch does not refuse a second one, it crashes
             raise RuntimeError("one is being recorded")
         self.running = Recording(self, options, model or self.model, why, finished, profiler)
         try:
@@ -192,6 +192,13 @@ class RunProfiler:
         if verdict is not None:
             found["performance.bound"] = verdict.finding()
         return {name: {k: v for k, v in one.items() if v not in ("", None)} for name, one in found.items()}
+
+
+def is_recording() -> bool:
+    """Whether a profiler of torch is active in this process, whoever's it is."""
+    import torch
+
+    return bool(torch.autograd._profiler_enabled())
 
 
 def _busy() -> float | None:
@@ -295,6 +302,8 @@ class Recording:
         if event.step == self._last:  # of another optimizer
             return
         self._last = event.step
+        if self.given and self._timed is None and is_recording():
+            return  # another one is at work while this one waits: it waits on
         self.steps += 1
         try:
             self._untimed(True)  # writing takes time, too
@@ -329,6 +338,8 @@ class Recording:
     def _ready(self, profiler: Any) -> None:
         events = list(profiler.events() or ())
         reading = read_profile(events, _device_name())
+        if not reading.steps:  # the run has ended within the warm-up
+            return
         last = max(self._last, 1)
         profiled = Profiled(max(1, last - max(reading.steps, 1) + 1), last, reading, why=self.why)
         folder = self._folder()
@@ -450,16 +461,16 @@ class Countdown:
         if compile_log(profiler_of(self.session).at_start).functions:
             self._undo.append(self.session.on("step_end", self._heard))
             return
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
+        _counters.append(self)
+        self._undo.append(lambda: _counters.remove(self))
+        _hear_optimizers()
 
     def _heard(self, event: Event) -> None:
         if event.step != self._step:
             self._step = event.step
             self._one_more()
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def stepped(self, optimizer: Any) -> None:
         known = self._optimizer() if self._optimizer is not None else None
         if known is None:
             self._optimizer = weakref.ref(optimizer)
@@ -477,6 +488,27 @@ class Countdown:
                 self.function()
             except Exception as error:  # it must never reach the training
                 self.session.note(f"performance: {type(error).__name__}: {error}")
+
+
+_counters: list[Countdown] = []
+"""Those that count steps now."""
+_hears = False
+
+
+def _hear_optimizers() -> None:
+    """One hook for the process, which stays: torch goes through its hooks while they are called, so that none may come or
+    go meanwhile, and steps end within them."""
+    global _hears
+    if not _hears:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(_optimizer_stepped)
+        _hears = True
+
+
+def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for one in tuple(_counters):
+        one.stepped(optimizer)
 
 
 class Profile:

@@ -87,7 +87,7 @@ def test_nothing_is_left_behind_and_before_it_nobody_hears_of_steps(train: Calla
     def between(step: int, session: Any) -> None:
         heard[step] = session.has_hooks("step_end")
 
-    before = len(hooks._global_forward_pre_hooks), len(optimizers._global_optimizer_post_hooks)
+    before = len(hooks._global_forward_pre_hooks)
     ran = train(callbacks=[Profile(wait=6, active=2)], steps=24, between=between)
     during = [step for step, was in heard.items() if was]
     assert during
@@ -95,7 +95,38 @@ def test_nothing_is_left_behind_and_before_it_nobody_hears_of_steps(train: Calla
     assert max(during) < 6 + 1 + 2 + 4
     assert not ran.session.has_hooks("step_end")
     assert not torch.autograd._profiler_enabled()
-    assert (len(hooks._global_forward_pre_hooks), len(optimizers._global_optimizer_post_hooks)) == before
+    assert len(hooks._global_forward_pre_hooks) == before
+    assert healthcheck_performance.profiling._counters == []
+
+
+def test_hooks_of_others_are_called_while_ours_begin_and_end(train: Callable[..., Any]) -> None:
+    """torch does not stand it when a hook comes or goes while it goes through them."""
+    called: list[int] = []
+    handles: list[Any] = []
+
+    def between(step: int, session: Any) -> None:
+        if step == 3:
+            handles.append(optimizers.register_optimizer_step_post_hook(lambda *given: called.append(1)))
+
+    rule = {"metric": "loss", "when": {"above": 0}, "warmup": 4, "severity": "info", "then": ["profile"]}
+    rules = {"version": 1, "rules": {"r": rule}}
+    ran = train(rules, callbacks=[Profile(wait=2, active=1, repeat=3), Waits()], steps=60, between=between)
+    handles[0].remove()
+    assert len(called) == 58
+    assert len(healthcheck_performance.profiling.profiler_of(ran.session).done) == 3
+    assert ran.report["internal_errors"] == []
+
+
+class Waits(Profile):
+    """Another that counts."""
+
+    name = "another"
+
+    def __init__(self) -> None:
+        super().__init__(wait=9, active=1, ranks="all")
+
+    def _due(self) -> None:
+        return
 
 
 def test_the_profiled_steps_enter_no_step_time_and_change_no_weight(train: Callable[..., Any]) -> None:
@@ -114,6 +145,8 @@ def test_a_run_that_ends_within_a_profile_ends_it(train: Callable[..., Any]) -> 
     ran = train(callbacks=[Profile(wait=4, active=50)], steps=12)
     assert not torch.autograd._profiler_enabled()
     assert ran.report["internal_errors"] == []
+    ran = train(callbacks=[Profile(wait=4, warmup=50)], steps=12)
+    assert "performance.profile" not in ran.report["performance"]["findings"]
 
 
 def test_a_profiler_of_one_s_own_runs_on_its_schedule_with_its_handler(

@@ -76,8 +76,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def plugin_file(tmp_path: Path) -> str:
+def plugin_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The plugin as a local file: the same whether its distribution is installed or not."""
+    monkeypatch.setenv("HEALTHCHECK_DISABLE_PLUGINS", "webhook")
     path = tmp_path / "webhook.py"
     path.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})\n"
@@ -90,7 +91,6 @@ def plugin_file(tmp_path: Path) -> str:
 @pytest.fixture
 def sent(server: Server, plugin_file: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Plays losses under :data:`RULES` with the webhook on; returns the report's section."""
-    monkeypatch.setenv("HEALTHCHECK_DISABLE_PLUGINS", "webhook")
     monkeypatch.setenv("MY_HOOK", server.url)
 
     def run(losses: str, **settings: Any) -> dict[str, Any]:
@@ -297,13 +297,10 @@ def test_a_script_whose_webhook_hangs_ends_in_time_and_no_token_is_left_anywhere
     }
     command = [sys.executable, "-m", "healthcheck", "run", "-p", plugin_file, "--rules", "rules.yaml", "--report",
                "html=page.html", "train.py", "--api-key", "sk-argvargvargv1234"]  # fmt: skip
-    began = time.monotonic()
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    lasted = time.monotonic() - began
-    ended = server.times[0] if server.times else 0.0
-    assert ended, result.stderr
-    assert time.monotonic() - ended < 30
-    assert lasted < 60  # the server would have answered by now only if it had been waited for
+    ended = time.monotonic()
+    assert server.times, result.stderr
+    assert ended - server.times[0] < 40  # the server holds each request for a minute
     assert float(result.stdout.split("slowest")[1]) < 2
     assert "webhook: not delivered: loss-not-finite at step 31" in result.stderr
     report = json.loads(next((tmp_path / "runs").glob("*/report.json")).read_text())

@@ -144,7 +144,10 @@ class PluginHost:
         except BaseException as error:
             if passes_on(error):
                 raise
-            self.registry.remove_owner(name)
+            if not any(
+                info.name == name for info in self.infos
+            ):  # else it is another plugin of that name that has them
+                self.registry.remove_owner(name)
             self._not_loaded(PluginFailure(name, source, _reason(error)), error)
 
     def _not_loaded(self, failure: PluginFailure, error: BaseException) -> None:

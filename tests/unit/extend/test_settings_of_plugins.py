@@ -142,3 +142,11 @@ def test_the_users_own_rule_on_it_is_not_judged_with_that_reason(plugin: str) ->
     played = play(rules, {"loss": "1 x5"}, plugins=[plugin])
     assert played.report["rules"]["hot"]["verdict"] == "not judged"
     assert played.report["rules"]["hot"]["reason"] == "the driver of acme was not found"
+
+
+def test_a_second_plugin_of_the_same_name_takes_nothing_from_the_first(plugin: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "acme.py").write_text("import healthcheck\n")
+    session = open_test_session(RULES, plugins=[plugin, str(tmp_path / "other" / "acme.py")])
+    assert session.settings["acme.most"] == 3
+    assert any("loaded already" in note for note in session.info.notes)

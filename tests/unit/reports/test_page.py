@@ -227,7 +227,12 @@ def test_thinning_keeps_the_ends_and_every_extreme(points: int) -> None:
 
 
 def test_what_a_run_waited_for_is_said_with_its_evidence_and_what_to_try(sick: dict[str, Any]) -> None:
-    bound = {"text": "all-reduce takes 60 % of a step", "bound": "communication", "share": 0.6, "advice": "larger buckets"}
+    bound = {
+        "text": "all-reduce takes 60 % of a step",
+        "bound": "communication",
+        "share": 0.6,
+        "advice": "larger buckets",
+    }
     rows = [{"kernel": "gemm", "ms": 3.0}, {"kernel": "copy <x>", "ms": 12.0}]
     sick["performance"] = {
         "seconds": 10.0,

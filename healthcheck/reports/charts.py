@@ -410,9 +410,9 @@ def _under_the_pointer(picture: Picture, scale: Scale) -> list[str]:
         begin = min(known[0] for known in values.values())
         end = max(known[1] for known in values.values())
         head = f"step {step(begin)}" if begin == end else f"steps {step(begin)} to {step(end)}"
-        told = [f"{label}: {_range_text(known[2], picture.unit)}" for label, known in values.items()]
-        told += [mark.text for mark in picture.marks if begin <= mark.first <= end]
-        title = escape(head) + "".join(f"&#10;{escape(line)}" for line in told)
+        shown = [f"{label}: {_range_text(known[2], picture.unit)}" for label, known in values.items()]
+        shown += [mark.text for mark in picture.marks if begin <= mark.first <= end]
+        title = escape(head) + "".join(f"&#10;{escape(line)}" for line in shown)
         made.append(
             f'<rect class="h" x="{n * width:.1f}" y="0" width="{width:.1f}" height="{HEIGHT}"><title>{title}</title></rect>'
         )

@@ -222,13 +222,13 @@ class _Page:
             "torch.compile": duration(float(found["compile_seconds"])) if found.get("compile_seconds") else None,
         }
         made = _list(facts) if found else ""
-        told = found.get("verdict")
-        if told:
-            advice = f"<p class=try><b>try</b> {escape(str(told['advice']))}</p>" if told.get("advice") else ""
-            head = f"{told['bound']} bound: {told['text']}"
+        reached = found.get("verdict")
+        if reached:
+            advice = f"<p class=try><b>try</b> {escape(str(reached['advice']))}</p>" if reached.get("advice") else ""
+            head = f"{reached['bound']} bound: {reached['text']}"
             made += f"<article class=info><h3>{escape(head)}</h3>{advice}</article>"
         for name, finding in (found.get("findings") or {}).items():
-            if told and name == told.get("finding") and not finding.get("rows"):
+            if reached and name == reached.get("finding") and not finding.get("rows"):
                 continue
             advice = f"; try: {finding['advice']}" if finding.get("advice") else ""
             made += f"<p>{escape(str(finding['text']) + advice)} <small>({escape(str(finding.get('from', '')))})</small></p>"
@@ -401,7 +401,7 @@ def _evidence(data: PageData) -> str:
 def _environment(facts: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in (facts.get("versions") or {}).items())
     overhead = report.get("overhead") or {}
-    told = {
+    known = {
         "command": " ".join(map(str, facts.get("argv", ()))),
         "folder": facts.get("folder"),
         "host": facts.get("host"),
@@ -410,7 +410,7 @@ def _environment(facts: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         "our own time": duration(float(overhead["host_seconds"])) if overhead.get("host_seconds") else None,
         "steps left out": f"{overhead['steps_left_out']:,}" if overhead.get("steps_left_out") else None,
     }
-    rows = "".join(f"<dt>{key}</dt><dd>{escape(str(value))}</dd>" for key, value in told.items() if value)
+    rows = "".join(f"<dt>{key}</dt><dd>{escape(str(value))}</dd>" for key, value in known.items() if value)
     return f"<dl>{rows}</dl>" if facts and rows else ""
 
 

@@ -125,10 +125,10 @@ def heat_map(title: str, series: Sequence[Series], *, bad: Sequence[str] = (), u
                 continue
             shade = "hx" if not math.isfinite(value) else f"h{_shade(value, low, high)}"
             at = f"step {step(begin)}" if begin == end else f"steps {step(begin)} to {step(end)}"
-            told = escape(f"{one.parameter}, {at}: {number(value, unit)}")
+            shown = escape(f"{one.parameter}, {at}: {number(value, unit)}")
             drawn.append(
                 f'<rect class="{shade}" x="{column * width:.1f}" y="{n * 10}" width="{width + 0.2:.1f}" height="10">'
-                f"<title>{told}</title></rect>"
+                f"<title>{shown}</title></rect>"
             )
     left = len(series) - len(rows)
     said = f"{plural(len(rows), 'row')}, steps {step(first)} to {step(last)}; largest value of each cell"
@@ -245,7 +245,7 @@ def _course(record: Recorded, whole: Series, parts: Sequence[str]) -> str:
     for n, value in enumerate(wholes):
         if value is None:
             continue
-        y, told, used = 100.0, [], 0.0
+        y, shown, used = 100.0, [], 0.0
         shares = [(name, of_part[name][n] or 0.0) for name in parts]
         shares.append(("other", max(0.0, value - sum(seconds for _, seconds in shares))))
         bars = []
@@ -254,12 +254,12 @@ def _course(record: Recorded, whole: Series, parts: Sequence[str]) -> str:
             used += seconds
             height = seconds / top * 100
             y -= height
-            told.append(f"{name} {number(seconds, 's')}")
+            shown.append(f"{name} {number(seconds, 's')}")
             bars.append(
                 f'<rect class="p-{name}" x="{n * width:.1f}" y="{y:.1f}" width="{width * 0.92:.1f}" height="{height:.1f}"/>'
             )
         at = first + n * (last - first + 1) // columns
-        title = f"from step {step(at)}: {number(value, 's')} a step, " + ", ".join(told)
+        title = f"from step {step(at)}: {number(value, 's')} a step, " + ", ".join(shown)
         drawn.append(f"<g>{''.join(bars)}<title>{escape(title)}</title></g>")
     return (
         f'<div class=plot><div class="area low"><svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" '

@@ -59,8 +59,8 @@ def add_performance(
     found["findings"] = _findings(found)
     report["performance"] = found
     ask(found)
-    if (told := verdict(found)) is not None:
-        found["verdict"] = told
+    if (reached := verdict(found)) is not None:
+        found["verdict"] = reached
 
 
 def verdict(found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -73,8 +73,8 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any] | None:
     if not bound:
         return None
     name = max(bound, key=lambda name: bound[name]["share"])
-    told = {key: bound[name][key] for key in ("bound", "share", "text", "advice") if key in bound[name]}
-    return {**told, "finding": name}
+    reached = {key: bound[name][key] for key in ("bound", "share", "text", "advice") if key in bound[name]}
+    return {**reached, "finding": name}
 
 
 def _split(recent: Recent) -> dict[str, Any]:

@@ -120,12 +120,14 @@ def test_other_rules_over_the_same_record_know_what_the_run_collected(
 def test_a_thinned_record_says_that_it_is_not_whole(
     live: tuple[Path, dict[str, Any]], healthcheck_command: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from healthcheck.record.lines import thin
+    from healthcheck.record.lines import Thinner
 
     folder, _ = live
     copy = tmp_path / "thinned"
     shutil.copytree((folder / "healthcheck-runs/latest").resolve(), copy)
     samples = copy / "samples.jsonl"
-    samples.write_bytes(thin(samples.read_bytes(), 1, [40], keep_steps=5))
+    thinner = Thinner(10**6, [40], keep_steps=5)
+    samples.write_bytes(thinner.marker(1) + thinner.take(samples.read_bytes()))
     done = healthcheck_command("replay", copy, "--rules", folder / "healthcheck.yaml")
     assert "only a part of the evaluations was kept" in done.stdout
+    assert "healthcheck: OK" not in done.stdout

@@ -162,8 +162,19 @@ def _ultralytics_evaluation(seen: Seen, trainer: Any) -> Watching:
 # -- Stable-Baselines3 ---------------------------------------------------------------------------------
 
 
+_SB3_NAMES = {
+    "rollout/ep_rew_mean": "reward",
+    "rollout/ep_len_mean": "episode_length",
+    "eval/mean_reward": "eval.reward",
+    "train/approx_kl": "kl",
+    "train/clip_fraction": "clip_fraction",
+    "train/explained_variance": "explained_variance",
+}
+"""As `replay` names them."""
+
+
 def _sb3_dump(seen: Seen, logger: Any, *given: Any, **named: Any) -> Watching:
-    values = {str(name): value for name, value in logger.name_to_value.items()}
+    values = {_SB3_NAMES.get(str(name), str(name)): value for name, value in logger.name_to_value.items()}
     seen.logs({name: value for name, value in values.items() if not name.startswith("time/")})
     yield
 

@@ -111,13 +111,14 @@ def test_a_healthy_training_is_seen_and_silent(library: str, train: Callable[[st
     ran = train(library, "healthy")
     assert ran.result.returncode == 0, ran.result.stderr
     assert ran.said("FINITE") == ["True"]
-    assert ran.alerts == {}
+    # The loss of a policy jumps by itself; that rule is ours, for the other libraries.
+    assert ran.alerts.keys() <= ({"jump"} if library in NO_EVALUATION else set())
     assert ran.report["steps"] == len({step for step, _ in ran.samples["loss"]})
     assert {"loss", "grad_norm", "lr", "update_ratio"} <= ran.samples.keys()
     facts = {"steps": "works"}
     if library in NO_EVALUATION:
-        assert "reward" in ran.samples
-        facts["evaluation"] = "differs: rewards of its logger"
+        assert "kl" in ran.samples
+        facts["evaluation"] = "differs: what its logger says of rollouts"
     else:
         told = [value for _, value in ran.samples["eval.loss"]]
         if ran.said("HELD"):

@@ -23,6 +23,7 @@ from healthcheck.probes.looks import next_look
 from healthcheck.probes.memory_readings import (
     TorchDevice,
     cgroup_memory,
+    limited_cgroups,
     memory_limit_bytes,
     open_files,
     resident_bytes,
@@ -128,9 +129,8 @@ class HostMemoryProbe:
         self,
         resident: Callable[[], int | None] | None = None,
         limit: Callable[[], int | None] | None = None,
-        group: Callable[[], tuple[int, int] | None] | None = None,
     ) -> None:
-        self._group = group or cgroup_memory
+        self._groups: list[Any] | None = None
         self._resident = resident or resident_bytes
         self._ask_limit = limit or memory_limit_bytes
         self._limit: int | None = None
@@ -149,7 +149,9 @@ class HostMemoryProbe:
             if self._limit:
                 samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
         if demand.due("memory.cgroup_fraction", event.step):
-            group = self._group()
+            if self._groups is None:
+                self._groups = limited_cgroups()
+            group = cgroup_memory(self._groups) if self._groups else None
             if group is not None:
                 facts = {
                     "memory": f"{size_text(group[0])} of {size_text(group[1])}, this process {size_text(used)} of it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +77,31 @@ def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/
     return min(limits) if limits else None
 
 
-def cgroup_memory(
+def limited_cgroups(
     root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")
-) -> tuple[int, int] | None:
-    """Memory in use and its limit, of the cgroup above this process that is nearest to its limit; None without a limit.
+) -> list[tuple[str, Path, int]]:
+    """The cgroups above this process that have a memory limit: version, folder, limit. They stay those of a process."""
+    found = []
+    for version, folder in _cgroup_folders(root, proc):
+        limit = _read_limit(folder / ("memory.max" if version == "v2" else "memory.limit_in_bytes"))
+        if limit is not None and 0 < limit < _UNLIMITED:
+            found.append((version, folder, limit))
+    return found
+
+
+def cgroup_memory(groups: Sequence[tuple[str, Path, int]]) -> tuple[int, int] | None:
+    """Memory in use and its limit, of that of these cgroups which is nearest to its limit; None without one.
 
     All processes of the group count: loader workers, and other ranks. Cached files that nobody has touched lately do not: the
     kernel takes them back before it kills anybody.
     """
     found: list[tuple[int, int]] = []
-    for version, folder in _cgroup_folders(root, proc):
+    for version, folder, limit in groups:
         v2 = version == "v2"
-        limit = _read_limit(folder / ("memory.max" if v2 else "memory.limit_in_bytes"))
         used = _read_limit(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
-        if limit is None or used is None or not 0 < limit < _UNLIMITED:
-            continue
-        cached = _statistic(folder / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
-        found.append((max(0, used - cached), limit))
+        if used is not None:
+            cached = _statistic(folder / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+            found.append((max(0, used - cached), limit))
     return max(found, key=lambda pair: pair[0] / pair[1], default=None)
 
 

@@ -172,6 +172,8 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
     allowed |= {"params.fresh", "optimizer.eps_lost", "schedule.used", "targets.unseen", "copies.way"}
     # Only in runs that accumulate gradients, and in those whose loss has a logarithm, a root or a quotient.
     allowed |= {"updates.carried", "loss.undefined_derivatives"}
+    # Compared at step 5 and once in 50 steps by their probe, where there are several ranks.
+    allowed |= {m for m in registry.metrics if m.startswith("ranks.")} | {"ddp.replaced_parameters"}
     # At the exception that ends a run.
     allowed |= {"oom.activations", "oom.state", "oom.fragmentation", "oom.host"}
     each_step = {cause.selector.metric for cause in load("recommended").causes if cause.every < 5}

@@ -10,7 +10,7 @@ import torch
 from driver import View
 
 from healthcheck.core.events import Event, EventKind
-from healthcheck.probes.memory_readings import cgroup_memory
+from healthcheck.probes.memory_readings import cgroup_memory, limited_cgroups
 from healthcheck.probes.out_of_memory import OutOfMemoryProbe, kept_by_layer, ran_out
 
 
@@ -115,7 +115,7 @@ def test_memory_of_a_cgroup_is_that_of_all_its_processes_without_idle_cache(vers
     (folder / names[0]).write_text("1000\n")
     (folder / names[1]).write_text("970\n")
     (folder / "memory.stat").write_text(f"anon 500\n{names[2]} 250\nfile 300\n")
-    assert cgroup_memory(tmp_path / "fs", proc) == (720, 1000)
+    assert cgroup_memory(limited_cgroups(tmp_path / "fs", proc)) == (720, 1000)
 
 
 def test_without_a_limit_there_is_no_cgroup_memory(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_without_a_limit_there_is_no_cgroup_memory(tmp_path: Path) -> None:
     (tmp_path / "fs/memory.max").write_text("max\n")
     (tmp_path / "fs/memory.current").write_text("970\n")
     (tmp_path / "cgroup").write_text("0::/\n")
-    assert cgroup_memory(tmp_path / "fs", tmp_path / "cgroup") is None
+    assert limited_cgroups(tmp_path / "fs", tmp_path / "cgroup") == []

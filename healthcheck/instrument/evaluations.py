@@ -167,11 +167,11 @@ class Evaluations:
 
     def _take_share(self) -> float | None:
         """Which part of what was evaluated is trained on, of the set of which least is. Forgets the sets."""
-        sets, self._evaluated = [ref() for ref in self._evaluated], []
+        sets, self._evaluated = [dataset for ref in self._evaluated if (dataset := ref()) is not None], []
         trained = None if self._training_data is None else self._training_data()
         if trained is None or not sets or not self._session.board.reads(EventKind.EVAL_END, "trained_share"):
             return None
-        return min(shared_rows(dataset, trained) for dataset in sets if dataset is not None)
+        return min(shared_rows(dataset, trained) for dataset in sets)
 
     def pass_begins(self) -> None:
         """A backward pass begins in a pause, and ends it."""

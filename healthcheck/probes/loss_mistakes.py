@@ -36,7 +36,7 @@ _TERMS = 48
 """Nodes between a loss and the terms that it is made of that are followed."""
 _LEAST_ROWS = 3
 MASK = 64
-"""Values of a mask from which it is told from a few weights."""
+"""Values of a mask from which on it is not mistaken for a few weights."""
 _BETWEEN = (*REDUCING, *NEUTRAL, "Minimum", "Maximum", "Clamp", "Where", "Stack", "Cat")
 
 

@@ -26,9 +26,9 @@ class LossParameterProbe:
     """Counts leaves of the graph of the loss that are used behind what is trained and are in no optimizer.
 
     Losses of metric learning have vectors for each class, losses of several tasks their weights, contrastive losses a
-    temperature: modules or parameters beside the model, which ``model.parameters()`` leaves out. Left alone is a part of
-    the model that holds what is trained, what was given a state dict (a network that measures how alike pictures are), and
-    what another look does not meet again.
+    temperature: modules or parameters beside the model, which ``model.parameters()`` leaves out. Left alone are the weights
+    of layers (a network that judges what the model makes), a part of the model that holds what is trained, what was given
+    a state dict, and what another look does not meet again.
     """
 
     name = "loss-parameters"
@@ -81,6 +81,8 @@ def _behind_trained(root: Any, held: set[int]) -> list[Any]:
     """An optimizer's tensors, also turned or looked at in another shape."""
     below: dict[int, set[int]] = {}
     """Of each node that was made of leaves alone, without a layer: these leaves."""
+    as_it_is: set[int] = set()
+    """Nodes that are a leaf itself, perhaps turned: read by a layer it is that layer's weight, in a network that judges."""
     leaves: dict[int, Any] = {}
     found: dict[int, Any] = {}
     for node in all_behind(root):
@@ -91,13 +93,17 @@ def _behind_trained(root: Any, held: set[int]) -> list[Any]:
             else:
                 leaves[key] = node.variable
                 below[key] = {key}
+                as_it_is.add(key)
             continue
         parents = [id(parent) for parent, _ in node.next_functions if parent is not None]
         if kind in NEUTRAL and not parameters.isdisjoint(parents):
             parameters.add(key)
             continue
         behind = not calculated.isdisjoint(parents)
-        own = set[int]().union(*(below.get(parent, ()) for parent in parents))
+        if kind in NEUTRAL and not as_it_is.isdisjoint(parents):
+            as_it_is.add(key)
+        used = [parent for parent in parents if not (kind in _LAYERS and parent in as_it_is)]
+        own = set[int]().union(*(below.get(parent, ()) for parent in used))
         if behind:
             found.update((leaf, leaves[leaf]) for leaf in own)
         if behind or not parameters.isdisjoint(parents):

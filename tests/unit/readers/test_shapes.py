@@ -496,3 +496,17 @@ def test_the_monitor_of_baselines_tells_rewards(read: Callable[..., RecordedRun]
         (1, 0.0, {"reward": 1.5, "episode_length": 9.0}),
         (2, 1.0, {"reward": -0.5, "episode_length": 4.0}),
     ]
+
+
+@pytest.mark.parametrize(("name", "metric"), [("reward", "reward"), ("Total Reward", "reward"), ("loss", "loss")])
+def test_one_column_below_a_known_name_is_a_recording(read: Callable[..., RecordedRun], name: str, metric: str) -> None:
+    run = read("one.csv", f"{name}\n" + "\n".join(str(float(i)) for i in range(12)) + "\n")
+    assert list(run.series()[metric].values) == [float(i) for i in range(12)]
+
+
+def test_a_long_json_document_of_columns_is_known_by_the_names_of_its_first_ones(
+    read: Callable[..., RecordedRun],
+) -> None:
+    rewards = [i / 7 for i in range(9000)]
+    run = read("log.json", json.dumps({"ep_rewards": rewards, "ep_lengths": [5] * 9000}))
+    assert list(run.series()["reward"].values) == rewards

@@ -17,6 +17,8 @@ MAX_NODES = 200_000
 """Values of one document, those of aliases counted as often as they are used."""
 MAX_DEPTH = 40
 
+LONGEST_SHOWN = 2_000
+"""Characters of a line up to which it is shown beside a problem: secrets in it are looked for first, and that takes time."""
 
 Place = tuple[int, int, int, bool, "dict[str | int, tuple[Place | None, Place]] | None"]
 """A value of a YAML text: line, column, width (0 for a block), whether it is quoted, and what is in it, by key or
@@ -144,7 +146,8 @@ class Document:
         fix: tuple[str, str] | None = None,
     ) -> Problem:
         """A problem at a place of the text."""
-        source = redact_text(self.lines[mark.line - 1]) if 0 < mark.line <= len(self.lines) else ""
+        source = self.lines[mark.line - 1] if 0 < mark.line <= len(self.lines) else ""
+        source = redact_text(source) if len(source) <= LONGEST_SHOWN else ""
         return Problem(self.path, mark.line, mark.column, slug, message, severity, suggestion, source, mark.width, fix)
 
 

@@ -121,6 +121,7 @@ def open_here(options: SessionOptions, ranks: tuple[int, int] | None = None) -> 
         session: Session = opener.open_session(
             replace(options, name=options.name or program_name(), argv=options.argv or sys.argv)
         )
+    session.layers.opened_with = options  # who asked for it is known by these, and has not to join
     return session
 
 

@@ -178,6 +178,9 @@ LARGE, SMALL = 200.0, 1 / 255
 COLUMNS, ROWS = 64, 8
 """Values of a row and rows of a batch from which inputs are judged."""
 
+OFTEN, SELDOM = 10, 200
+"""Looks after which inputs are looked at more rarely, and steps from one of those to the next."""
+
 
 class InputProbe:
     """Looks at what the first layers read: pixels as they are in files, or divided by 255 twice; rows that are all one.
@@ -208,7 +211,7 @@ class InputProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
-        self._step = 0
+        self._step = self._looks = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -216,6 +219,9 @@ class InputProbe:
         if not keys or event.phase != "train" or step == self._step:
             return ()
         self._step = step
+        self._looks += 1
+        if self._looks >= OFTEN:  # a walk through the whole graph
+            self.rests_until = step + SELDOM
         nodes = all_behind(event.loss_graph)
         read = [
             tensor.detach()

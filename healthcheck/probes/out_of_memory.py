@@ -20,7 +20,7 @@ from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.core.text import size_text
 from healthcheck.device.tensors import GRADIENT, is_tensor, local_part, no_grad, on_host
-from healthcheck.probes.graph import all_behind, kind_of
+from healthcheck.probes.graph import all_behind, kind_of, saved
 from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, resident_bytes
 
 WALKED_AT = 2
@@ -29,7 +29,7 @@ READINGS = 8
 """Last readings of memory that are shown."""
 FRAGMENTED = 0.15
 """Part of the device that is reserved and not in use, from which the allocator is named."""
-_SAVED = "_saved_"
+_RAW = "_raw_saved_"
 _ASKED = re.compile(r"(?:[Tt]ried to allocate|you tried to allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))")
 _HOST = re.compile(r"DefaultCPUAllocator|can't allocate memory|Cannot allocate memory", re.IGNORECASE)
 
@@ -219,7 +219,10 @@ def kept_by_layer(root: Any, model: ModelView) -> tuple[list[tuple[str, int]], i
         for tensor in _saved_tensors(node):
             if not is_tensor(tensor) or hasattr(tensor, "to_local"):
                 continue
-            storage = tensor.untyped_storage()
+            try:
+                storage = tensor.untyped_storage()
+            except NotImplementedError:  # sparse
+                continue
             address = storage.data_ptr()
             if address in seen or address in weights or (on_host(tensor) and not storage.nbytes()):
                 continue
@@ -231,16 +234,13 @@ def kept_by_layer(root: Any, model: ModelView) -> tuple[list[tuple[str, int]], i
 
 
 def _saved_tensors(node: Any) -> Iterable[Any]:
+    """Those that can be read at no price: what activation checkpointing left out is not calculated anew."""
     for name in dir(node):
-        if name.startswith(_SAVED):
+        if name.startswith(_RAW):
             try:
-                found = getattr(node, name)
-            except RuntimeError:  # freed, or packed by hooks that refuse
+                yield saved(node, name[len(_RAW) :])
+            except RuntimeError:  # freed already
                 continue
-            yield from found if isinstance(found, (list, tuple)) else (found,)
-    saved = getattr(node, "saved_tensors", None) if "saved_tensors" in dir(type(node)) else None
-    if isinstance(saved, tuple):
-        yield from saved
 
 
 def where(error: BaseException) -> str:

@@ -334,11 +334,8 @@ class Follower:
                 if anew and size <= TAIL:
                     older = segments.newest_lines(self.run.folder, TAIL, tail=False)
                 start = max(0, size - TAIL) if anew else self._at
-                if not anew and facts.st_ino != self._file:
+                if (not anew and facts.st_ino != self._file) or size < self._at:
                     start = 0
-                elif size < self._at:  # somebody has written it again
-                    start = 0
-                    self.series.clear()
                 self._file = facts.st_ino or 1
                 file.seek(start)
                 new = file.read(size - start)
@@ -347,7 +344,10 @@ class Follower:
         whole = new.rfind(b"\n") + 1
         begin = new.find(b"\n") + 1 if anew and start else 0
         self._at = start + whole
-        self._take(read_samples([*older, *new[begin:whole].splitlines()]).batches)
+        batches = list(read_samples([*older, *new[begin:whole].splitlines()]).batches)
+        if start == 0 and batches and batches[0].at < self.step:
+            self.series.clear()
+        self._take(batches)
 
     def _take(self, batches: Iterable[Batch]) -> None:
         for batch in batches:

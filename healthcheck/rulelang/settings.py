@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from healthcheck.core.errors import UsageError
 from healthcheck.core.setting import Setting, SettingError
 from healthcheck.extend.dispatch import suggest
@@ -246,6 +244,7 @@ def parse_setting(name: str, value: Any, more: Mapping[str, Setting] = MappingPr
 
 def _foreign(setting: Setting, value: Any) -> Any:
     """The value of a plugin's setting: its schema decides, since its code may rely on it."""
+    import yaml
     from jsonschema import Draft7Validator
     from jsonschema.exceptions import best_match
 

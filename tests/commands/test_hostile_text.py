@@ -114,7 +114,9 @@ def test_a_job_summary_fetches_nothing_and_holds_no_markup(
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows} == {6}
 
 
-def test_the_page_holds_no_script_and_no_image(recorded: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_page_holds_no_script_but_its_own_and_no_image(
+    recorded: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     tags: set[str] = set()
 
     class Tags(HTMLParser):
@@ -125,7 +127,12 @@ def test_the_page_holds_no_script_and_no_image(recorded: tuple[Path, subprocess.
     text = (recorded[0] / "out.html").read_text()
     Tags().feed(text)
     assert "h1" in tags
-    assert not tags & {"script", "img", "iframe", "x"}
+    assert not tags & {"img", "iframe", "x"}
+    # Its own script is named by its digest, and no other may run.
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert "sha256-" in policy[1]
+    assert "unsafe" not in policy[1].partition("script-src")[2].partition(";")[0]
     assert not RAW.search(text)
 
 

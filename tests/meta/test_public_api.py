@@ -141,7 +141,7 @@ def test_the_classes_for_frameworks_that_the_page_promises_are_there() -> None:
 
 def promised_of_frameworks(page: str) -> dict[str, set[str]]:
     """Module -> names, of the section on frameworks."""
-    listed = re.findall(r"^- `(healthcheck\.trainers\.\w+)`: ((?:`\w+`[,\s]*)+)", page, re.MULTILINE)
+    listed = re.findall(r"^- `(healthcheck\.(?:trainers|instrument)\.\w+)`: ((?:`\w+`[,\s]*)+)", page, re.MULTILINE)
     return {module: set(re.findall(r"`(\w+)`", names)) for module, names in listed}
 
 

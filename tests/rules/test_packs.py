@@ -174,6 +174,16 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
     allowed |= {"updates.carried", "loss.undefined_derivatives"}
     # Compared at step 5 and once in 50 steps by their probe, where there are several ranks.
     allowed |= {m for m in registry.metrics if m.startswith("ranks.")} | {"ddp.replaced_parameters"}
+    # Looked at in the first steps, at the first evaluations, or once in some hundred steps by their probes.
+    allowed |= {
+        "eval.trained_rows",
+        "modules.dropping_in_eval",
+        "loss.not_detached",
+        "params.of_loss",
+        "targets.unreachable",
+    }
+    allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
+    allowed |= {"schedule.of_micro_batches", "schedule.over"}
     # At the exception that ends a run.
     allowed |= {"oom.activations", "oom.state", "oom.fragmentation", "oom.host"}
     each_step = {cause.selector.metric for cause in load("recommended").causes if cause.every < 5}

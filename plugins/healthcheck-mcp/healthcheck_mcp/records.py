@@ -118,11 +118,13 @@ class Records:
                 process.kill()
                 raise Refused(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB")
             code = process.wait()
-            reader.join(1)
         finally:
             expired = not timer.is_alive()
             timer.cancel()
+            reader.join(1)
             process.stdout.close()
+            if not reader.is_alive():
+                process.stderr.close()
         if expired and code < 0:
             raise Refused(f"it took longer than {self.seconds:g} seconds")
         return code, out.decode("utf-8", "replace"), b"".join(errors).decode("utf-8", "replace")

@@ -62,6 +62,9 @@ class Everything:
     def due(self, key: str, step: int) -> bool:
         return self.wants(key) and step % self.every == 0
 
+    def every_of(self, key: str) -> int:
+        return self.every
+
     def next_due(self, keys: Iterable[str], step: int) -> int:
         return step - step % self.every + self.every if any(map(self.wants, keys)) else 2**62
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 Watching = Generator[Any, Any, None]
 
 
+__all__ = ["Place"]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One function of a library that says something of a training.

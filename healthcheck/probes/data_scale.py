@@ -216,7 +216,7 @@ class InputProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
         keys = [key for key in ("inputs.pixel_scale", "inputs.same_rows") if demand.due(key, step)]
-        if not keys or event.phase != "train" or step == self._step:
+        if not keys or event.phase != "train" or step == self._step or event.loss_graph is None:
             return ()
         self._step = step
         self._looks += 1
@@ -230,7 +230,8 @@ class InputProbe:
             if is_tensor(tensor := saved(node, place[1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
         ]
         if not read:
-            self.rests_until = ask_again(step)
+            if self._looks < OFTEN:
+                self.rests_until = ask_again(step)
             return ()
         samples = []
         largest = max(read, key=lambda tensor: int(tensor[0].numel()))

@@ -150,7 +150,12 @@ def saved(node: Any, name: str) -> Any:
     offloading would fetch it back.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is None or getattr(raw, "unpack_hook", None) is not None:
+    if raw is None:
+        return None
+    if type(raw) is tuple or type(raw) is list:  # the indices of ``x[rows, columns]``
+        if any(getattr(part, "unpack_hook", None) is not None for part in raw):
+            return None
+    elif getattr(raw, "unpack_hook", None) is not None:
         return None
     return getattr(node, f"_saved_{name}", None)
 

@@ -238,9 +238,10 @@ def _saved_tensors(node: Any) -> Iterable[Any]:
     for name in dir(node):
         if name.startswith(_RAW):
             try:
-                yield saved(node, name[len(_RAW) :])
+                found = saved(node, name[len(_RAW) :])
             except RuntimeError:  # freed already
                 continue
+            yield from found if isinstance(found, (list, tuple)) else (found,)
 
 
 def where(error: BaseException) -> str:

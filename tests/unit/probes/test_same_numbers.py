@@ -367,4 +367,8 @@ def test_the_plays_show_what_is_deferred() -> None:
     for play in PLAYS:
         seen |= {name.partition("[")[0] for name in played(play, StepMailbox(), _Nothing)}
     wanted = {metric.name for kind in PROBES for metric in kind.provides if metric.cost.value == "device"}
-    assert wanted - seen == {"batch.targets"}, "its convention has to be read first"
+    wanted -= {
+        name for name in wanted if name.startswith("ranks.")
+    }  # several processes: tests/trainers/test_rank_faults.py
+    # Its convention has to be read first; an evaluation, a router and an image have tests of their own.
+    assert wanted - seen == {"batch.targets", "eval.inputs_spread", "experts.idle", "inputs.pixel_scale"}

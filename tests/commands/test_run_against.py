@@ -60,8 +60,10 @@ def test_a_fix_is_proven_on_the_console_and_in_the_report(
     assert broken.returncode == 1, broken.stderr
     fixed = healthcheck_command("run", "--against", "latest", "fixed.py")
     assert fixed.returncode == 0, fixed.stderr
-    assert "gone, and judged: loss-not-finite (step 21), grads-not-finite (step 21)" in " ".join(fixed.stderr.split())
+    assert "gone, and judged: loss-not-finite (step 21), grads-not-finite: in-one-step (step 21)" in " ".join(
+        fixed.stderr.split()
+    )
     report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
     assert [one["rule"] for one in report["against"]["gone"]] == ["loss-not-finite", "grads-not-finite"]
     unknown = healthcheck_command("run", "--against", "nobody", "fixed.py")
-    assert unknown.returncode == 3
+    assert unknown.returncode == 4

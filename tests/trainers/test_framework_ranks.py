@@ -105,11 +105,10 @@ def test_lightning_ends_on_both_ranks_at_the_same_step(script: Callable[..., Pat
     ] == ["checkpoints"]
 
 
-def test_a_rank_that_is_not_watched_makes_nobody_wait_and_is_named(script: Callable[..., Path], tmp_path: Path) -> None:
-    """Lightning starts rank 1 with plain python: under `healthcheck run` only rank 0 is watched."""
+def test_a_rank_that_lightning_starts_itself_is_watched_too(script: Callable[..., Path], tmp_path: Path) -> None:
+    """Lightning starts rank 1 with plain python; what stops on it stops both."""
     pytest.importorskip("lightning")
     path = script(LIGHTNING.replace("CALLBACKS", "callbacks = []"))
     result = run(tmp_path, "-m", "healthcheck", "run", "--rules", "rules.yaml", str(path))
-    assert result.returncode == 0, result.stderr
-    assert endings(result) == ["0 ended at 12 by itself", "1 ended at 12 by itself"]
-    assert "ranks do not agree on stops: rank 1 is not watched" in result.stderr
+    assert result.returncode == 1, result.stderr
+    assert "all ranks stop at step 5: loss-high on rank 1 only" in result.stderr

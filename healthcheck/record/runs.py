@@ -345,7 +345,7 @@ class Follower:
         begin = new.find(b"\n") + 1 if anew and start else 0
         self._at = start + whole
         batches = list(read_samples([*older, *new[begin:whole].splitlines()]).batches)
-        if start == 0 and batches and batches[0].at < self.step:
+        if start == 0 and batches and batches[0].at <= self.step:  # lines that are known: written again
             self.series.clear()
         self._take(batches)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from healthcheck.core.events import Event, EventKind, ModelView
+from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import largest, number, value_of
@@ -71,18 +71,12 @@ class ExpertProbe:
 
         def facts() -> Mapping[str, Any]:
             share, name = max((value_of(number(share)) or 0.0, name) for name, share in found)
-            return (
-                {"layer": name, "experts": len(self._used[name][-1]), **_where(event.model, event, name)}
-                if share
-                else {}
-            )
+            if not share:
+                return {}
+            return {"layer": name, "experts": len(self._used[name][-1])} | where_in_model(event, [name])
 
         value = largest([number(share) for _, share in found])
         return (Sample(_KEY, event.step, value, detail=facts),)
-
-
-def _where(model: ModelView | None, event: Event, name: str) -> Mapping[str, str]:
-    return where_in_model(event, [name]) if model is not None else {}
 
 
 def _idle(looks: Iterable[Any]) -> Any:

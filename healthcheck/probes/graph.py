@@ -152,10 +152,8 @@ def saved(node: Any, name: str) -> Any:
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None:
         return None
-    if type(raw) is tuple or type(raw) is list:  # the indices of ``x[rows, columns]``
-        if any(getattr(part, "unpack_hook", None) is not None for part in raw):
-            return None
-    elif getattr(raw, "unpack_hook", None) is not None:
+    parts = raw if isinstance(raw, (tuple, list)) else (raw,)  # several: the indices of ``x[rows, columns]``
+    if any(getattr(part, "unpack_hook", None) is not None for part in parts):
         return None
     return getattr(node, f"_saved_{name}", None)
 

@@ -96,7 +96,7 @@ def callback_class() -> Any:
     """The package's ``Callback`` if it imports here, else :class:`Callback`."""
     try:
         return importlib.import_module("dream_trainer.callbacks").Callback
-    except ImportError:
+    except Exception:  # not installed, or without what it imports
         return Callback
 
 
@@ -438,4 +438,4 @@ def attach(target: Any, session: Session | None = None, **options: Any) -> Healt
 # Dream Trainer 0.3.0: a callback for its ``CallbackCollection``.
 
 
-__all__ = ["CAPABILITIES", "HealthCheckCallback", "attach"]
+__all__ = ["CAPABILITIES", "HealthCheckCallback", "attach", "callback_class"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from healthcheck import PluginError, Session, UsageError, current, hookimpl
+from healthcheck.trainers.dream import HealthCheckCallback, callback_class
 
 from healthcheck_performance.compiling import GraphBreakLog
 from healthcheck_performance.float8 import Float8
@@ -35,53 +36,8 @@ __all__ = [
     "WarmupCallback",
 ]
 
-_HOOKS = (
-    *("pre_launch", "pre_configure", "post_configure", "pre_setup", "post_setup", "post_load_state_dict"),
-    *("pre_fit", "post_fit", "pre_epoch", "post_epoch", "pre_train_epoch", "post_train_epoch"),
-    *("pre_train_step", "post_train_step", "pre_optimizer_step", "post_optimizer_step"),
-    *("pre_optimizer_zero_grad", "post_optimizer_zero_grad", "pre_validation_epoch", "post_validation_epoch"),
-    *("pre_validation_step", "post_validation_step", "on_interrupt", "train_context", "validation_context"),
-)
-"""Of Dream Trainer 0.3.0."""
 
-
-class Callback:
-    """Takes the place of ``dream_trainer.callbacks.Callback`` where that does not import: every hook, none overridden."""
-
-    trainer: Any
-    _dependency: Any = object
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        return
-
-    def pop_self(self) -> None:
-        """Take this callback out of its trainer's collection."""
-        self.trainer.callbacks.pop(type(self).__name__)
-
-
-def _unused(name: str) -> Callable[..., None]:
-    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{name} is not overridden and must not be called")
-
-    hook.__name__, hook.__qualname__ = name, f"Callback.{name}"
-    return hook
-
-
-for _name in _HOOKS:
-    setattr(Callback, _name, _unused(_name))
-
-
-def _base() -> Any:
-    try:
-        return importlib.import_module("dream_trainer.callbacks").Callback
-    except Exception:  # not installed, or without what it imports
-        return Callback
-
-
-class _Thin(_base()):  # type: ignore[misc]
+class _Thin(callback_class()):  # type: ignore[misc]
     """Hands one tool to the session that watches the trainer."""
 
     _dependency: Any = object
@@ -94,7 +50,7 @@ class _Thin(_base()):  # type: ignore[misc]
         """Somebody has to watch: our callback joins the collection where it is missing."""
         collection = self.trainer.callbacks
         if not any(type(one).__name__ == "HealthCheckCallback" for one in collection.values()):
-            collection.append(importlib.import_module("healthcheck.trainers.dream").HealthCheckCallback())
+            collection.append(HealthCheckCallback())
 
     def pre_train_step(self, batch: Any, batch_idx: int) -> None:
         if not self._joined:

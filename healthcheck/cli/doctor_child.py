@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 WARM_UP = 5
 """Steps before the clock starts: allocation, compilation, the first look of each probe."""
@@ -118,17 +118,27 @@ def main() -> None:
         if mode == "watched":
             _watched(script, arguments)
         else:
-            sys.argv = [script, *arguments]
-            sys.path[0] = str(Path(script).resolve().parent)
-            runpy.run_path(script, run_name="__main__")
+            run_as_main(script, arguments)
     except EnoughSteps:
         pass
     finally:
         if not measure.out.exists():
             measure.save()
+    leave()
+
+
+def run_as_main(script: str, arguments: list[str]) -> None:
+    """As ``python script arguments...`` would."""
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def leave() -> NoReturn:
+    """End the process without the script's own exit functions: they belong to a run that came to its end."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the script's own exit functions belong to a run that came to its end
+    os._exit(0)
 
 
 def _watched(script: str, arguments: list[str]) -> None:

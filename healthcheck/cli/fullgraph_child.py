@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cli.doctor_child import EnoughSteps
+from healthcheck.cli.doctor_child import EnoughSteps, leave, run_as_main
 from healthcheck.instrument.fullgraph import CompileTest, Modules
 from healthcheck.probes.compilation import compile_log
 
@@ -34,9 +33,7 @@ def main() -> None:
     register_optimizer_step_post_hook(stepped)
     failed = ""
     try:
-        sys.argv = [script, *arguments]
-        sys.path[0] = str(Path(script).resolve().parent)
-        runpy.run_path(script, run_name="__main__")
+        run_as_main(script, arguments)
     except EnoughSteps:
         pass
     except Exception as error:
@@ -59,9 +56,7 @@ def main() -> None:
         ],
     }
     Path(out).write_text(json.dumps(content), encoding="utf-8")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the script's own exit functions belong to a run that came to its end
+    leave()
 
 
 def _short(text: str) -> str:

@@ -25,42 +25,50 @@ Recent = Callable[[str], list[tuple[int, float]]]
 """The last values of a series as (step, value), oldest first."""
 
 
-def add_performance(
-    report: dict[str, Any] | None,
-    recent: Recent,
-    active: float,
-    controls: Controls | None,
-    ask: Callable[[dict[str, Any]], None],
-) -> None:
-    """Write ``performance`` into a report: facts, our own findings, those of plugins, and what explains most.
+class Performance:
+    """What is said of one run's speed; made at its start, since a process may train more than once."""
 
-    :param active: seconds of training, without evaluations, checkpoints and the like.
-    :param controls: of the trainer, for the memory of its device.
-    :param ask: lets plugins add to ``findings``.
-    """
-    if report is None:
-        return
-    made = int(report["steps"]) - int(report.get("resumed_from", 0))
-    found: dict[str, Any] = {"seconds": report["seconds"], "training_seconds": round(active, 3), "steps": made}
-    if made > 0 and active > 0:
-        found["steps_per_second"] = _short(made / active)
-    if rate := _mean(recent("throughput")):
-        # Where the size of a batch is unknown, that metric counts steps.
-        steps_only = math.isclose(rate, _mean(recent("time.step"), inverse=True), rel_tol=1e-3)
-        found |= {} if steps_only else {"samples_per_second": _short(rate)}
-    if rate := _mean(recent("tokens_per_sec")):
-        found["tokens_per_second"] = _short(rate)
-    if split := _split(recent):
-        found["step"] = split
-    if controls is not None and controls.device is not None and (memory := _memory(controls.device)):
-        found["memory"] = memory
-    if compiled := _compile_seconds():
-        found["compile_seconds"] = _short(compiled)
-    found["findings"] = _findings(found)
-    report["performance"] = found
-    ask(found)
-    if (reached := verdict(found)) is not None:
-        found["verdict"] = reached
+    def __init__(self) -> None:
+        self._compiled_before = _compile_seconds()
+
+    def add(
+        self,
+        report: dict[str, Any] | None,
+        recent: Recent,
+        active: float,
+        controls: Controls | None,
+        ask: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Write ``performance`` into a report: facts, our own findings, those of plugins, and what explains most.
+
+        :param active: seconds of training, without evaluations, checkpoints and the like.
+        :param controls: of the trainer, for the memory of its device.
+        :param ask: lets plugins add to ``findings``.
+        """
+        if report is None:
+            return
+        made = int(report["steps"]) - int(report.get("resumed_from", 0))
+        found: dict[str, Any] = {"seconds": report["seconds"], "training_seconds": round(active, 3), "steps": made}
+        if made > 0 and active > 0:
+            found["steps_per_second"] = _short(made / active)
+        if rate := _mean(recent("throughput")):
+            # Where the size of a batch is unknown, that metric counts steps.
+            steps_only = math.isclose(rate, _mean(recent("time.step"), inverse=True), rel_tol=1e-3)
+            found |= {} if steps_only else {"samples_per_second": _short(rate)}
+        if rate := _mean(recent("tokens_per_sec")):
+            found["tokens_per_second"] = _short(rate)
+        if split := _split(recent):
+            found["step"] = split
+        if controls is not None and controls.device is not None and (memory := _memory(controls.device)):
+            found["memory"] = memory
+        # torch._dynamo.reset() forgets the times before it.
+        if (compiled := _compile_seconds() - self._compiled_before) > 0:
+            found["compile_seconds"] = _short(compiled)
+        found["findings"] = _findings(found)
+        report["performance"] = found
+        ask(found)
+        if (reached := verdict(found)) is not None:
+            found["verdict"] = reached
 
 
 def verdict(found: Mapping[str, Any]) -> dict[str, Any] | None:

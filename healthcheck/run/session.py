@@ -41,7 +41,7 @@ from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
-from healthcheck.run.performance import add_performance
+from healthcheck.run.performance import Performance
 from healthcheck.run.unjudged import why_unjudged
 from healthcheck.run.untimed import Untimed
 from healthcheck.run.watchdog import Watchdog
@@ -82,7 +82,7 @@ class Session:
         self.host, self.info = host, info
         self.accepted = accepted or Accepted()
         self.clock = clock or LiveClock()
-        self.active, self.pid = ActiveTime(self.clock), os.getpid()
+        self.active, self.pid, self._performance = ActiveTime(self.clock), os.getpid(), Performance()
         self.user_state: dict[str, Any] = {}  # the users' dict, in every event
         self.facts = RunFacts()
         """What probes may know of the run, in every event."""
@@ -551,8 +551,9 @@ class Session:
             accepted_unused=sorted({entry.rule for entry in self.accepted.unused(self.info.target)}),
             overhead=self.budget.facts(self.own_ns, self.event_cost, self.clock.monotonic() - self.active.started),
         )
-        add_findings = functools.partial(self.dispatch.add_findings, self, self.step)
-        self._guard(lambda: add_performance(self.report, self.history, self.active(), self.controls, add_findings))
+        ask = functools.partial(self.dispatch.add_findings, self, self.step)
+        facts = (self.report, self.history, self.active(), self.controls)
+        self._guard(lambda: self._performance.add(*facts, ask))
         self.dispatch.add_sections(self, self.report, self.step)
         self.report["plugin_errors"] = self._plugin_errors()
         self.tell("finish", self.report)

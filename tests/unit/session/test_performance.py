@@ -10,7 +10,7 @@ from healthcheck.assembly import open_session
 from healthcheck.core.events import Event, EventKind
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.run.ending import Ending
-from healthcheck.run.performance import add_performance
+from healthcheck.run.performance import Performance
 
 RULES: dict[str, Any] = {"version": 1, "external": ["loss"], "rules": {"any": {"metric": "loss", "when": {"above": 9}}}}
 
@@ -23,7 +23,7 @@ def measured(data: float = 0.001, *, rate: float = 800.0, steps: int = 30) -> di
         return [(step, values[name]) for step in range(1, steps + 1)] if name in values else []
 
     report: dict[str, Any] = {"steps": steps, "seconds": steps * 0.01}
-    add_performance(report, recent, steps * 0.01, None, lambda found: None)
+    Performance().add(report, recent, steps * 0.01, None, lambda found: None)
     return report["performance"]
 
 
@@ -70,6 +70,19 @@ def test_what_nobody_measured_is_absent() -> None:
     found = measured(steps=3)
     assert found["steps"] == 3
     assert not {"step", "compile_seconds", "tokens_per_second"} & found.keys()
+
+
+def test_what_an_earlier_run_of_the_process_compiled_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo = pytest.importorskip("torch._dynamo.utils")
+    spent = dynamo.compilation_time_metrics.setdefault("_compile.compile_inner", [])
+    monkeypatch.setitem(dynamo.compilation_time_metrics, "_compile.compile_inner", [*spent, 7.0])
+    performance = Performance()
+    report: dict[str, Any] = {"steps": 3, "seconds": 1.0}
+    performance.add(report, lambda name: [], 1.0, None, lambda found: None)
+    assert "compile_seconds" not in report["performance"]
+    dynamo.compilation_time_metrics["_compile.compile_inner"].append(0.5)
+    performance.add(report, lambda name: [], 1.0, None, lambda found: None)
+    assert report["performance"]["compile_seconds"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("rate", "samples"), [(800.0, 800.0), (100.0, None)])

@@ -25,6 +25,7 @@ from healthcheck.cli.options import (
 )
 from healthcheck.cli.usage import command_parser, nearest_file
 from healthcheck.core.errors import UsageError
+from healthcheck.core.garbage import before_the_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,31 +93,32 @@ def main(args: argparse.Namespace) -> int:
     _need_plugin_files(args.plugins)
     if switched_off():  # before anything of ours that a script could notice is imported
         return _as_plain_python(target, argv, args.module)
-    from healthcheck.assembly import open_session
-    from healthcheck.faults.spec import parse_faults
-    from healthcheck.instrument.hangs import record_flights
-    from healthcheck.instrument.script import ScriptTrainer
-    from healthcheck.record.job import Job
-    from healthcheck.record.restarts import KeptStates
+    with before_the_script():
+        from healthcheck.assembly import open_session
+        from healthcheck.faults.spec import parse_faults
+        from healthcheck.instrument.hangs import record_flights
+        from healthcheck.instrument.script import ScriptTrainer
+        from healthcheck.record.job import Job
+        from healthcheck.record.restarts import KeptStates
 
-    faults = parse_faults(args.inject, option="healthcheck run: --inject")
-    against = _earlier(args.against)  # before this run is the latest one
+        faults = parse_faults(args.inject, option="healthcheck run: --inject")
+        against = _earlier(args.against)  # before this run is the latest one
 
-    around = Job.of_environment()  # this command may be a part of one that is watched as a whole
-    record, first = (True, True) if around is None else around.place()
-    session = open_session(
-        SessionOptions(
-            name=f"-m {target}" if args.module else target,
-            **rule_choice(args),
-            settings=given_settings(args),
-            plugins=args.plugins,
-            strict_plugins=args.strict_plugins,
-            reports=given_reports(args.report),
-            argv=[target, *argv],
-            record=record,
-            callbacks=[against] if against is not None else [],
+        around = Job.of_environment()  # this command may be a part of one that is watched as a whole
+        record, first = (True, True) if around is None else around.place()
+        session = open_session(
+            SessionOptions(
+                name=f"-m {target}" if args.module else target,
+                **rule_choice(args),
+                settings=given_settings(args),
+                plugins=args.plugins,
+                strict_plugins=args.strict_plugins,
+                reports=given_reports(args.report),
+                argv=[target, *argv],
+                record=record,
+                callbacks=[against] if against is not None else [],
+            )
         )
-    )
     if session.info.world_size > 1:
         record_flights()
     clash = name_clash(target, args.module)

@@ -18,12 +18,10 @@ from healthcheck.core.errors import UsageError
 from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.record.runs import load_run
-from healthcheck.reports.ci import job_summary, junit_xml, sarif, workflow_commands
 from healthcheck.reports.console import Stderr
-from healthcheck.reports.page import page_html
-from healthcheck.reports.pagedata import PageData, page_data
 
 if TYPE_CHECKING:
+    from healthcheck.reports.pagedata import PageData
     from healthcheck.run.session import Session
 
 Reports = Sequence[Mapping[str, Any]]
@@ -45,16 +43,47 @@ class FileKind:
     """The text where the record of the one run is at hand, for kinds that draw it."""
 
 
+def _junit(reports: Reports) -> str:
+    from healthcheck.reports import ci
+
+    return ci.junit_xml(reports)
+
+
+def _sarif(reports: Reports) -> str:
+    from healthcheck.reports import ci
+
+    return ci.sarif(reports)
+
+
+def _summary(reports: Reports) -> str:
+    from healthcheck.reports import ci
+
+    return ci.job_summary(reports)
+
+
+def _annotations(reports: Reports, folder: Path) -> list[str]:
+    from healthcheck.reports import ci
+
+    return ci.workflow_commands(reports, folder)
+
+
+def _page(reports: Reports, data: PageData | None = None) -> str:
+    from healthcheck.reports.page import page_html
+
+    return page_html(reports, data)
+
+
+# Imported when somebody asks for one: every run reads this table before the script's first line.
 KINDS: dict[str, FileKind] = {
     "json": FileKind(lambda reports: _json(reports)),
-    "junit": FileKind(junit_xml),
-    "sarif": FileKind(sarif),
-    "html": FileKind(page_html, with_record=page_html),
+    "junit": FileKind(_junit),
+    "sarif": FileKind(_sarif),
+    "html": FileKind(_page, with_record=_page),
     "github": FileKind(
-        job_summary,
+        _summary,
         default_path=lambda: os.environ.get("GITHUB_STEP_SUMMARY", ""),
         append=True,
-        lines=workflow_commands,
+        lines=_annotations,
     ),
 }
 
@@ -185,6 +214,8 @@ class FileReports:
 
     def _recorded(self, report: Mapping[str, Any]) -> PageData | None:
         """Without judging anything once more: the process that trains is not to wait for that at its end."""
+        from healthcheck.reports.pagedata import page_data
+
         assert self._session is not None
         folder = self._session.info.run_dir
         units = self._session.host.registry.units()

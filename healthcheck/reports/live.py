@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import State
 from healthcheck.core.text import visible
 from healthcheck.reports.above import Redirected
-from healthcheck.reports.screen import Screen, screen_lines
 from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
+    from healthcheck.reports.screen import Screen
     from healthcheck.run.session import Session
 
 PER_SECOND = 1.0
@@ -96,6 +96,8 @@ class DashboardReport:
         """The view as it stands now, as rich text."""
         from rich.text import Text
 
+        from healthcheck.reports.screen import screen_lines
+
         session = self._session
         if session is None or os.getpid() != self._pid:
             return Text("")
@@ -106,6 +108,8 @@ class DashboardReport:
         return view
 
     def _screen(self, session: Session, blocks: bool) -> Screen:
+        from healthcheck.reports.screen import Screen
+
         device = session.controls.device if session.controls is not None else None
         series = {name: values for name in session.history.series() if (values := self._values(session, name))}
         for name, value in self._others().items():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.samples import NO_LABELS
 from healthcheck.record.lines import parse_series
 from healthcheck.record.runs import load_run
-from healthcheck.reports.page import page_html
-from healthcheck.reports.pagedata import PageData, page_data
-from healthcheck.reports.recorded import Recorded, Series
 from healthcheck.reports.wording import closing_line
 from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
+    from healthcheck.reports.pagedata import PageData
     from healthcheck.run.session import Session
 
 TALL, SMALL = 900, 560
@@ -22,7 +19,7 @@ TALL, SMALL = 900, 560
 
 
 class NotebookReport:
-    """Shows nothing by itself: ``Loop._repr_html_`` asks it."""
+    """Shows nothing by itself: ``Loop._repr_html_`` asks it. What draws is imported then: every run registers this."""
 
     name = "notebook"
 
@@ -32,12 +29,16 @@ class NotebookReport:
 
     def html(self, session: Session) -> str:
         """The page of the run so far."""
+        from html import escape
+
+        from healthcheck.reports.page import page_html
+
         report = session.report if session.report is not None else self._so_far(session)
         page = page_html([report], self._data(session, report), interactive=False)
         height = TALL if report["alerts"] else SMALL
         # Scripts of the frame sort its tables; it may do nothing else.
         return (
-            f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="healthcheck" '
+            f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" title="healthcheck" '
             f'style="width:100%;height:{height}px;border:1px solid #8884;border-radius:6px"></iframe>'
         )
 
@@ -58,6 +59,9 @@ class NotebookReport:
         }
 
     def _data(self, session: Session, report: dict[str, Any]) -> PageData:
+        from healthcheck.reports.pagedata import PageData, page_data
+        from healthcheck.reports.recorded import Recorded, Series
+
         units = session.host.registry.units()
         folder = session.info.run_dir
         if folder is not None and folder.is_dir():

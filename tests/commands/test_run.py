@@ -239,3 +239,12 @@ def test_an_option_of_ours_behind_the_script_is_pointed_out_when_the_script_refu
     result = healthcheck_command("run", "train.py", "--observe", cwd=tmp_path)
     assert result.returncode == 2
     assert "--observe came after the script, so the script received it" in result.stderr
+
+
+def test_the_collector_works_in_the_script_and_leaves_alone_what_was_there_before_it(
+    tmp_path: Path, healthcheck_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import gc\nprint(gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 5_000)\n"
+    )
+    assert healthcheck_command("run", "train.py").stdout == "True True True\n"

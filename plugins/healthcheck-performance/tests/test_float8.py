@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from healthcheck import UsageError
+from healthcheck.testing import play
 from healthcheck_performance import Float8
 from healthcheck_performance.float8 import AMAX, SATURATED, SCALE, UNDERFLOW, measure
 
@@ -115,3 +116,11 @@ def test_from_a_rule_file_it_trains_and_its_health_moves_when_an_outlier_is_plan
     assert values[80] > 1e4 > 100 > values[70]
     assert "float8-outlier" in {alert["rule"] for alert in ran.report["alerts"]}
     assert "float8-underflow" in {alert["rule"] for alert in ran.report["alerts"]}
+
+
+def test_values_lost_are_judged_in_inputs_and_not_in_gradients_whose_tail_is_always_next_to_zero() -> None:
+    series = "performance.float8_underflow[module=up,tensor={}]"
+    rules = {"version": 1, "extends": [PACK]}
+    for tensor, fired in (("input", ["float8-underflow"]), ("grad_output", [])):
+        played = play(rules, {series.format(tensor): [0.3] * 40}, plugins=["healthcheck_performance"])
+        assert [alert.rule for alert in played.alerts] == fired

@@ -107,6 +107,8 @@ class PlaceHooks:
         def __setstate__(thing: Any, state: Any) -> None:
             self._births.born(thing)
             original(thing, state)
+            if self._patches.active and not self._training():
+                self._places.note(thing, place_of(sys._getframe(1)))
 
         return __setstate__
 
@@ -159,6 +161,7 @@ class PlaceHooks:
 
     def _function_called(self, role: str, first: Any, place: str) -> None:
         self._places.note_call(role, place)
+        self._places.note(first, place, role)
 
     def _scheduler_stepped(self, scheduler: Any, place: str) -> None:
         self._places.note(scheduler, place, "stepped")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.instrument.guarding import guarded
+from healthcheck.instrument.places import place_of
 from healthcheck.probes.copies import signature
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def _loaded(machine: StepMachine, module: Any, state: Any, result: Any) -> None:
     if missing and unexpected and len(unexpected) == len(state):
         words = f"{len(state):,} names like {unexpected[0]}, where {missing[0]} was wanted"
         machine.session.facts.loads.unmatched.append((weakref.ref(module), words))
+        machine.session.facts.places.note_call("load", place_of(sys._getframe()))
 
 
 LOOKED_AT = 8
@@ -65,6 +68,7 @@ def _own_loaded(machine: StepMachine, module: Any, state: Any) -> None:
         return
     if len(known) < LOOKED_AT:
         known.append(words)
+        machine.session.facts.places.note_call("load", place_of(sys._getframe()))
 
 
 def _same_memory(value: Any, parameter: Any) -> bool:

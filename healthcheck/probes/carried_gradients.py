@@ -14,7 +14,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.tensors import evenly, on_host
-from healthcheck.probes.labels import optimizer_labels, where_called
+from healthcheck.probes.labels import optimizer_labels, where_called, where_made
 from healthcheck.probes.looks import next_look
 from healthcheck.probes.step_order import divisor_of
 
@@ -217,7 +217,8 @@ class OtherLossProbe:
         if window.held is not None and now and window.looked_at >= MOST * len(now):
             held = window.held
         value = float(held) if type(held) is bool else number(held)
-        facts = {"passes": f"{window.passes} backward passes went into this update"} | where_called(event, "zero_grad")
+        facts = {"passes": f"{window.passes} backward passes went into this update"}
+        facts |= where_made(event, optimizer, "zero_grad") or where_called(event, "zero_grad")
         labels = optimizer_labels(index)
         sample = Sample("grads.of_other_loss", event.step, value, labels, detail=lambda: facts)
         self._pending.append(_Pending(index, sample))

@@ -13,7 +13,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number, smallest
 from healthcheck.device.living import live_objects
-from healthcheck.probes.labels import first_few
+from healthcheck.probes.labels import first_few, where_made
 from healthcheck.probes.looks import Searches
 
 TENSORS, VALUES = 4, 256
@@ -147,8 +147,9 @@ class CopyProbe:
             copy.before, copy.before_original, copy.version = now, now_original, version
         if ways:
             self._way = smallest([number(way) for way in ways]), first_few(name for name, _ in evaluated)
+        where = where_made(event, self._copies[0].module()) if len(self._copies) == 1 else {}
         samples = [
-            _counted(key, found, event.step, since)
+            _counted(key, found, event.step, since, where)
             for key, found in (("copies.rewritten", rewritten), ("copies.evaluated", evaluated))
             if key in due and found
         ]
@@ -159,14 +160,14 @@ class CopyProbe:
         return samples
 
 
-def _counted(key: str, found: Sequence[tuple[str, Any]], step: int, since: int) -> Sample:
+def _counted(key: str, found: Sequence[tuple[str, Any]], step: int, since: int, where: Mapping[str, str]) -> Sample:
     import torch
 
     flags = torch.stack([flag for _, flag in found])
 
     def facts() -> Mapping[str, Any]:
-        which = first_few(name for name, _ in found)
-        return {"which": which} | ({"since": f"step {since:,}, or longer"} if key == "copies.evaluated" else {})
+        which: dict[str, str] = {"which": first_few(name for name, _ in found), **where}
+        return which | ({"since": f"step {since:,}, or longer"} if key == "copies.evaluated" else {})
 
     return Sample(key, step, number(flags.sum()), detail=facts)
 

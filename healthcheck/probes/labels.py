@@ -57,7 +57,7 @@ def in_groups(hit: Iterable[str], everyone: Iterable[str], *, most: int = 4) -> 
 def where_made(event: Event, thing: Any, what: str = "made") -> dict[str, str]:
     """``{"where": "train.py:31"}`` for an object whose place in the user's code is known, else nothing.
 
-    :param what: ``made``, or ``stepped`` for a scheduler.
+    :param what: ``made``; ``stepped`` for a scheduler; ``zero_grad`` for an optimizer or a model.
     """
     place = event.run.places.made(thing, what) if event.run is not None else ""
     return {"where": place} if place else {}

@@ -14,7 +14,7 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.deferred import calculate
 from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
-from healthcheck.probes.labels import first_few, optimizer_labels
+from healthcheck.probes.labels import first_few, optimizer_labels, where_called
 from healthcheck.probes.weight_size import looked_at
 
 
@@ -155,7 +155,8 @@ class LoadedStateProbe:
         # A run that ends without a step has trained nothing of which it could be said that all was in order.
         if not found and (self._begun or event.kind is EventKind.TRAIN_END):
             return ()
-        return (Sample(metric, event.step, float(len(found)), detail=lambda: {"which": first_few(found)}),)
+        facts = {"which": first_few(found)} | (where_called(event, "load") if found else {})
+        return (Sample(metric, event.step, float(len(found)), detail=lambda: facts),)
 
 
 def _is_part(module: Any, event: Event) -> bool:

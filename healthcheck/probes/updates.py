@@ -16,7 +16,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, where
 from healthcheck.device.sampling import strided_view
 from healthcheck.device.tensors import evenly, local_part, no_grad
-from healthcheck.probes.labels import optimizer_labels
+from healthcheck.probes.labels import optimizer_labels, where_called
 from healthcheck.probes.looks import ask_again
 
 TENSORS = 8
@@ -160,7 +160,9 @@ class StepCountProbe:
                 self._by_hand = self._by_hand or HandUpdates()
                 changed = self._by_hand.changed(event.model)
             missing = calculate(partial(self._count, passes), 0.0 if changed is None else changed)
-        samples = [Sample("updates.missing", event.step, missing)] if changed is not None else []
+        # Looked up when somebody asks: this sample is made after every pass.
+        samples = [Sample("updates.missing", event.step, missing, detail=partial(where_called, event, "backward"))]
+        samples = samples if changed is not None else []
         if passes and self._counts_passes:
             samples.append(Sample("micro_batches", event.step, float(passes)))
         return samples

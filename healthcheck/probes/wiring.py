@@ -383,7 +383,7 @@ class ForgottenParameterProbe:
             for parameter in _smaller_parts(modules, held, names):
                 found.setdefault(id(parameter), (names[id(parameter)], _SIBLING))
 
-        place = where_in_model(event, (name for name, _ in found.values()))
+        place = where_in_model(event, (name for name, _ in found.values())) or where_made(event, event.optimizer)
 
         def facts() -> Mapping[str, Any]:
             reasons = Counter(reason for _, reason in found.values())

@@ -89,6 +89,56 @@ def test_an_alert_names_the_line_that_made_or_called_it(
     }
 
 
+TARGET = """
+import copy
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+target = copy.deepcopy(net)
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for i in range(80):
+    x = torch.randn(16, 4)
+    with torch.no_grad():
+        wanted = 0.9 * target(x) + x[:, :1]
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(net(x), wanted).backward()
+    optimizer.step()
+    if i % 10 == 9:
+        target.load_state_dict(target.state_dict())  # should be net's
+"""
+NO_STEP = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for epoch in range(40):
+    optimizer.zero_grad()
+    for i in range(3):
+        x = torch.randn(16, 4)
+        torch.nn.functional.mse_loss(net(x), x[:, :1]).backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        (TARGET, "copy-not-updated", "target.load_state_dict"),
+        (NO_STEP, "update-loop-broken", "backward()"),
+    ],
+    ids=["a copy that loads itself", "passes without an update"],
+)
+def test_causes_about_the_loop_name_the_call_that_they_are_about(
+    tmp_path: Path, healthcheck_warm: Callable[..., Any], text: str, rule: str, line: str
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    healthcheck_warm("run", "--report", "json=hc.json", "train.py", cwd=tmp_path)
+    alerts = json.loads((tmp_path / "hc.json").read_text())["alerts"]
+    assert {alert["rule"]: alert["where"] for alert in alerts}[rule] == f"train.py:{line_of(text, line)}"
+
+
 class Thing:
     pass
 

@@ -72,7 +72,7 @@ def main() -> int:
     )
     scored = [s for corpus in corpora for s in run_corpus(given, corpus, args.run)]
     faults = _faults(args) if args.faults else []
-    varied = _varied(given, corpora, scored) if args.leave_one_out else []
+    varied, left = _varied(given, corpora, scored) if args.leave_one_out else ([], [])
     if args.json:
         print(json.dumps(as_json(scored, faults), indent=1))
     elif args.figures:
@@ -81,7 +81,7 @@ def main() -> int:
         write_figures(args.figures, scored, faults, [cause.id for cause in given.load().causes])
         print(f"wrote {args.figures}: {headline(scored)}")
     elif args.markdown:
-        write_markdown(args.markdown, scored, faults, given, varied)
+        write_markdown(args.markdown, scored, faults, given, varied, left)
         print(f"wrote {args.markdown}: {headline(scored)}")
     else:
         print_text(scored, faults, given, only_wrong=args.only_wrong)
@@ -89,6 +89,8 @@ def main() -> int:
             from leave_one_out import HEADER as LEFT_HEADER
 
             print("\n" + "\n".join(table_lines(varied, heads=LEFT_HEADER)))
+            print(f"\n{LEFT}")
+            print("\n".join(table_lines(by_set(left), "lrrrrr", heads=SET_HEADER)))
     return 0
 
 
@@ -126,10 +128,17 @@ def _faults(args: argparse.Namespace) -> list[Any]:
     return run_faults(args.rules or ["healthcheck:recommended"], [int(s) for s in args.seeds.split(",")])
 
 
-def _varied(given: Given, corpora: Sequence[Path], scored: Sequence[Scored]) -> list[list[str]]:
-    from leave_one_out import rows, vary
+def _varied(given: Given, corpora: Sequence[Path], scored: Sequence[Scored]) -> tuple[list[list[str]], list[Scored]]:
+    """What each tuned number owes to single sources, and every run by the numbers that the other sources choose."""
+    from leave_one_out import left_out, rows, vary
 
-    return rows(vary(given, corpora, {(s.entry["set"], s.entry["id"]): s for s in scored}))
+    whole = {(s.entry["set"], s.entry["id"]): s for s in scored}
+    numbers = vary(given, corpora, whole)
+    left = {(s.entry["set"], s.entry["id"]): s for s in left_out(given, corpora, numbers, whole)}
+    return rows(numbers), [left[key] for key in whole]
+
+
+LEFT = "each run by the numbers that all sources but its own choose"
 
 
 # --------------------------------------------------------------------------- summary
@@ -316,7 +325,11 @@ def _md(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def markdown(
-    scored: Sequence[Scored], faults: Sequence[Any], given: Given, varied: Sequence[Sequence[str]] = ()
+    scored: Sequence[Scored],
+    faults: Sequence[Any],
+    given: Given,
+    varied: Sequence[Sequence[str]] = (),
+    left: Sequence[Scored] = (),
 ) -> str:
     bad, _ = _split(scored)
     loaded = given.load()
@@ -328,7 +341,7 @@ def markdown(
         "A delay of 0 is the start of the onset window, 1 its end; it is the median over caught incidents. *Before window*",
         "counts incidents with any alert more than one sample before the window.",
         "",
-        *_md(["set", *SET_HEADER[1:]], by_set(scored)),
+        *_sets(scored, left),
         "",
         "### By kind",
         "",
@@ -364,6 +377,18 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
+def _sets(scored: Sequence[Scored], left: Sequence[Scored]) -> list[str]:
+    """The table of sets; beside each figure that of runs judged by the numbers that all other sources choose."""
+    if not left:
+        return _md(["set", *SET_HEADER[1:]], by_set(scored))
+    columns = [column for name in SET_HEADER[1:] for column in (name, "source left out")]
+    rows = [
+        [own[0], *(cell for pair in zip(own[1:], other[1:], strict=True) for cell in pair)]
+        for own, other in zip(by_set(scored), by_set(left), strict=True)
+    ]
+    return [*_md(["set", *columns], rows), "", f"*Source left out*: {LEFT}."]
+
+
 def _sentence(s: Scored) -> str:
     first, last = s.entry["onset_step_range"]
     how = {
@@ -383,7 +408,12 @@ def _false_sentence(s: Scored) -> str:
 
 
 def write_markdown(
-    path: Path, scored: Sequence[Scored], faults: Sequence[Any], given: Given, varied: Sequence[Sequence[str]] = ()
+    path: Path,
+    scored: Sequence[Scored],
+    faults: Sequence[Any],
+    given: Given,
+    varied: Sequence[Sequence[str]] = (),
+    left: Sequence[Scored] = (),
 ) -> None:
     """Rewrite what stands between the two marks; the rest of the page is written by hand."""
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Detection quality\n\n{BEGIN}{END}"
@@ -391,7 +421,7 @@ def write_markdown(
     if not mark:
         before, rest = text.rstrip() + "\n\n", END
     after = rest.partition(END)[2]
-    path.write_text(f"{before}{BEGIN}\n{markdown(scored, faults, given, varied)}\n{END}{after}", encoding="utf-8")
+    path.write_text(f"{before}{BEGIN}\n{markdown(scored, faults, given, varied, left)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from healthcheck.replay.play import Play, RuleCopies, play, record_facts
 TUNED = Path(__file__).resolve().parent / "tuned.yaml"
 
 
-@dataclass
+@dataclass(eq=False)
 class Tuned:
     """One number of one rule, and what happened with each of its values."""
 
@@ -63,16 +63,25 @@ def _at(options: Any, key: str) -> Any:
 
 def _changed(given: Given, number: Tuned, value: Any) -> Given:
     """The same rules with one number changed, and no other rule than its own."""
-    rule = next(c for c in given.load().causes if c.id == number.rule)
-    options = _options(rule)
-    *path, last = number.key.split(".")
-    inner = options
-    for part in path:
-        inner = inner[int(part)] if part.isdigit() else inner[part]
-    inner[int(last) if last.isdigit() else last] = value
-    kept = {key: options[key] for key in {number.key.split(".")[0]}}
-    text = yaml.safe_dump({"version": 1, "extends": list(given.choice["rules"]), "rules": {number.rule: kept}})
-    return Given({"rules": [text], "only": [number.rule]})
+    return _with(given, {number: value}, only=[number.rule])
+
+
+def _with(given: Given, values: Mapping[Tuned, Any], only: Sequence[str] = ()) -> Given:
+    """The same rules with some numbers changed."""
+    causes = {cause.id: cause for cause in given.load().causes}
+    options: dict[str, dict[str, Any]] = {}
+    rules: dict[str, dict[str, Any]] = {}
+    for number, value in values.items():
+        changed = options.setdefault(number.rule, _options(causes[number.rule]))
+        first, *rest = number.key.split(".")
+        inner: Any = changed
+        keys = [int(part) if part.isdigit() else part for part in (first, *rest)]
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        rules.setdefault(number.rule, {})[first] = changed[first]
+    text = yaml.safe_dump({"version": 1, "extends": list(given.choice["rules"]), "rules": rules})
+    return Given({"rules": [text], "only": list(only)})
 
 
 def vary(given: Given, corpora: Sequence[Path], whole: Mapping[tuple[str, str], Scored]) -> list[Tuned]:
@@ -122,6 +131,33 @@ def choose(number: Tuned, keep: Callable[[Scored], bool]) -> Any:
         return caught - false
 
     return max(number.values, key=lambda value: (points(value), value == number.own))
+
+
+def left_out(
+    given: Given, corpora: Sequence[Path], numbers: Sequence[Tuned], whole: Mapping[tuple[str, str], Scored]
+) -> list[Scored]:
+    """Every run scored by the numbers that all other sources would have chosen, all of them at once."""
+    named, results = kinds(), []
+    places = {(folder.name, entry["id"]): folder / entry["file"] for folder in corpora for entry in labels(folder)}
+    for source in sorted({scored.source for scored in whole.values()}):
+        others = {
+            number: choose(number, lambda s, source=source: s.source != source)  # type: ignore[misc]
+            for number in numbers
+        }
+        changed = {number: value for number, value in others.items() if value != number.own}
+        copies = RuleCopies(_with(given, changed).load()) if changed else None
+        for key, scored in whole.items():
+            if scored.source != source:
+                continue
+            if copies is None or scored.problem:
+                results.append(scored)
+                continue
+            run = given.read(str(places[key]))
+            plays, _ = play(run, [copies.fresh()], facts=record_facts(run, given.host.registry))
+            steps = {name: list(column.steps) for name, column in run.series().items()}
+            found = sorted(_found(plays[0], named), key=lambda f: f.step or 0)
+            results.append(score(scored.entry, found, steps))
+    return results
 
 
 HEADER = ["rule", "number", "value: caught, false alarms (the pack's own first)", "other choice without", "left out"]

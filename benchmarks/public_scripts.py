@@ -94,8 +94,8 @@ def text(words: int, seed: int) -> str:
     return " ".join(said)
 
 
-def wikitext(work: Path) -> None:
-    data = work / "word_language_model/data/wikitext-2"
+def wikitext(work: Path, below: str = "word_language_model/data/wikitext-2") -> None:
+    data = work / below
     data.mkdir(parents=True, exist_ok=True)
     for seed, (name, words) in enumerate({"train": 20000, "valid": 2000, "test": 2000}.items()):
         lines = [text(20, seed * 1000 + line) for line in range(words // 20)]
@@ -125,11 +125,11 @@ def characters(work: Path) -> None:
     (folder / "meta.pkl").write_bytes(pickle.dumps(known))
 
 
-def citations(work: Path) -> None:
+def citations(work: Path, below: str = "data/cora", papers: int = 1600) -> None:
     drawn = random.Random(1)
-    folder = work / "data/cora"
+    folder = work / below
     folder.mkdir(parents=True, exist_ok=True)
-    kinds = [drawn.randrange(7) for _ in range(1600)]
+    kinds = [drawn.randrange(7) for _ in range(papers)]
     rows = []
     for paper, kind in enumerate(kinds):
         used = {
@@ -140,7 +140,7 @@ def citations(work: Path) -> None:
     (folder / "cora.content").write_text("\n".join(rows) + "\n")
     links = []
     while len(links) < 4000:
-        one, other = drawn.randrange(1600), drawn.randrange(1600)
+        one, other = drawn.randrange(papers), drawn.randrange(papers)
         if one != other and (kinds[one] == kinds[other] or drawn.random() < 0.1):
             links.append(f"{one}\t{other}")
     (folder / "cora.cites").write_text("\n".join(links) + "\n")

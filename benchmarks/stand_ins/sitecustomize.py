@@ -1,6 +1,7 @@
 """For `benchmarks/public_scripts.py`: public scripts run short, seeded, and without packages that only draw or log.
 
-PUBLIC_STEPS ends a script, as if it had come to its end, after so many updates.
+PUBLIC_STEPS ends a script, as if it had come to its end, after so many updates. PUBLIC_CPU lets one that asks for CUDA train on the CPU,
+and gives old NumPy names back.
 """
 
 import dataclasses
@@ -51,3 +52,24 @@ if os.environ.get("PUBLIC_STEPS"):
 
     sys.modules["tyro"] = tyro = types.ModuleType("tyro")
     tyro.cli = cli  # type: ignore[attr-defined]
+
+if os.environ.get("PUBLIC_CPU"):
+    import numpy
+    import torch
+
+    def stays(thing: typing.Any, *args: object, **kwargs: object) -> typing.Any:
+        return thing
+
+    def on_cpu(to: typing.Any) -> typing.Any:
+        def moved(thing: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            given = ["cpu" if str(value).startswith("cuda") else value for value in args]
+            return to(thing, *given, **{k: "cpu" if k == "device" else v for k, v in kwargs.items()})
+
+        return moved
+
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = stays  # type: ignore[assignment, method-assign]
+        kind.to = on_cpu(kind.to)  # type: ignore[method-assign]
+    for name in ("synchronize", "reset_max_memory_allocated", "empty_cache"):
+        setattr(torch.cuda, name, lambda *args: None)
+    numpy.Inf = numpy.inf  # type: ignore[attr-defined]

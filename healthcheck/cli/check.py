@@ -306,6 +306,7 @@ def rate_lines(rules: Iterable[Cause]) -> list[str]:
             "for": rule.hold.of if not rule.hold.seconds else 1,
             "window": rule.condition.window,
             "min_samples": rule.min_samples,
+            "error_after": rule.error_after,
             "warmup": int(rule.warmup.amount) if rule.warmup.unit == "samples" else 0,
         }
         counted = [

@@ -158,6 +158,8 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
     where: str = ""
     cleared_step: int | None = None
+    error_step: int | None = None
+    """Step at which it had gone on for so long that it became an error (``error_after``)."""
     muted: str = ""
     accepted: str = ""
 
@@ -184,7 +186,7 @@ class Finding:
     def of_state(cls, saved: Mapping[str, Any]) -> Finding:
         """The inverse of :meth:`state`; raises whatever a state that cannot be read gives."""
         return cls(
-            **{name: saved[name] for name in _PLAIN},
+            **{name: saved[name] for name in _PLAIN if name in saved or name != "error_step"},
             value=decode_number(saved["value"]),
             score=_decoded(saved["score"]),
             normal=_decoded(saved["normal"]),
@@ -219,6 +221,7 @@ _PLAIN = (
     "docs",
     "where",
     "cleared_step",
+    "error_step",
     "muted",
     "accepted",
 )

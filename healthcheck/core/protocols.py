@@ -530,7 +530,7 @@ class Report(Protocol):
     """Where alerts and samples go. All methods are optional; the missing ones cost nothing.
 
     ``start(session)``, ``rules(session)`` when rules have joined since, ``samples(step, samples)``, ``transition(transition)``,
-    ``alert(alert)``, ``amended(alert)`` when another cause has joined an alert, ``cleared(alert)``, ``acted(alert)`` after its
+    ``alert(alert)``, ``amended(alert)`` when another cause has joined an alert or it has become an error, ``cleared(alert)``, ``acted(alert)`` after its
     actions ran, ``note(text)``, ``finish(report)`` with ``report.json``. One that needs ``samples`` or ``transition`` only
     sometimes sets them on itself in ``start``.
 

@@ -16,7 +16,7 @@ from healthcheck.engine.columns import Moment
 from healthcheck.engine.episodes import NOTHING, Episodes, Evaluation, RuleState
 from healthcheck.engine.judging import BlockJudge, Marked
 from healthcheck.engine.rulestate import CauseState
-from healthcheck.engine.series import AGAIN, CHANGED
+from healthcheck.engine.series import AGAIN, CHANGED, WORSE
 from healthcheck.extend.guard import describe
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet, owners
 
@@ -221,7 +221,7 @@ class Engine:
             transitions, touched = [], []
             for _, order, _, mark, sample in group:
                 state = self.states[order]
-                if self.watch_transitions and mark.result != AGAIN:
+                if self.watch_transitions and mark.result not in (AGAIN, WORSE):
                     stood = mark.last_step, mark.before, mark.after, mark.value, mark.score
                     transitions.append(Transition(state.cause.rule, mark.name, *stood, state.cause.name))
                 if mark.result != CHANGED:

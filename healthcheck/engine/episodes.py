@@ -396,6 +396,9 @@ class Episodes:
                 alert = rule.repeat(repeated, number, now, self.rank)
                 result.alerts.append(alert)
                 acting.append((rule, alert, again, True))
+            for cause in causes:
+                if cause.worse:
+                    self._worsen(rule, cause, step, unknown, result)
             result.recovered += [state.cause.id for state in causes if state.cleared and not state.firing]
             self._end(rule, result)
             for cause in causes:
@@ -419,6 +422,21 @@ class Episodes:
             self._list(rule, alert)
             result.amended.append(alert)
         return [(rule, alert, [cause for cause, _ in found], begins)] if begins or new else []
+
+    def _worsen(
+        self, rule: RuleState, cause: CauseState, step: int, unknown: Callable[[str], bool], result: Evaluation
+    ) -> None:
+        """What a cause has found goes on for so long that it is an error (``error_after``)."""
+        alert = rule.open
+        kept = [finding for state, finding in rule.withheld if state is cause]
+        finding = kept[0] if kept else alert.finding(cause.cause.name) if alert is not None else None
+        if finding is None or finding.severity is Severity.ERROR or unsaid(cause.cause, unknown):
+            return
+        finding.severity, finding.error_step = Severity.ERROR, step
+        if alert is not None and not kept:
+            alert.settle()
+            self._list(rule, alert)
+            result.amended.append(alert)
 
     def _end(self, rule: RuleState, result: Evaluation) -> None:
         over = rule.recovered()
@@ -536,10 +554,15 @@ def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int
 
 def cap(cause: Cause, finding: Finding, unknown: Callable[[str], bool]) -> None:
     """In a record that cannot know its guard, an error is a note: the record does not say whether it is one at all."""
-    unsaid = [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
-    if unsaid and finding.severity > Severity.WARNING:
+    missing = unsaid(cause, unknown)
+    if missing and finding.severity > Severity.WARNING:
         finding.severity = Severity.INFO
-        finding.facts.setdefault("capped", "the record does not say " + ", ".join(unsaid))
+        finding.facts.setdefault("capped", "the record does not say " + ", ".join(missing))
+
+
+def unsaid(cause: Cause, unknown: Callable[[str], bool]) -> list[str]:
+    """Metrics of its guards of which a record does not say anything."""
+    return [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
 
 
 def message(cause: Cause, finding: Finding, rank: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
+from healthcheck.core.agents import AgentNames
 from healthcheck.rulelang.rule import Cause, Derived
 
 NEVER = 2**62
@@ -18,6 +19,8 @@ class RuleDemand:
         self.every: dict[str, int] = {}
         self.stretch: dict[str, int] = {}
         """Factors by which the overhead budget stretched ``every``."""
+        self.agents = AgentNames(self)
+        """For what scripts log: which names mean a metric that is wanted."""
         self.due_now: AbstractSet[str] = self.every.keys()
         """Keys that are due at the step at hand, once there is one."""
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from healthcheck.core.alerts import Finding, SeriesFact, State
 from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
-from healthcheck.engine.series import AGAIN, CLEARED, FIRED, NOTHING, Mark, SeriesState
+from healthcheck.engine.series import AGAIN, CLEARED, FIRED, NOTHING, WORSE, Mark, SeriesState
 from healthcheck.extend.guard import describe
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Cause, Selector
@@ -108,6 +108,7 @@ class CauseState:
         "sides",
         "start_step",
         "starts",
+        "worse",
     )
 
     def __init__(self, cause: Cause, start_step: int, *, excused: bool, every_score: bool = False) -> None:
@@ -317,11 +318,13 @@ class CauseState:
         """Keep what one sample did until its evaluation is concluded."""
         if mark.result == AGAIN:
             self.again.append(mark)
+        elif mark.result == WORSE:
+            self.worse = True
         elif mark.result == FIRED:
             self.fresh.append(mark)
         else:
             self.cleared.append(mark)
-        if sample is not None and mark.result != CLEARED:
+        if sample is not None and mark.result not in (CLEARED, WORSE):
             self.fired_samples[mark.labels] = sample
 
     def reset_marks(self) -> None:
@@ -329,6 +332,8 @@ class CauseState:
         self.fresh: list[Mark] = []
         self.cleared: list[Mark] = []
         self.again: list[Mark] = []
+        self.worse = False
+        """One of its series has fired for so long that it is an error."""
         self.fired_samples: dict[Labels, Sample] = {}
 
     # -- resume -----------------------------------------------------------------------

@@ -15,9 +15,10 @@ from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scored,
 from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
 from healthcheck.rulelang.rule import Cause
 
-NOTHING, FIRED, CLEARED, AGAIN, CHANGED = 0, 1, 2, 3, 4
+NOTHING, FIRED, CLEARED, AGAIN, CHANGED, WORSE = 0, 1, 2, 3, 4, 5
 """What one sample did: nothing to report, an episode began, it ended, it goes on and may act again
-(``cooldown``), or the state changed without an alert (warming, ok, pending)."""
+(``cooldown``), the state changed without an alert (warming, ok, pending), or an episode has gone on for so long that it
+is an error (``error_after``)."""
 
 _NO_DATA, _WARMING, _OK, _PENDING, _FIRING = State.NO_DATA, State.WARMING, State.OK, State.PENDING, State.FIRING
 _LEAST, _MOST = FINITE.low, FINITE.high
@@ -32,6 +33,7 @@ _COUNTS = (
     "warming",
     "excused_count",
     "closest_step",
+    "breached_since",
 )
 _TIMES = ("since", "clear_since", "first_time")
 
@@ -63,6 +65,7 @@ class SeriesState:
 
     __slots__ = (
         "before",
+        "breached_since",
         "breaches",
         "bucket",
         "cause",
@@ -153,6 +156,8 @@ class SeriesState:
         self.since: float | None = None
         self.clear_since: float | None = None
         self.episodes = 0
+        self.breached_since = 0
+        """Samples that breached since it fires."""
         self.last_step = start_step
         self.first_time: float | None = None
         self.value = 0.0
@@ -388,6 +393,9 @@ class SeriesState:
         if self.recent is not None:
             self._remember(self.recent, True)
         if self.state is _FIRING:
+            self.breached_since += 1
+            if self.breached_since == self.cause.error_after:
+                return WORSE
             return NOTHING if self.cause.cooldown is None else AGAIN
         if self.seconds:
             if self.since is None:
@@ -400,6 +408,7 @@ class SeriesState:
         if enough:
             self._change(_FIRING)
             self.episodes += 1
+            self.breached_since = 0
             return FIRED
         return self._change(_PENDING)
 
@@ -470,7 +479,7 @@ class SeriesState:
     def restore(self, saved: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`save`, by the clock of this run."""
         for name in _COUNTS:
-            setattr(self, name, saved[name])
+            setattr(self, name, saved[name] if name != "breached_since" else saved.get(name, 0))
         for name in _TIMES:
             setattr(self, name, None if saved[name] is None else now - saved[name])
         self.state = State(saved["state"])

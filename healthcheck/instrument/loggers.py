@@ -1,4 +1,4 @@
-"""Metrics that scripts log already: TensorBoard, Weights & Biases, MLflow. Taken, never altered."""
+"""Metrics that scripts log already: TensorBoard, Weights & Biases, MLflow, Stable-Baselines3. Taken, never altered."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class LoggedMetrics:
         when("wandb.sdk.wandb_run", lambda module: self._patches.replace(module.Run, "log", self._run_log))
         when("wandb", lambda module: self._patches.replace(module, "log", self._mapping))
         when("mlflow", self._mlflow)
+        when("stable_baselines3.common.logger", lambda module: self._patches.replace(module.Logger, "dump", self._dump))
 
     def _tensorboard(self, module: ModuleType) -> None:
         self._patches.replace(module.SummaryWriter, "add_scalar", self._add_scalar)
@@ -66,6 +67,13 @@ class LoggedMetrics:
             return self._call(original, writer, tag, scalar_value, *args, **kwargs)
 
         return add_scalar
+
+    def _dump(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def dump(logger: Any, *args: Any, **kwargs: Any) -> Any:
+            self._logged(dict(logger.name_to_value))  # what it forgets once it is written
+            return self._call(original, logger, *args, **kwargs)
+
+        return dump
 
     def _run_log(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def log(run: Any, data: Any, *args: Any, **kwargs: Any) -> Any:

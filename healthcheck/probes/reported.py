@@ -27,9 +27,14 @@ class EvaluationProbe:
         Metric("eval.loss", "Loss of an evaluation.", needs=("evaluation",)),
         Metric("eval.accuracy", "Accuracy of an evaluation.", "fraction", needs=("evaluation",)),
         Metric("test.loss", "Loss of a test.", needs=("evaluation",)),
+        Metric("evaluations.apart", "Steps from an evaluation to the next one.", "steps", needs=("evaluation",)),
     )
     provides_prefixes = ("eval.", "test.")
     """Any other name with these prefixes comes from here too, where the trainer reports it."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+        """Data set -> step of its evaluation before."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if not event.metrics:
@@ -39,6 +44,11 @@ class EvaluationProbe:
         said = event.inferred
         facts = (lambda: {"inferred": said}) if said else None
         samples = []
+        if phase == "eval" and demand.wants("evaluations.apart"):
+            before = self._before.get(event.dataset or "")
+            self._before[event.dataset or ""] = event.step
+            if before is not None:
+                samples.append(Sample("evaluations.apart", event.step, float(event.step - before), NO_LABELS, phase))
         for name, given in event.metrics.items():
             value = number(given)
             if value is not None:

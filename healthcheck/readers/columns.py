@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from healthcheck.core.agents import of_agent
 from healthcheck.core.samples import NO_LABELS, Labels, series_name
 from healthcheck.readers.names import (
     BOOKKEEPING,
@@ -27,7 +28,6 @@ from healthcheck.readers.names import (
     TRAIN_WORDS,
     ULTRALYTICS,
     VALUE_FUNCTION,
-    of_agent,
     of_detection,
 )
 

@@ -1,8 +1,13 @@
-"""What columns of recorded runs are called, tool by tool: the tables that give a name its metric."""
+"""What columns of recorded runs are called, tool by tool: the tables that give a name its metric.
+
+Those of agents are in :mod:`healthcheck.core.agents`: they count live as well.
+"""
 
 from __future__ import annotations
 
 import re
+
+from healthcheck.core.agents import NAMES as AGENT_NAMES
 
 TRAIN_WORDS = frozenset({"train", "training", "trn", "tr", "trainer"})
 EVAL_WORDS = frozenset({"val", "valid", "validation", "eval", "evaluation", "dev", "heldout", "holdout"})
@@ -48,9 +53,7 @@ BOOKKEEPING = frozenset(
 """Numbers about the run, not of it. Never samples."""
 
 # "environment": d3rlpy's own name for the return of an evaluation; no other tool writes it.
-# "actor_entropy_loss": verl's older name of the entropy itself, not negated.
 # "norm": what llm.c prints for the gradient norm.
-# "mean_100_episode_reward": OpenAI Baselines' loggers and what descends from them.
 NAMES: dict[str, tuple[str, ...]] = {
     "lr": ("lr", "learning_rate", "learningrate", "cur_lr", "current_lr", "base_lr", "last_lr", "optimizer_lr", "actor_lr"),
     "grad_norm": (
@@ -74,34 +77,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "time.data": ("data_time", "data_loading_time", "dataload_time", "data_wait", "time_data", "loader_time"),
     "amp.scale": ("loss_scale", "grad_scale", "scaler_scale", "amp_scale", "loss_scaler", "scaler"),
     "amp.skipped": ("skipped", "amp_skipped", "number_of_skipped_iterations", "skipped_iterations", "is_skipped"),
-    "reward": (
-        "reward", "rewards", "mean_reward", "reward_mean", "ep_rew_mean", "rollout_ep_rew_mean", "episode_reward",
-        "episode_reward_mean", "mean_episode_reward", "episode_return", "episode_return_mean", "mean_return", "return",
-        "returns", "avg_reward", "average_reward", "ep_reward", "ep_ret", "averageepret", "eprewmean", "rewards_mean",
-        "critic_rewards_mean", "critic_score_mean", "average_return", "mean_100_episode_reward", "charts_episodic_return",
-        "total_reward", "cumulative_reward", "rollout_return_history", "rollout_return",
-        "episodic_return", "env_runners_episode_return_mean", "objective_scores", "eplenrewmean", "env_return",
-    ),
     "eval.reward": ("environment",),
-    "reward_std": ("reward_std", "rewards_std", "critic_rewards_std", "std_reward", "ep_rew_std", "stdepret", "std_ep_ret"),
-    "kl": ("kl", "approx_kl", "objective_kl", "mean_kl", "kl_mean", "actor_ppo_kl", "ppo_mean_non_score_reward_kl", "kl_div", "approxkl"),
-    "entropy": ("entropy", "policy_entropy", "objective_entropy", "actor_entropy", "mean_entropy", "policy_entropy_mean", "actor_entropy_loss", "approx_entropy", "token_entropy", "dist_entropy"),
-    "clip_fraction": (
-        "clip_fraction", "clipfrac", "clip_frac", "pg_clipfrac", "ppo_clip_ratio", "clip_ratio", "clip_ratio_region",
-        "clip_ratio_region_mean", "clipfraction", "clipped_fraction", "fraction_clipped", "clip_rate",
-    ),
-    "ratio": (
-        "ratio", "importance_ratio", "importance_sampling_ratio", "sampling_importance_sampling_ratio", "val_ratio", "prob_ratio",
-        "probs_ratio", "policy_ratio", "is_ratio",
-    ),
-    "completion_length": (
-        "completion_length", "completions_length", "completions_mean_length", "response_length", "responses_length", "responses_len",
-        "response_len", "tokens_responses_len", "generation_length", "gen_length", "gen_tokens_per_sample", "response_tokens",
-        "completion_tokens", "output_length",
-    ),
-    "episode_length": (
-        "episode_length", "ep_length", "ep_len", "episodic_length", "episode_len", "eplen", "eplenmean", "averageeplen",
-    ),
     "f1": (
         "f1", "f1_score", "f1score", "macro_f1", "f1_macro", "f1_macro_avg", "macro_f1_score", "weighted_f1", "f1_weighted", "micro_f1",
         "f1_micro", "mean_f1", "avg_f1", "overall_f1", "fscore", "f_score", "f1_m", "binaryf1score", "multiclassf1score",
@@ -129,63 +105,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "perplexity": ("perplexity", "ppl"),
     "param_norm": ("param_norm", "params_norm", "weight_norm", "parameter_norm"),
 }  # fmt: skip
-
-# What every tool's name of a metric ends in, with the words that only say of what, of whom or how it was averaged.
-MEANS = frozenset({"mean", "avg", "average", "averaged"})
-AGENT_PREFIXES = frozenset(
-    {"actor", "policy", "pi", "ppo", "grpo", "objective", "algo", "agent", "learner", "losses", "charts", "sampling"}
-)
-"""Words in front of a KL, an entropy, a ratio that only say whose it is."""
-OF_AGENTS = frozenset(
-    {"reward", "reward_std", "kl", "entropy", "clip_fraction", "ratio", "episode_length", "explained_variance"}
-)
-"""Metrics that only runs of agents have."""
-_REWARD = frozenset({"reward", "rewards", "rew", "rews", "return", "returns", "ret"})
-_REWARD_BESIDE = MEANS | frozenset(
-    {"total", "cumulative", "cum", "sum", "episode", "episodes", "ep", "episodic", "eps", "env", "environment", "rollout", "runners", "charts",
-     "running", "moving", "smoothed", "last", "recent", "step", "steps", "per", "iter", "iteration", "batch", "raw", "overall", "undiscounted",
-     "agent", "objective", "critic", "sampler", "results", "stat", "all", "task", "score", "window"}
-)  # fmt: skip
-"""Words beside a reward that do not make it another one: ``Avg_Reward_100`` is the reward, ``reward_format`` a part of it."""
-_STD = frozenset({"std", "stdev", "stddev", "sd"})
-_SHARE = frozenset({"frac", "fraction", "ratio", "rate", "share"})
-_OF_VALUES = MEANS | frozenset(
-    {"vf", "value", "values", "val", "critic", "ppo", "old", "train", "variance", "var", "explained", "returns"}
-)
-
-
-def of_agent(rest: list[str]) -> tuple[str, int] | None:
-    """Metric and rank of a name that reinforcement learning and post-training use, by its words."""
-    said = set(rest)
-    if "explained" in said and said & {"var", "variance"} and said <= _OF_VALUES:
-        return "explained_variance", 5 + len(rest)
-    if {"zero", "std"} <= said and said & _SHARE:
-        return "frac_reward_zero_std", len(rest)
-    if said & _REWARD:
-        beside = said - _REWARD
-        spread = bool(beside & _STD)
-        if all(w in _REWARD_BESIDE or w in _STD or w.isdigit() for w in beside):
-            return ("reward_std" if spread else "reward"), 60 + len(rest)
-        return None
-    core = [w for w in rest if w not in MEANS]
-    found = _known(core, AGENT_PREFIXES, OF_AGENTS) or _known(core, _OF_LENGTHS, _LENGTHS)
-    return (found[0], 60 + found[1]) if found is not None else None
-
-
-_LENGTHS = frozenset({"episode_length", "completion_length"})
-_OF_LENGTHS = frozenset({"rollout", "env", "environment", "runners", "train", "charts", "tokens", "sampler", "results"})
-
-
-def _known(core: list[str], before: frozenset[str], metrics: frozenset[str]) -> tuple[str, int] | None:
-    """One of these metrics, by the words that are left when those that may stand before them are gone."""
-    for start in range(len(core)):
-        found = BY_NAME.get("_".join(core[start:]))
-        if found is not None and found[0] in metrics:
-            return found
-        if core[start] not in before:
-            return None
-    return None
-
 
 ULTRALYTICS = frozenset({"metrics/accuracy_top1", "metrics/accuracy_top5"})
 """What Ultralytics calls the scores of a classifier's evaluation; the word alone does not say so."""
@@ -220,7 +139,7 @@ def of_detection(rest: list[str]) -> tuple[str, int] | None:
     return ("", rank) if _AT_OTHER.fullmatch(at) else None
 
 
-BY_NAME = {alias: (metric, rank) for metric, names in NAMES.items() for rank, alias in enumerate(names)}
+BY_NAME = {alias: (metric, rank) for metric, names in (NAMES | AGENT_NAMES).items() for rank, alias in enumerate(names)}
 
 CONTAINERS = frozenset(
     {

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.agents import OF_AGENTS
 from healthcheck.core.errors import UsageError
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
@@ -37,7 +38,6 @@ from healthcheck.readers.columns import (
 from healthcheck.readers.names import (
     AGENT_WORDS,
     EVAL_WORDS,
-    OF_AGENTS,
     POLICY_WORDS,
     TRAIN_WORDS,
 )

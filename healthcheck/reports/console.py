@@ -387,6 +387,12 @@ class ConsoleReport:
     def _amend(self, alert: Alert) -> None:
         """Another cause of a rule that has its block: one sentence, once for each."""
         last = max(alert.findings, key=lambda finding: finding.detected_step)
+        worse = max(alert.findings, key=lambda finding: finding.error_step or 0)
+        if (worse.error_step or 0) > last.detected_step:
+            label = LABEL[alert.severity]
+            text = f"{label} {alert.rule}  step {step(worse.error_step or 0)}: it goes on since step {step(worse.fired_step)}"
+            self.out.write(wrapped(text, self.out.width, INDENT, ""), colour=(0, len(label), _COLOUR[alert.severity]))
+            return
         speaks = last.cause == alert.cause
         if not speaks and last.kind < alert.kind and last.severity <= alert.findings[0].severity:
             return  # less certain than what was said, and no worse: most likely it follows from it

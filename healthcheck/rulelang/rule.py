@@ -191,6 +191,8 @@ class Cause:
     phase: str = "any"
     ranks: str = "each"
     severity: Severity = Severity.WARNING
+    error_after: int = 0
+    """Samples that breach after it fired, after which it is an error; 0: never."""
     actions: tuple[ActionSpec, ...] = ()
     message: Callable[[Mapping[str, Any]], str] | None = None
     """Renders the message from the closed set of placeholders; None: a generated sentence."""
@@ -251,7 +253,7 @@ class Rule:
     @property
     def severity(self) -> Severity:
         """The highest that an alert of this rule can have."""
-        return max(cause.severity for cause in self.causes)
+        return max(Severity.ERROR if cause.error_after else cause.severity for cause in self.causes)
 
     @property
     def required(self) -> bool:

@@ -129,6 +129,7 @@ class RuleCompiler:
             phase=draft.value("phase", "any"),
             ranks=draft.value("ranks", "each"),
             severity=severity,
+            error_after=self._error_after(severity),
             actions=actions,
             message=message,
             hint=without_secrets(_one_line(draft.value("hint", ""))),
@@ -303,6 +304,17 @@ class RuleCompiler:
         return found
 
     # -- what then --------------------------------------------------------------------
+
+    def _error_after(self, severity: Severity) -> int:
+        """Samples. None for a note, nor where a nearer file has a say about the severity: it is as it says there."""
+        entry, said = self._draft.entries.get("error_after"), self._draft.entries.get("severity")
+        if (
+            entry is None
+            or severity is Severity.INFO
+            or (said is not None and (said.rank, said.turn) > (entry.rank, entry.turn))
+        ):
+            return 0
+        return int(entry.value)
 
     def _actions(self, severity: Severity) -> tuple[ActionSpec, ...]:
         entry = self._draft.entries.get("then")

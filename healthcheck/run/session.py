@@ -247,13 +247,13 @@ class Session:
         if self._ended or os.getpid() != self.pid:
             return
         step = step if step is not None else self.step_of_log()
-        samples, odd = samples_of(metrics, step, self.active(), phase=phase, labels=labels)
+        named = metrics if labels or phase == "eval" else self.demand.agents.of(metrics)
+        samples, odd = samples_of(named, step, self.active(), phase=phase, labels=labels)
         self.judge.waiting += samples
         if any(isinstance(one.value, float) and one.value - one.value != 0.0 for one in samples):
             self.judge.due_step = 0  # it must not wait for the end of its block
         for name in odd - self.logged:
-            kind = type(metrics[name]).__name__
-            self.note(f'logged "{name}" is not a number but {kind}: it is left out')
+            self.note(f'logged "{name}" is not a number but {type(metrics[name]).__name__}: it is left out')
         self.logged.update(metrics)
 
     @contextlib.contextmanager

@@ -139,6 +139,53 @@ def test_tensorboard_scalars_are_taken(play: Callable, tmp_path: Path) -> None:
     assert [float(e.metrics["eval.loss"]) for e in played.of("eval_end")] == [3.0, 2.0]
 
 
+AGENT = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    import torch, wandb
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = wandb.init()
+    for i in range(260):
+        optimizer.zero_grad()
+        (model(torch.randn(4, 2)) - 1).pow(2).mean().backward()
+        optimizer.step()
+        told = i if i < 200 or {healthy} else -100.0
+        wandb.log({{"charts/episodic_return": told + torch.rand(()).item(), "eval/mean_reward": -1000.0 * i}})
+"""
+
+
+@pytest.mark.usefixtures("forget_loggers")
+@pytest.mark.parametrize("healthy", [False, True])
+def test_a_loop_that_logs_its_returns_gets_the_rules_on_rewards_without_asking(
+    play: Callable, loggers: Path, healthy: bool
+) -> None:
+    played = play(AGENT.format(folder=str(loggers), healthy=healthy), rules="healthcheck:recommended")
+
+    alerts = [a for a in played.session.alerts if a.rule.startswith(("reward-", "policy-"))]
+    assert [a.rule for a in alerts] == ([] if healthy else ["reward-collapse"])
+    if not healthy:
+        assert 201 <= alerts[0].fired_step <= 230
+        assert alerts[0].cleared_step is None
+
+
+def test_what_stable_baselines_writes_is_heard_where_it_writes_it(play: Callable, tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed by make test")
+    rules = {"version": 1, "external": ["reward", "kl"], "rules": {
+        "reward": {"metric": "reward", "when": {"below": -1e9}}, "kl": {"metric": "kl", "when": {"above": 1e9}}}}  # fmt: skip
+    seen = values(
+        play,
+        """
+        from stable_baselines3 import PPO
+        PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=1, device="cpu").learn(256)
+        """,
+        rules=rules,
+    )
+    assert len(seen["reward"]) >= 3
+    assert all(value >= 1 for value in seen["reward"])
+    assert len(seen["kl"]) >= 2
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [

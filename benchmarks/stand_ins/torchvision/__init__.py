@@ -54,9 +54,31 @@ class CIFAR10(_Pictures):
     shape = (32, 32, 3)
 
 
+class CIFAR100(CIFAR10):
+    rows = 1024
+
+
+class ImageFolder(CIFAR10):
+    """Two classes, as in the bees and ants of the transfer learning tutorial."""
+
+    rows = 64
+
+    def __init__(self, root: str = "", transform: Any = None, **more: Any) -> None:
+        super().__init__(transform=transform)
+        self.targets = self.targets % 2
+        self.classes = ["ants", "bees"]
+
+
 class FakeData(_Pictures):
-    def __init__(self, size: int = 1000, image_size: tuple[int, ...] = (3, 64, 64), transform: Any = None, **more: Any):
-        self.shape, self.rows = (*image_size[1:], image_size[0]), 256
+    def __init__(
+        self,
+        size: int = 1000,
+        image_size: tuple[int, ...] = (3, 64, 64),
+        num_classes: int = 10,
+        transform: Any = None,
+        **more: Any,
+    ):
+        self.shape, self.rows = (*image_size[1:], image_size[0]), min(size, 320)
         super().__init__(transform=transform)
 
 
@@ -100,20 +122,62 @@ def _same(*given: Any, **more: Any) -> Callable[[Any], Any]:
     return lambda picture: picture
 
 
-def _flip(*given: Any) -> Callable[[Any], Any]:
+def _flip(*given: Any, **more: Any) -> Callable[[Any], Any]:
     return lambda picture: picture.flip(-1) if float(torch.rand(())) < 0.5 else picture
+
+
+class _Block(torch.nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(after)
+        self.downsample = torch.nn.Conv2d(before, after, 1, stride=2, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.bn1(self.conv1(x)) + self.downsample(x))
+
+
+class ResNet(torch.nn.Module):
+    """The parts of a ResNet under their names, a tenth as deep; weights drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(64)
+        self.relu = torch.nn.ReLU()
+        self.maxpool = torch.nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1, self.layer2 = _Block(64, 64), _Block(64, 128)
+        self.avgpool = torch.nn.AdaptiveAvgPool2d(1)
+        self.fc = torch.nn.Linear(128, 1000)
+
+    def forward(self, x: Any) -> Any:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(self.avgpool(self.layer2(self.layer1(x))).flatten(1))
+
+
+def resnet18(*args: Any, **more: Any) -> ResNet:
+    return ResNet()
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-datasets = _module("datasets", MNIST=_Pictures, FashionMNIST=_Pictures, CIFAR10=CIFAR10, FakeData=FakeData)
+datasets = _module(
+    "datasets",
+    MNIST=_Pictures,
+    FashionMNIST=_Pictures,
+    CIFAR10=CIFAR10,
+    CIFAR100=CIFAR100,
+    FakeData=FakeData,
+    ImageFolder=ImageFolder,
+)
 transforms = _module(
     "transforms",
     **{kind.__name__: kind for kind in (Compose, Normalize, Resize, RandomCrop)},
-    **dict.fromkeys(("ToTensor", "CenterCrop", "ToPILImage", "Pad"), _same),
-    RandomHorizontalFlip=_flip,
+    **dict.fromkeys(("ToTensor", "CenterCrop", "ToPILImage", "Pad", "ColorJitter", "RandomRotation"), _same),
+    **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip"), _flip),
+    RandomResizedCrop=Resize,
     Lambda=lambda function: function,
 )
 utils = _module("utils", save_image=_nothing, make_grid=_nothing)
-models = _module("models")
+models = _module("models", resnet18=resnet18)

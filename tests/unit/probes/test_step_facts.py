@@ -162,6 +162,13 @@ def test_named_evaluation_sets_are_told_apart() -> None:
     assert watched.of("eval.accuracy[dataset=noisy]") == [(10, 0.6)]
 
 
+def test_how_far_evaluations_lie_apart_is_known_from_the_second_on_for_each_set() -> None:
+    watched = Watched([EvaluationProbe()])
+    for step, name in ((10, "clean"), (11, "noisy"), (20, "clean"), (41, "noisy")):
+        watched.emit(EventKind.EVAL_END, step, metrics={"loss": 0.9}, dataset=name, phase="eval")
+    assert watched.of("evaluations.apart") == [(20, 10.0), (41, 30.0)]
+
+
 def test_script_metrics_keep_their_names() -> None:
     watched = Watched([ScriptMetricsProbe()])
     watched.emit(EventKind.STEP_END, 3, metrics={"reward": 1.5, "kl": torch.tensor(0.1), "table": object()})

@@ -39,6 +39,10 @@ _OPTION = re.compile(
     re.IGNORECASE,
 )
 """An option and its value within one text: ``sh -c "train --token X"``."""
+_LOGIN_OPTION = re.compile(
+    r"((?<!\S)(?:-u|--?(?:[\w.\-]{0,60}[._\-])?(?:user|login))[ \t=]{1,9}[\"']?[^\s:\"']{1,99}:)(?!//)[^\s\"']+",
+    re.IGNORECASE,
+)
 _AUTHORIZATION = re.compile(r"\b(authorization\s*[:=]\s*)(.+)", re.IGNORECASE | re.DOTALL)
 _COOKIE = re.compile(r"\b((?:set-)?cookie\s*[:=]\s*)([^\n\"']+)", re.IGNORECASE)
 _NETRC = re.compile(r"\b(login\s+\S+\s+password\s+)\S+", re.IGNORECASE)
@@ -98,6 +102,7 @@ def redact_text(text: str) -> str:
     text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
     text = _COOKIE.sub(rf"\1{REDACTED}", text)
     text = _NETRC.sub(rf"\1{REDACTED}", text)
+    text = _LOGIN_OPTION.sub(rf"\1{REDACTED}", text)
     text = _CODE.sub(rf"\1{REDACTED}", text)
     text = _BEARER.sub(rf"\1\2{REDACTED}", text)
     text = _ASSIGNMENT.sub(_replace_value, text)

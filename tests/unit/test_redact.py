@@ -92,7 +92,7 @@ FAMILIES = {
     "webhooks": [["https://x.webhook.office.com/webhookb2/S3cr3t"], ["https://hooks.zapier.com/hooks/catch/1/S3cr3t"], ["--webhook-url", "https://h/S3cr3t"],
         ["https://api.telegram.org/bot123456789:S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3/send"], ["https://maker.ifttt.com/trigger/x/with/key/S3cr3t"]],
     "nested": [[r'{\"password\": \"S3cr3t\"}'], ["{'token': b'S3cr3t'}"], ['{"tokens": ["S3cr3t", "S3cr3t"]}'], ["x?next=a%3Fpassword%3DS3cr3t"],
-        ["bash", "-c", "train --api-key S3cr3t --lr 1"], ["https://h/callback?code=S3cr3t"]],
+        ["bash", "-c", "train --api-key S3cr3t --lr 1"], ["curl -u me:S3cr3t https://h"], ["--user=me:S3cr3t"], ["https://h/callback?code=S3cr3t"]],
 }  # fmt: skip
 
 

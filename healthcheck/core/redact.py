@@ -115,7 +115,7 @@ def redact_text(text: str) -> str:
 def _replace_random(match: re.Match[str]) -> str:
     """A long word that nobody made up: a key of a service whose prefix no list knows.
 
-    Drawn from letters of both cases and digits, six neighbours of ten are of another class; in names of classes
+    Drawn from both cases of the alphabet and digits, six neighbours of ten are of another class; in names of classes
     (``Qwen3OmniMoeTalkerTextMLP``) up to five are, and they hold two digits at most. What is drawn from hexadecimal digits
     might be a hash, and stays where it is named as one.
     """

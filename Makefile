@@ -1,6 +1,7 @@
 # Everything here works on a fresh clone: the first target that needs it makes .venv, once.
 #   make demo    watch a real script go wrong, and a healthy one go through
 #   make test    the whole suite, slow tests and frameworks included
+#   make floors  the tests of frameworks with the oldest versions that pyproject.toml allows: once a week, and before a floor is moved
 #   make zoo     libraries without an adapter, with the real packages
 #   make faults  every toy fault and look-alike with three seeds
 #   make check   lint, types and the fast tests, under 90 seconds: before each commit
@@ -24,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests start hundreds of processes: without bytecode each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test zoo faults check lint fast bench docs golden wheels outward performance clean
+.PHONY: demo test floors zoo faults check lint fast bench docs golden wheels outward performance clean
 .DEFAULT_GOAL := check
 
 # torch first and alone: whatever comes later finds it there and does not choose another one.
@@ -53,6 +54,18 @@ demo: $(READY)
 
 test: $(FRAMEWORKS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15 tests plugins
+
+# The declared floors, beside the environment: PYTHONPATH comes before it. Without their requirements, which would bring another torch.
+FLOORS := transformers==4.45.0 accelerate==1.0.0 lightning==2.4.0 pytorch-lightning==2.4.0 "tokenizers<0.21" "huggingface_hub<1" "torchmetrics<1.5" \
+	"lightning-utilities<0.12"
+$(VENV)/floors: $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ $(FLOORS)
+	touch $@
+
+floors: $(VENV)/floors
+	PYTHONPATH=$(abspath $(VENV)/floors) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/trainers/conformance \
+		$(foreach what,accelerate attach changes_nothing framework_ranks frameworks huggingface joined_rules lightning lightning_callbacks step_starts,\
+		tests/trainers/test_$(what).py)
 
 # Libraries that have no adapter of their own. Without their dependencies where these would bring another torch; torchvision's
 # wheel is built for CUDA, so that whoever finds it beside a torch for CPUs cannot import it: it has a folder of its own.

@@ -314,12 +314,27 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
                 and "of this rank only" not in json.dumps(report) + str(closing)
             ):
                 wrong.append(f"OK for ranks that it cannot see: {closing}")
-            if plan.bad < 0 and verdict not in (("script failed",) if dead and "lost" in how else ("ok",)):
+            # A rank that sleeps where all meet at every step is slow, and to be named: not as wanted is any other alert.
+            slow = [alert for alert in report["alerts"] if alert["rule"] == "slow-rank"]
+            if wrongly := [
+                a["facts"] for a in slow if not plan.every_step or str(a["facts"]["ranks"]) != slowest(plan)
+            ]:
+                wrong.append(f"said to be slow: {wrongly}")
+            expected = "script failed" if dead and "lost" in how else "warned" if slow else "ok"
+            if plan.bad < 0 and (verdict != expected or len(slow) < len(report["alerts"])):
                 wrong.append(f"healthy, and said {verdict}: {closing}")
     for rank, text in errors.items():
         if fault := re.search(r'internal error.*|.* raised in .*|File "[^"]*/healthcheck/[^"]*\.py.*', text):
             wrong.append(f"a fault of ours on rank {rank}: {fault[0]}")
     return Outcome(wrong, "+".join(sorted(how)) or "nobody left", longest, verdict)
+
+
+def slowest(plan: Plan) -> str:
+    """The one rank that others wait for; empty if several are as slow, or it is slow by less than a tenth of a second in twenty steps."""
+    pace = max(plan.paces)
+    ranks = [rank for rank, its in enumerate(plan.paces) if its == pace]
+    others = [its for its in plan.paces if its < pace]
+    return str(ranks[0]) if len(ranks) == 1 and others and pace - max(others) >= 0.005 else ""
 
 
 # --------------------------------------------------------------------------- the table

@@ -247,7 +247,14 @@ _OF_FRAMEWORKS = {
     "HealthCheckCallback": "each trainer has its own; from healthcheck.trainers.huggingface import HealthCheckCallback, "
     "or from .lightning, .megatron_bridge, .automodel, .dream; a plain loop takes healthcheck.watch()",
     "MemoryMonitoringCallback": "from healthcheck.trainers.huggingface import MemoryMonitoringCallback",
-}
+    **{
+        name: f"from healthcheck.trainers.lightning import {name}"
+        for name in (
+            "AnomalyDetectorCallback", "GradientMonitorCallback", "LossMonitorCallback", "MemoryMonitorCallback",
+            "ThroughputMonitorCallback", "TrainingDashboardCallback", "TrainingHealthCallback",
+        )
+    },
+}  # fmt: skip
 """Names that people look for here, and where they are."""
 
 
@@ -255,7 +262,11 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         if name in _OF_FRAMEWORKS:
-            raise AttributeError(f"there is no healthcheck.{name}: {_OF_FRAMEWORKS[name]}")
+            said = f"there is no healthcheck.{name}: {_OF_FRAMEWORKS[name]}"
+            # `from healthcheck import NAME` puts a sentence of its own in place of an AttributeError's, and keeps an ImportError's.
+            if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                raise ImportError(said, name=__name__)
+            raise AttributeError(said)
         # With both, the interpreter suggests the name that was meant.
         raise AttributeError(f"module 'healthcheck' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"healthcheck.{home}"), name)

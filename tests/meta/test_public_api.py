@@ -178,3 +178,10 @@ def test_what_a_hook_is_given_or_registers_can_be_annotated_with_public_names() 
         assert name in PUBLIC, f"a plugin author meets {name}; make it public"
         waiting |= set(classes_named(sys.modules[getattr(healthcheck, name).__module__], name)) - seen - {"Session"}
     assert {"Scorer", "Comparator", "Device", "Position", "State"} <= seen
+
+
+@pytest.mark.parametrize("name", ["HealthCheckCallback", "LossMonitorCallback", "MemoryMonitoringCallback"])
+def test_who_looks_for_a_callback_here_is_told_where_it_is(name: str) -> None:
+    with pytest.raises(ImportError, match=rf"from healthcheck\.trainers\.\w+ import {name}"):
+        exec(f"from healthcheck import {name}")
+    assert not hasattr(healthcheck, name)

@@ -151,7 +151,7 @@ def test_metrics_and_alerts_reach_the_logger_at_their_own_step(tmp_path: Path) -
     assert [int(row["step"]) for row in rows if row.get("train/alert/loss-not-finite")] == [5]
 
 
-def test_the_other_package_name_works_too(tmp_path: Path) -> None:
+def test_the_other_package_name_works_too_whichever_was_imported_first(tmp_path: Path) -> None:
     other = pytest.importorskip("pytorch_lightning")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
@@ -167,6 +167,9 @@ def test_the_other_package_name_works_too(tmp_path: Path) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     callback = HealthCheckCallback(RULES, **QUIET)
+    assert isinstance(callback, other.Callback)
+    assert isinstance(callback, pl.Callback)
+    assert callback.state_key == "HealthCheckCallback"
     fit(tmp_path, callback, Module(), package=other)
     assert callback.report["steps"] == 8
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from healthcheck.core.redact import REDACTED, allowed_environment, redact_argv, redact_text
@@ -44,6 +46,19 @@ def test_well_known_token_shapes_go_without_a_name(text: str) -> None:
     assert redact_text(f"x {text} y") in (f"x {REDACTED} y", f"x Bearer {REDACTED} y")
 
 
+@pytest.mark.parametrize(
+    "unit", ["a", "key", "key=(", "https://", "http://hook/", "--", "--pass ", "aB1", "cookie: ", "\\'key", "keyerror"]
+)
+def test_a_long_text_is_searched_in_time_that_grows_with_its_length(unit: str) -> None:
+    def seconds(length: int) -> float:
+        text = (unit * length)[:length]
+        started = time.process_time()
+        redact_text(text)
+        return time.process_time() - started
+
+    assert min(seconds(8_000) for _ in range(3)) < 0.2
+
+
 def test_plain_text_stays_as_it_is() -> None:
     text = "loss is nan at step 131; lr 3e-4; see s3://bucket/path@v2"
     assert redact_text(text) == text
@@ -71,7 +86,13 @@ FAMILIES = {
     "headers": [["-H", "Cookie: a=S3cr3t; b=S3cr3t"], ["-H", "Authorization: Basic S3cr3t"], ["-H", "X-Api-Key: S3cr3t"]],
     "configuration": [['{"pwd": "S3cr3t"}'], ["{'pin': 'S3cr3t'}"], ["db:\n  pass: S3cr3t\n"], ['{"pass":"S3cr3t"}']],
     "shapes": [["sk_live_S3cr3tS3cr3t"], ["npm_S3cr3tS3cr3tS3cr3t"], ["pypi-S3cr3tS3cr3tS3cr3t"], ["ya29.S3cr3tS3cr3t"], ["SG.S3cr3tS3cr.S3cr3tS3cr"],
-        ["nvapi-S3cr3tS3cr3t"], ["123456789:S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3"], ["-----BEGIN RSA PRIVATE KEY-----\nS3cr3t\n-----END RSA PRIVATE KEY-----"]],
+        ["nvapi-S3cr3tS3cr3t"], ["123456789:S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3"], ["-----BEGIN RSA PRIVATE KEY-----\nS3cr3t\n-----END RSA PRIVATE KEY-----"],
+        ["-----BEGIN PGP PRIVATE KEY BLOCK-----\nS3cr3t"], ["dckr_pat_S3cr3tS3cr3tS3cr3t"], ["hvs.S3cr3tS3cr3tS3cr3t"], ["xapp-1-S3cr3tS3cr3t"]],
+    "logins": [["-u", "me:S3cr3t"], ["--proxy-user", "me:S3cr3t"], ["machine h login me password S3cr3t"], ["--mysql-pw", "S3cr3t"], ["--totp", "S3cr3t"]],
+    "webhooks": [["https://x.webhook.office.com/webhookb2/S3cr3t"], ["https://hooks.zapier.com/hooks/catch/1/S3cr3t"], ["--webhook-url", "https://h/S3cr3t"],
+        ["https://api.telegram.org/bot123456789:S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3/send"], ["https://maker.ifttt.com/trigger/x/with/key/S3cr3t"]],
+    "nested": [[r'{\"password\": \"S3cr3t\"}'], ["{'token': b'S3cr3t'}"], ['{"tokens": ["S3cr3t", "S3cr3t"]}'], ["x?next=a%3Fpassword%3DS3cr3t"],
+        ["bash", "-c", "train --api-key S3cr3t --lr 1"], ["curl -u me:S3cr3t https://h"], ["--user=me:S3cr3t"], ["https://h/callback?code=S3cr3t"]],
 }  # fmt: skip
 
 
@@ -81,6 +102,29 @@ def test_every_family_of_secrets_is_taken_out(argv: list[str]) -> None:
     assert "S3cr3t" not in shown
     assert shown.startswith("train.py ")
     assert shown.endswith(" --lr 0.1")
+
+
+def test_keys_of_services_that_no_list_knows_go_by_their_randomness() -> None:
+    assert redact_text("--x q7RtZ2mKp9LwV4sXc8Nd1YbG6hJ3fQ0a") == f"--x {REDACTED}"
+    assert redact_text("id svc_q7RtZ2mKp9LwV4sXc8Nd1YbG6h.x") == f"id svc_{REDACTED}.x"
+    assert redact_text("a1b2c3d4e5f60718293a4b5c6d7e8f9012345678") == REDACTED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'loss'",
+        "TokenizerError: no file",
+        "Wav2Vec2ForSequenceClassification, Qwen3OmniMoeTalkerTextMLP",
+        "--revision=a1b2c3d4e5f60718293a4b5c6d7e8f9012345678",
+        "commit: a1b2c3d4e5f60718293a4b5c6d7e8f9012345678",
+        "/hub/snapshots/a1b2c3d4e5f60718293a4b5c6d7e8f9012345678/model.safetensors",
+        "http://localhost:6006/a?code_version=3",
+        "--user me",
+    ],
+)
+def test_names_of_classes_errors_and_hashes_stay(text: str) -> None:
+    assert redact_text(text) == text
 
 
 @pytest.mark.parametrize(

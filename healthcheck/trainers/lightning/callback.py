@@ -31,7 +31,7 @@ _LOADER = "/dataloader_idx_"
 
 
 def callback_class() -> Any:
-    """``Callback`` of the package that the script uses; each Trainer takes the other one's as well."""
+    """``Callback`` of the package that the script uses; where it uses both, see :func:`_of_both`."""
     loaded = [name for name in _PACKAGES if name in sys.modules]
     error: ImportError | None = None
     for name in (*loaded, *_PACKAGES):
@@ -40,6 +40,18 @@ def callback_class() -> Any:
         except ImportError as failed:
             error = failed
     raise ImportError("healthcheck.trainers.lightning needs the package lightning or pytorch-lightning") from error
+
+
+_BOTH: dict[tuple[type, ...], type] = {}
+
+
+def _of_both(cls: type, *others: type) -> type:
+    """``cls`` that is a ``Callback`` of the other package as well: before 2.5 a Trainer refuses any that is not its own."""
+    bases = (cls, *others)
+    if bases not in _BOTH:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
+        _BOTH[bases] = type(cls.__name__, bases, names)
+    return _BOTH[bases]
 
 
 def evaluation_results(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -106,6 +118,17 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
 
     After ``fit()`` look at ``alerts``, ``report`` and ``exit_code``.
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> HealthCheckCallback:
+        bases = [vars(sys.modules[name]).get("Callback") for name in _PACKAGES if name in sys.modules]
+        others = [base for base in bases if isinstance(base, type) and not issubclass(cls, base)]
+        made: HealthCheckCallback = super().__new__(_of_both(cls, *others) if others else cls)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copied and sent by the class that has a name."""
+        how, given, *more = super().__reduce_ex__(protocol)
+        return how, (getattr(self, "_named", type(self)), *given[1:]), *more
 
     def __init__(
         self, rules: Any = None, profile: str | None = None, *, session: Session | None = None, **options: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,8 @@ def checkpoint(trainer: str, folder: Path, step: int) -> str:
 
 @pytest.mark.parametrize("trainer", WITH_CHECKPOINTS)
 def test_a_resume_neither_loses_nor_repeats_an_alert(trainer: str, tmp_path: Path) -> None:
+    if trainer == "huggingface" and tuple(map(int, version("transformers").split(".")[:2])) < (4, 48):
+        pytest.skip("this transformers cannot read its own checkpoints with torch 2.6 or later (weights_only)")
     fault = FAULTS["slow_divergence"]
     whole = drive(trainer, Order(fault, tmp_path, save_every=10))
     (step,) = [step for rule, step in whole.fired if rule == fault.rule]

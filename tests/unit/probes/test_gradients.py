@@ -10,7 +10,7 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.core.events import EventKind
-from healthcheck.device.tensors import nonfinite_counts
+from healthcheck.device.tensors import l2_norms, nonfinite_counts
 from healthcheck.probes.gradient_statistics import gradient_stats
 from healthcheck.probes.gradients import GradientProbe
 
@@ -187,3 +187,27 @@ def test_nothing_to_measure_is_none_not_zero() -> None:
 def test_non_finite_elements_are_counted_tensor_by_tensor() -> None:
     counts = nonfinite_counts([torch.tensor([1.0, math.nan]), torch.tensor([math.inf, -math.inf, 0.0])])
     assert counts.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("made", ["flat", "transposed", "a row more", "with a tail"])
+def test_norms_of_large_tensors_on_the_host_are_those_of_float64(kind: torch.dtype, made: str) -> None:
+    torch.manual_seed(0)
+    large = torch.randn(2000, 1500).to(kind)
+    tensor = {
+        "flat": large.flatten(),
+        "transposed": large.t(),
+        "a row more": large[1:],
+        "with a tail": large.flatten()[:-77],
+    }[made]
+    small = torch.randn(5).to(kind)
+    norms = l2_norms([small, tensor])
+    expected = [small.double().norm(), tensor.double().norm()]
+    assert norms.tolist() == pytest.approx([float(e) for e in expected], rel=1e-6)
+
+
+def test_a_large_tensor_that_overflows_or_holds_a_nan_keeps_its_norm() -> None:
+    tensor = torch.full((1_000_000,), 1e30)
+    assert float(l2_norms([tensor])) == pytest.approx(1e33)
+    tensor[5] = float("nan")
+    assert l2_norms([tensor]).isnan().all()

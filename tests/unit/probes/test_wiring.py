@@ -154,6 +154,23 @@ def test_an_unused_part_of_the_model_is_no_orphan() -> None:
     assert watched.last("params.optimizer_orphans") == 0
 
 
+@pytest.mark.parametrize("uses", ["mean of the tokens", "pooler", "detached head"])
+def test_a_pooler_of_transformers_that_no_loss_uses_is_silent_and_other_parts_are_not(uses: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes))
+    model = nn.ModuleDict({"bert": bert, "head": nn.Linear(16, 2)})
+    watched = Watched([WiringProbe()])
+
+    def loss() -> torch.Tensor:
+        given = bert(torch.randint(0, 20, (2, 4)))
+        taken = given.pooler_output if uses == "pooler" else given.last_hidden_state.mean(1)
+        return taken.pow(2).mean() if uses == "detached head" else model["head"](taken).pow(2).mean()
+
+    Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.1)).run(10, loss)
+    assert watched.last("params.no_gradient") == (2 if uses == "detached head" else 0)
+
+
 def test_the_second_optimizer_of_a_gan_may_come_late() -> None:
     """Its tensors get gradients and are in no optimizer that has stepped yet."""
     critic, generator = nn.Linear(8, 1), nn.Linear(4, 8)

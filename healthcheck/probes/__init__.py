@@ -11,6 +11,7 @@ from collections.abc import Callable
 from healthcheck.core.protocols import Probe
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
+from healthcheck.probes.attention import AttentionProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
@@ -33,6 +34,7 @@ from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
 from healthcheck.probes.loss_parameters import LossParameterProbe
+from healthcheck.probes.loss_values import ClassWeightProbe, LossValueProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
     KeptGraphProbe,
@@ -151,6 +153,8 @@ PROBES: tuple[type[Probe], ...] = (
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
+    LossValueProbe,
+    ClassWeightProbe,
     MissingDetachProbe,
     UndefinedDerivativeProbe,
     UnreachableTargetProbe,
@@ -160,6 +164,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossKindProbe,
     AdvantageProbe,
     TokenProbe,
+    AttentionProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,

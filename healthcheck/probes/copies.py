@@ -29,7 +29,19 @@ EVALUATIONS = 2
 RARELY = 5
 """Steps between two of these calls, at the least: whoever calls it in each step takes it for a teacher, not for a result."""
 
-_KEYS = ("copies.rewritten", "copies.evaluated", "copies.statistics")
+AT_ONCE = 0.01
+"""Distance of a copy from the model, as a part of the model's way since the last look, under which it is no average."""
+AWAY = -0.5
+"""Cosine between a copy's change and the way to the model under which it moves away."""
+
+_KEYS = (
+    "copies.rewritten",
+    "copies.evaluated",
+    "copies.statistics",
+    "copies.at_once",
+    "copies.away",
+    "copies.gradients",
+)
 
 
 @dataclass(slots=True)
@@ -48,6 +60,8 @@ class _Copy:
     before_original: Any
     """Values at the first look, at the last one, and of the original then."""
     version: int
+    gradients: Sequence[tuple[int, int]]
+    """Its gradients at the last look, so that new ones show; empty if it has none."""
     statistics: Sequence[tuple[int, int]]
     """Of each normalisation layer with running statistics: how often its own were written by then, and the original's."""
 
@@ -55,11 +69,14 @@ class _Copy:
 class CopyProbe:
     """Compares copies of the trained model with what they were at the look before, and with the model.
 
-    A copy is a module of the class and the shapes of a trained one, in no optimizer and without gradients, whose weights
-    were close to the other's when it was found. Most copies are frozen on purpose (teachers, reference models), so that it
+    A copy is a module of the class and the shapes of a trained one, in no optimizer, whose weights were close to the other's
+    when it was found. Most copies are frozen on purpose (teachers, reference models), so that it
     proves nothing that one stands still. Two things do: it was written to, and is what it was (*rewritten*); or the script
     puts it, and not the model, into eval mode now and then to evaluate it (*evaluated*). And where its weights follow, in
-    eval mode, its running statistics have to as well (*statistics*). Of those that are evaluated it is said at the end how
+    eval mode, its running statistics have to as well (*statistics*). An average trails the model by many updates: one that
+    is within a hundredth of the last ones takes nearly all from the model at each update (*at once*; a copy made whole is
+    exactly the model), and one whose changes point the other way is pushed off (*away*). A copy in train mode that gets
+    new gradients and never changes was meant to train (*gradients*). Of those that are evaluated it is said at the end how
     far they have come: an average with a decay of 0.9999 has gone a hundredth of the way after a hundred updates.
     """
 
@@ -82,6 +99,24 @@ class CopyProbe:
             "copies.statistics",
             "Normalisation layers of copies in eval mode whose running statistics were never written, though the weights were.",
             cost=Cost.HOST,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.at_once",
+            "Copies that were written to since the last look and are all but the model of the last update, though not quite.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.away",
+            "Copies that were written to since the last look and moved away from the model.",
+            cost=Cost.DEVICE,
+            needs=("a copy of the trained model",),
+        ),
+        Metric(
+            "copies.gradients",
+            "Copies in train mode that get gradients, that no optimizer has, and that are what they were, while the model trains.",
+            cost=Cost.DEVICE,
             needs=("a copy of the trained model",),
         ),
         Metric(
@@ -120,6 +155,9 @@ class CopyProbe:
         evaluated: list[tuple[str, Any]] = []
         ways: list[Any] = []
         stale: list[str] = []
+        at_once: list[tuple[str, Any]] = []
+        away: list[tuple[str, Any]] = []
+        idle: list[tuple[str, Any]] = []
         since = event.step
         self._copies = [copy for copy in self._copies if copy.module() is not None and copy.original() is not None]
         for copy in self._copies:
@@ -133,6 +171,17 @@ class CopyProbe:
                 rewritten.append(
                     (copy.name, _stood_still(now, copy.before, now_original, copy.before_original) & trains)
                 )
+            if copy.gradients:
+                gradients = _gradients(module)
+                if module.training and gradients and gradients != copy.gradients:
+                    idle.append((copy.name, (now == copy.first).all() & trains))
+                copy.gradients = gradients
+                copy.before, copy.before_original, copy.version = now, now_original, version
+                continue
+            if version != copy.version:
+                apart, model_way = (now - now_original).norm(), (now_original - copy.before_original).norm()
+                at_once.append((copy.name, (apart > 0) & (apart <= AT_ONCE * model_way) & copy.alike))
+                away.append((copy.name, _moves_away(now, copy.before, copy.before_original) & trains))
             if version != copy.version and not module.training:
                 stale += _stale_statistics(copy, module, original)
             if _is_evaluated(module, event):
@@ -150,7 +199,13 @@ class CopyProbe:
         where = where_made(event, self._copies[0].module()) if len(self._copies) == 1 else {}
         samples = [
             _counted(key, found, event.step, since, where)
-            for key, found in (("copies.rewritten", rewritten), ("copies.evaluated", evaluated))
+            for key, found in (
+                ("copies.rewritten", rewritten),
+                ("copies.evaluated", evaluated),
+                ("copies.at_once", at_once),
+                ("copies.away", away),
+                ("copies.gradients", idle),
+            )
             if key in due and found
         ]
         if "copies.statistics" in due and self._copies:
@@ -187,7 +242,7 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
     found: list[tuple[Any, Any]] = []
     for module in likely:
         own = list(module.parameters())
-        if own and held.isdisjoint(map(id, own)) and not [p for p in own if p.grad is not None]:
+        if own and held.isdisjoint(map(id, own)):
             original = trained.get(signature(module))
             if original is not None:
                 found.append((module, original))
@@ -209,6 +264,7 @@ def _search(event: Event, known: Sequence[Any]) -> list[_Copy]:
                         now,
                         now_original,
                         _version(module),
+                        _gradients(module),
                         _statistics(module, original),
                     )
                 )
@@ -267,6 +323,13 @@ def _stood_still(now: Any, before: Any, model: Any, model_before: Any) -> Any:
     return (change <= ROUNDING * now.norm()) & (change <= SHARE * (model - model_before).norm())
 
 
+def _moves_away(now: Any, before: Any, model: Any) -> Any:
+    """Whether a copy's change since the last look points away from where the model was then, and is more than rounding."""
+    change, way = now - before, model - before
+    sizes = change.norm() * way.norm()
+    return (change.norm() > ROUNDING * now.norm()) & ((change * way).sum() < AWAY * sizes)
+
+
 def _largest(module: Any) -> list[Any]:
     return sorted(module.parameters(), key=lambda p: -int(p.numel()))[:TENSORS]
 
@@ -284,6 +347,11 @@ def _values(module: Any) -> Any:
 def _version(module: Any) -> int:
     """How often its largest tensors have been written, as torch counts it."""
     return sum(int(p._version) for p in _largest(module))
+
+
+def _gradients(module: Any) -> list[tuple[int, int]]:
+    """Which gradients its largest tensors have, and how often each was added to."""
+    return [(id(p.grad), int(p.grad._version)) for p in _largest(module) if p.grad is not None]
 
 
 def _is_evaluated(module: Any, event: Event) -> bool:

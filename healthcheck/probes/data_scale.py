@@ -202,6 +202,12 @@ class InputProbe:
             needs=("the graph of the loss", "inputs of some size"),
         ),
         Metric(
+            "inputs.columns",
+            "Size of the largest input column, divided by the median of all, where the first layer reads a table; else 1.",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "inputs of a linear layer"),
+        ),
+        Metric(
             "inputs.same_rows",
             "1 if all rows that the first layers read in a batch of a loader are the same, else 0.",
             cost=Cost.DEVICE,
@@ -215,7 +221,7 @@ class InputProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
-        keys = [key for key in ("inputs.pixel_scale", "inputs.same_rows") if demand.due(key, step)]
+        keys = [key for key in ("inputs.pixel_scale", "inputs.columns", "inputs.same_rows") if demand.due(key, step)]
         if not keys or event.phase != "train" or step == self._step or event.loss_graph is None:
             return ()
         self._step = step
@@ -238,12 +244,27 @@ class InputProbe:
         if "inputs.pixel_scale" in keys and largest[0].numel() >= COLUMNS:
             normalised = any(kind_of(node) in ("NativeBatchNorm", "CudnnBatchNorm") for node in nodes)
             samples.append(Sample("inputs.pixel_scale", step, number(_pixel_scale(largest, normalised))))
+        if "inputs.columns" in keys and largest.dim() == 2 and largest.shape[1] >= 2 and largest.is_floating_point():
+            samples.append(Sample("inputs.columns", step, number(_uneven_columns(largest))))
         if "inputs.same_rows" in keys and event.batch is not None:
             import torch
 
             same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in read if tensor.device == largest.device])
             samples.append(Sample("inputs.same_rows", step, number(same.all().float())))
         return samples
+
+
+BIG = 1000.0
+"""Size of a column from which on it is no standardised one by any measure."""
+
+
+def _uneven_columns(table: Any) -> Any:
+    """Largest size of a column divided by the median size of all that are not constant at 0; 1 where none is big."""
+    import torch
+
+    sizes = table[: 4 * COLUMNS].float().square().mean(0).sqrt()
+    most, usual = sizes.max(), sizes.where(sizes > 0, sizes.max()).median()
+    return torch.where(most >= BIG, most / usual.clamp(min=1e-12), torch.ones_like(most))
 
 
 def _pixel_scale(values: Any, normalised: bool) -> Any:

@@ -271,6 +271,10 @@ def why_not_finite(root: Any) -> str:
             weight: Any = saved(node, "total_weight")
             if is_tensor(weight) and on_host(weight) and weight.numel() == 1 and not float(weight):
                 return f"cross entropy over no targets: every one is ignore_index ({signed(node._saved_ignore_index)})"
+        elif kind == "Xlogy":
+            target: Any = saved(node, "self")
+            if is_tensor(target) and on_host(target) and bool((target < 0).any()):
+                return "kl_div from values below 0: it takes the logarithm of the prediction first, then the target"
         elif kind in ("Log", "Div"):
             read: Any = saved(node, "self" if kind == "Log" else "other")
             if not is_tensor(read) or not on_host(read):

@@ -3,6 +3,7 @@ carry gradients."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -51,6 +52,13 @@ def shape_mistakes(root: Any) -> Iterator[str]:
         if kind in CROSS_ENTROPIES:
             yield from _wrong_classes(node)
             yield from _one_target_of_similarities(node)
+            yield from _flat_similarities(node)
+        if kind == "Sub":
+            yield from _rate_for_logarithm(node)
+        elif kind == "Pow" and _of_a_mean(node):
+            yield (
+                "a focal weight from the mean loss of the batch, one for all rows: take reduction='none', and the mean at the end"
+            )
 
 
 def _one_value(loss: Any) -> Iterator[str]:
@@ -154,6 +162,78 @@ def _one_target_of_similarities(loss: Any) -> Iterator[str]:
             f"{n} x {n} similarities of a batch with the target {int(targets[0])} in every row: each row's own partner"
             " is on the diagonal (torch.arange)"
         )
+
+
+FLAT = 0.85
+"""Part of the loss of guessing that even perfect answers have, from which on similarities are scaled too small."""
+
+
+def _flat_similarities(loss: Any) -> Iterator[str]:
+    """Similarities of unit vectors, times a number so small that a softmax of them is always next to even."""
+    softmax = past_neutral(source_of(loss))
+    scaled = past_neutral(source_of(softmax))
+    if kind_of(softmax) != "LogSoftmax" or kind_of(scaled) not in ("Mul", "Div"):
+        return
+    inputs = [parent for parent, _ in scaled.next_functions]
+    value: Any = saved(scaled, "other")
+    products = past_neutral(inputs[0])
+    shape = shape_of(softmax)
+    if len(inputs) != 2 or inputs[1] is not None or not is_tensor(value) or value.numel() != 1 or not on_host(value):
+        return
+    if kind_of(products) not in ("Mm", "Bmm") or len(shape) != 2 or shape[1] < _LEAST_ROWS:
+        return
+    if not all(_of_length_one(past_neutral(given)) for given, _ in products.next_functions):
+        return
+    scale = abs(float(value)) if kind_of(scaled) == "Mul" else 1 / max(abs(float(value)), 1e-12)
+    least = math.log1p((shape[1] - 1) * math.exp(-2 * min(scale, 300.0))) / math.log(shape[1])
+    if least >= FLAT:
+        yield (
+            f"similarities from -{scale:.3g} to {scale:.3g} in a cross entropy over {shape[1]}: even perfect answers have"
+            f" {least:.0%} of the loss of guessing; divide by the temperature"
+        )
+
+
+def _of_length_one(node: Any) -> bool:
+    """Whether vectors were divided by their lengths."""
+    if kind_of(node) != "Div" or len(node.next_functions) != 2:
+        return False
+    divisor = node.next_functions[1][0]
+    for _ in range(4):
+        if kind_of(divisor) not in ("Expand", "ClampMin", "Add", *NEUTRAL):
+            break
+        divisor = source_of(divisor)
+    return kind_of(divisor) in ("LinalgVectorNorm", "Norm")
+
+
+def _rate_for_logarithm(node: Any) -> Iterator[str]:
+    """``exp(x) - target * x``, torch's ``poisson_nll_loss``, of an x that an activation keeps above 0 or has exponentiated."""
+    first, second = ([parent for parent, _ in node.next_functions] + [None, None])[:2]
+    if kind_of(first) != "Exp" or kind_of(second) != "Mul":
+        return
+    given = source_of(first)
+    if not any(parent is given for parent, _ in second.next_functions):
+        return
+    made = kind_of(past_neutral(given))
+    if made in ("Softplus", "Relu", "Exp", "Sigmoid"):
+        yield (
+            f"poisson_nll_loss of the result of {made.lower()}: by default it takes the logarithm of the rate; leave the"
+            " activation out, or pass log_input=False"
+        )
+
+
+def _of_a_mean(power: Any) -> bool:
+    """``(1 - exp(-loss)) ** gamma`` of a loss that is one number already, over more than one row."""
+    node = source_of(power)
+    if shape_of(power) != () or kind_of(node) not in ("Rsub", "Sub", "Add"):
+        return False
+    exponential = next((given for given, _ in node.next_functions if kind_of(given) == "Exp"), None)
+    loss = source_of(source_of(exponential)) if kind_of(source_of(exponential)) == "Neg" else source_of(exponential)
+    if kind_of(loss) == "Neg":
+        loss = source_of(loss)
+    if kind_of(loss) not in (*CROSS_ENTROPIES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
+        return False
+    target: Any = saved(loss, "target")
+    return is_tensor(target) and target.numel() > 1
 
 
 LOOKS = (2, 50, 200, 1000)

@@ -54,6 +54,13 @@ class UnreachableTargetProbe:
             Cost.DEVICE,
             needs=("the graph of the loss", "a regression whose output is an activation"),
         ),
+        Metric(
+            "outputs.clamped",
+            "Part of the outputs that lie outside of the range to which they are clamped right before the loss: they get no gradient.",
+            "fraction",
+            Cost.DEVICE,
+            needs=("the graph of the loss", "outputs that are clamped"),
+        ),
     )
 
     def __init__(self) -> None:
@@ -64,11 +71,45 @@ class UnreachableTargetProbe:
         if event.phase != "train" or not self._looks.due(event):
             self.rests_until = self._looks.rests_until
             return ()
+        samples = []
         found = list(_outside(event.loss_graph))
-        if not found:
-            return ()
-        facts = {"output": ", ".join(dict.fromkeys(said for _, said in found))} | where_called(event, "backward")
-        return (Sample("targets.unreachable", event.step, largest([part for part, _ in found]), detail=lambda: facts),)
+        place = where_called(event, "backward")
+        if found:
+            facts = {"output": ", ".join(dict.fromkeys(said for _, said in found))} | place
+            parts = largest([part for part, _ in found])
+            samples.append(Sample("targets.unreachable", event.step, parts, detail=lambda: facts))
+        clamped = list(_clamped(event.loss_graph))
+        if clamped:
+            said = {"range": ", ".join(dict.fromkeys(words for _, words in clamped))} | place
+            most = largest([part for part, _ in clamped])
+            samples.append(Sample("outputs.clamped", event.step, most, detail=lambda: said))
+        return samples
+
+
+def _clamped(root: Any) -> Iterator[tuple[Any, str]]:
+    """For each error of clamped outputs: which part of these lies outside, and the range."""
+    for node in near(root):
+        kind = kind_of(node)
+        if kind in DISTANCES or kind == "BinaryCrossEntropy":
+            inputs = [source_of(node)]
+        elif kind == "Sub":
+            inputs = [parent for parent, _ in node.next_functions if parent is not None]
+            inputs = inputs if len(inputs) == 1 else []
+        else:
+            continue
+        clamp = past_neutral(inputs[0]) if inputs else None
+        if kind_of(clamp) not in ("Clamp", "Hardtanh") or kind_of(past_neutral(source_of(clamp))) in RANGES:
+            continue  # what an activation keeps in a range is clamped against rounding alone
+        values: Any = saved(clamp, "self")
+        least, most = (getattr(clamp, f"_saved_{name}", None) for name in ("min", "max"))
+        if least is None and most is None:
+            least, most = (getattr(clamp, f"_saved_{name}_val", None) for name in ("min", "max"))
+        if not is_tensor(values) or values.numel() < 2 or any(is_tensor(bound) for bound in (least, most)):
+            continue
+        low = -math.inf if least is None else float(least)
+        high = math.inf if most is None else float(most)
+        inside = values.detach()
+        yield number(((inside < low) | (inside > high)).float().mean()), _words(low, high)
 
 
 def _outside(root: Any) -> Iterator[tuple[Any, str]]:

@@ -181,6 +181,10 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "loss.not_detached",
         "params.of_loss",
         "targets.unreachable",
+        "outputs.clamped",
+        "loss.unfit",
+        "attention.unmasked",
+        "attention.over_queries",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

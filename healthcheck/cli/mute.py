@@ -31,12 +31,6 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(
             f"healthcheck mute: {run.name} has ended ({run.status}); for the next one: --mute {args.rule}@A..B"
         )
-    # Ranks read their own requests at their own time: one would act on an alert that another has muted.
-    if int(run.facts.get("world_size") or 1) > 1:
-        raise UsageError(
-            "healthcheck mute: a run of several ranks cannot be muted while it runs; "
-            "restart it with --mute, or use `with health.muted(...)` in the code"
-        )
     if args.steps < 1 or not args.reason.strip():
         raise UsageError("healthcheck mute: --for takes a number of steps from 1, and --reason some words")
     known = load_all([str(run.rules_file)], registry=loaded_host().registry).merged.rules

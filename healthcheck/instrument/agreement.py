@@ -29,7 +29,7 @@ from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.instrument.exchange import StoreExchange
-from healthcheck.run.actor import CHECKPOINT
+from healthcheck.run.actor import CHECKPOINT, MUTE
 from healthcheck.run.ending import LOST
 
 PREFIX = "healthcheck/agree"
@@ -400,25 +400,34 @@ class StoreAgreement:
         self._failed = 0
         decided = json.loads(answer)
         wanted: list[Mapping[str, Any]] = decided["wanted"]
-        saves = sorted((p for p in wanted if p["rule"] == CHECKPOINT), key=lambda p: int(p["rank"]))[:1]
-        if saves:
-            saves = [{**saves[0], "folder": self.store.get(f"{self._meeting}/folder").decode()}]
-            # Saved just now, whoever asked for it. What was asked for later is a save of its own.
-            for (rule, rank), (number, _) in list(self._asked.items()):
-                if rule == CHECKPOINT and number <= decided["heard"]:
-                    del self._asked[rule, rank]
-            self._proposals.pop(CHECKPOINT, None)
-            self._said.discard(CHECKPOINT)
-        stops = [p for p in wanted if p["rule"] != CHECKPOINT]
+        common = self._for_all_once(wanted, decided["heard"])
+        stops = [p for p in wanted if p["rule"] not in (CHECKPOINT, MUTE)]
         if not stops:
-            return saves
+            return common
         self._decided = True
         first = min(stops, key=lambda p: (-int(p.get("severity", 0)), int(p.get("order", 0)), int(p["rank"])))
         same = [p for p in stops if p["rule"] == first["rule"]]
         # The most severe rule decides; of its causes the most certain one over all ranks speaks.
         speaks = min(same, key=lambda p: (int(p.get("order", 0)), int(p["rank"])))
         said = {key: speaks[key] for key in ("cause", "reason", "step") if key in speaks}
-        return [*saves, {**first, **said, "ranks": sorted({int(p["rank"]) for p in same})}]
+        return [*common, {**first, **said, "ranks": sorted({int(p["rank"]) for p in same})}]
+
+    def _for_all_once(self, wanted: list[Mapping[str, Any]], heard: int) -> list[Mapping[str, Any]]:
+        """What is asked for by a person or an action and done once, whoever asked: the first rank's word counts."""
+        done: dict[str, Mapping[str, Any]] = {}
+        for one in sorted(wanted, key=lambda p: int(p["rank"])):
+            if one["rule"] in (CHECKPOINT, MUTE):
+                done.setdefault(_name(one), one)
+        # Done just now. What was asked for later is a thing of its own.
+        for (name, rank), (number, _) in list(self._asked.items()):
+            if name in done and number <= heard:
+                del self._asked[name, rank]
+        for name in done:
+            self._proposals.pop(name, None)
+            self._said.discard(name)
+        if CHECKPOINT in done:
+            done[CHECKPOINT] = {**done[CHECKPOINT], "folder": self.store.get(f"{self._meeting}/folder").decode()}
+        return list(done.values())
 
     def _give_up(self, why: str, step: int) -> None:
         """No rank decides anything any more; all of them hear of it at their next sync point."""

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert, Severity
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import ActionContext
-from healthcheck.core.text import plural, step
+from healthcheck.core.text import step
 from healthcheck.record.folder import append
-from healthcheck.rulelang.rule import Mute, Origin
 
 if TYPE_CHECKING:
     from healthcheck.core.events import Event
@@ -95,10 +94,8 @@ class LiveRequests:
         rule, steps, reason = request.get("mute"), request.get("steps"), request.get("reason")
         if not (isinstance(rule, str) and isinstance(steps, int) and isinstance(reason, str)):
             return
-        first = session.step + 1
-        last = session.step + steps
-        session.engine.mutes.append(Mute(rule, reason, first, last, Origin("healthcheck mute")))
-        session.note(f"{rule} is muted for {plural(steps, 'step')}, to step {step(last)}: {reason}")
+        if session.controls is not None:
+            session.controls.mute(rule, steps, reason, session.step)
 
 
 def _kept(session: Session, event: Event) -> str:

@@ -161,7 +161,7 @@ class RecordReport:
         if self._ring is None and not self._write_start():
             session.info.notes.append(self._writer.trouble)  # the start block says it; the console is not ready yet
             self._said = True
-        if session.info.world_size == 1 and session.rules.causes:  # ranks that mute alone would drift apart
+        if session.info.speaks and session.rules.causes:  # the rank that speaks asks the others
             self._requests = LiveRequests(session, folder)
         # Only a session with a record pays for the hot hook: without the attribute nobody calls it.
         self.samples = self._samples
@@ -170,7 +170,7 @@ class RecordReport:
         """Others have joined: a replay judges by all of them."""
         if self._folder is None or not (self._folder / "rules.yaml").is_file() or os.getpid() != self._pid:
             return
-        if session.info.world_size == 1 and session.rules.causes and self._requests is None:
+        if session.info.speaks and session.rules.causes and self._requests is None:
             self._requests = LiveRequests(session, self._folder)
         try:
             fresh = self._folder / ".rules.yaml"

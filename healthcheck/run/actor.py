@@ -13,9 +13,11 @@ from healthcheck.core.errors import UsageError
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
 from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.text import plural
+from healthcheck.core.text import step as step_words
 from healthcheck.engine.episodes import PlannedAction
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
-from healthcheck.rulelang.rule import Cause
+from healthcheck.rulelang.rule import Cause, Mute, Origin
 from healthcheck.run.history import History
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "checkpoint"
 """In place of a rule's id, in a proposal to save."""
+MUTE = "mute"
+"""In place of a rule's id, in a proposal to mute the one that the cause names."""
 
 
 @dataclass(slots=True)
@@ -87,12 +91,22 @@ class SessionControls:
     :param stop: the stop of the run, which :meth:`agreed` sets.
     :param info: how many ranks there are; a framework may correct that when training begins.
     :param note: says one line to the user.
+    :param mute: silences a rule of this rank.
     """
 
-    def __init__(self, controls: Controls, *, stop: StopState, info: RunInfo, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        controls: Controls,
+        *,
+        stop: StopState,
+        info: RunInfo,
+        note: Callable[[str], None],
+        mute: Callable[[Mute], None],
+    ) -> None:
         self._controls = controls
         self._info = info
         self._note = note
+        self._mute = mute
         self.stop = stop
         self.agreement: Agreement | None = None
         self.may_skip = True
@@ -168,8 +182,24 @@ class SessionControls:
         for decided in self.agreement.exchange(step):
             if decided["rule"] == CHECKPOINT:
                 self._save(decided, step)
+            elif decided["rule"] == MUTE:
+                self._silence(decided["cause"], int(decided["steps"]), decided["reason"], step)
             else:
                 self._stop(decided, step, alerts)
+
+    def mute(self, rule: str, steps: int, reason: str, step: int) -> None:
+        """Silence a rule, one cause of it or a glob from the next step on; with several ranks, once all of them do."""
+        if self.agreement is None:
+            self._silence(rule, steps, reason, step)
+        elif self.agreement.broken:
+            self._note(f"{rule} is not muted: ranks cannot agree ({self.agreement.broken})")
+        else:
+            self.agreement.propose({"rule": MUTE, "cause": rule, "steps": steps, "reason": reason})
+
+    def _silence(self, rule: str, steps: int, reason: str, step: int) -> None:
+        last = step + steps
+        self._mute(Mute(rule, reason, step + 1, last, Origin("healthcheck mute")))
+        self._note(f"{rule} is muted for {plural(steps, 'step')}, to step {step_words(last)}: {reason}")
 
     def _save(self, decided: Mapping[str, Any], step: int) -> None:
         """All ranks save now, at one place: the one that was asked for, else in the record of rank 0."""

@@ -79,8 +79,7 @@ class Session:
     ) -> None:
         self.rules, self.layers = rules, RuleLayers()
         self.settings: Mapping[str, Any] = rules.settings
-        self.host, self.info = host, info
-        self.accepted = accepted or Accepted()
+        self.host, self.info, self.accepted = host, info, accepted or Accepted()
         self.clock = clock or LiveClock()
         self.active, self.pid, self._performance = ActiveTime(self.clock), os.getpid(), Performance()
         self.user_state: dict[str, Any] = {}  # the users' dict, in every event
@@ -89,8 +88,7 @@ class Session:
         self.step, self.unit = info.resumed_from or 0, "step"
         self.epoch: float | None = None  # of the last event that had one
         self.last_event_at = self.clock.monotonic()
-        self.judged_at = 0.0
-        """Seconds of active training at the last judgement: the engine's clock, for the record."""
+        self.judged_at = 0.0  # seconds of active training at the last judgement: the engine's clock, for the record
         self.alerts: list[Alert] = []
         self.report: dict[str, Any] | None = None
         self.event_cost: dict[EventKind, int] = {}
@@ -289,7 +287,9 @@ class Session:
         if self.controls is not None:
             self.controls.take_over(controls)
             return
-        self.controls = SessionControls(controls, stop=self.stop, info=self.info, note=self.note)
+        self.controls = SessionControls(
+            controls, stop=self.stop, info=self.info, note=self.note, mute=lambda mute: self.engine.mutes.append(mute)
+        )
         self._watch_silence()
 
     def rules_changed(self) -> None:

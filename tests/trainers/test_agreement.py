@@ -11,7 +11,7 @@ import pytest
 
 from healthcheck.instrument import agreement
 from healthcheck.instrument.agreement import StoreAgreement
-from healthcheck.run.actor import CHECKPOINT
+from healthcheck.run.actor import CHECKPOINT, MUTE
 
 STOP = {"rule": "loss-not-finite", "severity": 3, "order": 0}
 
@@ -47,6 +47,24 @@ def test_rank_0_stays_after_an_agreed_stop_until_slower_ranks_have_read_it(pair)
     second.close()
     leaving.join(120)
     assert not leaving.is_alive()
+
+
+def test_all_ranks_mute_a_rule_at_one_step_however_many_ask_and_again_when_asked_later(pair):
+    mute = {"rule": MUTE, "cause": "loss-spike", "steps": 100, "reason": "known"}
+    other = {**mute, "cause": "slow-steps"}
+    pair[0].propose(mute)
+    pair[0].propose(other)
+    pair[1].propose({**mute, "reason": "known, too"})
+    assert _all_at(pair, 4) == [[], []]
+    for decided in _all_at(pair, 5):
+        assert [(d["rule"], d["cause"], d["reason"]) for d in decided] == [
+            (MUTE, "loss-spike", "known"),
+            (MUTE, "slow-steps", "known"),
+        ]
+    assert _all_at(pair, 6) == _all_at(pair, 7) == [[], []]
+    pair[0].propose(mute)
+    assert _all_at(pair, 8) == [[], []]
+    assert [[d["cause"] for d in decided] for decided in _all_at(pair, 9)] == [["loss-spike"]] * 2
 
 
 def test_without_an_agreed_stop_nobody_waits_for_the_others(pair):

@@ -198,3 +198,39 @@ def test_ranks_that_are_compared_train_to_the_same_bits_and_the_rank_that_failed
     said = " ".join(results[0][2].replace("exit 1", "").split())  # the exit code stands at the end of the first line
     assert "(rank 1: out-of-memory at step 60)" in said
     assert "compared no longer" not in results[0][2]
+
+
+MUTED = """
+    import os, subprocess, sys, time, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    for step in range(60):
+        if rank == 0 and step == 10 and os.environ["BAD_RANK"] == "1":
+            asked = [sys.executable, "-m", "healthcheck", "mute", "latest", "too-high", "--for", "1000", "--reason", "known"]
+            subprocess.run(asked, check=True)
+            time.sleep(1.5)
+        x = torch.randn(8, 4)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        if rank == 1 and step > 40:
+            loss = loss * 1e6
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(f"rank {rank} made {step + 1} steps", flush=True)
+    dist.destroy_process_group()
+"""
+TOO_HIGH = "version: 1\nrules:\n  too-high: {metric: loss, when: {above: 1000}, severity: error, then: [stop]}\n"
+
+
+def test_a_rule_of_several_ranks_is_muted_on_all_of_them_at_one_step(tmp_path: Path) -> None:
+    (tmp_path / "high.yaml").write_text(TOO_HIGH)
+    options = ("--rules", str(tmp_path / "high.yaml"))
+    ended = launch(tmp_path, 2, bad_rank=1, watched={0, 1}, options=options, train=MUTED)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert all(f"rank {rank} made 60 steps" in out for rank, (_, out, _) in enumerate(ended))
+    assert "too-high is muted for 1,000 steps" in ended[0][2]
+
+    ended = launch(tmp_path, 2, bad_rank=-1, watched={0, 1}, options=options, train=MUTED)
+    assert [code for code, _, _ in ended] == [1, 1], ended

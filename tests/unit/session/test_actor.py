@@ -73,6 +73,7 @@ class Acting:
             stop=StopState(),
             info=self.info,
             note=lambda text: None,  # type: ignore[arg-type]
+            mute=self.engine.mutes.append,
         )
         self.step = 0
 

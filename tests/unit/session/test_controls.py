@@ -14,6 +14,7 @@ from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.instrument.controls import StopSwitch
+from healthcheck.rulelang.rule import Mute
 from healthcheck.run.actor import CHECKPOINT, SessionControls, StopState
 
 
@@ -71,12 +72,9 @@ class Ranks:
 
 
 def controls(ranks: int = 1) -> tuple[SessionControls, Trainer, list[str]]:
-    trainer, notes = Trainer(), list[str]()
-    return (
-        SessionControls(trainer, stop=StopState(), info=RunInfo("t", world_size=ranks), note=notes.append),
-        trainer,
-        notes,
-    )
+    trainer, notes, info = Trainer(), list[str](), RunInfo("t", world_size=ranks)
+    made = SessionControls(trainer, stop=StopState(), info=info, note=notes.append, mute=list[Mute]().append)
+    return made, trainer, notes
 
 
 def alert(rule: str, acted: int | None) -> Alert:

@@ -273,9 +273,41 @@ def evaluated(play: Play) -> None:
             play.emit(EventKind.EVAL_END, play.step, label_counts=torch.tensor([3.0, 2.0, 2.0, 3.0]), phase="eval")
 
 
+def attending(play: Play) -> None:
+    """Attention by hand whose mask fills in a zero, and a loss with weights for classes."""
+    torch.manual_seed(12)
+    read, head = nn.Linear(6, 18), nn.Linear(6, 3)
+    model = nn.ModuleList([read, head])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = torch.tensor([0.8, 0.15, 0.05])
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        query, key, value = read(x).chunk(3, -1)
+        hidden = torch.ones(5, 5).triu(1).bool()
+        seen = (query @ key.transpose(1, 2)).masked_fill(hidden, 0.0).softmax(-1)
+        return F.cross_entropy(head((seen @ value).mean(1)), y, weight=weights)
+
+    for play.step in range(1, STEPS + 1):
+        x, y = torch.randn(64, 5, 6), torch.multinomial(weights, 64, replacement=True)
+        play.update(model, optimizer, [lambda x=x, y=y: loss(x, y)])
+
+
+def clamped(play: Play) -> None:
+    """Outputs are clamped before the loss, and a copy of the model gets gradients that no optimizer applies."""
+    torch.manual_seed(13)
+    model = nn.Linear(6, 2)
+    copied = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for play.step in range(1, STEPS + 1):
+        x, y = torch.randn(16, 6), torch.rand(16, 2)
+        play.update(
+            model, optimizer, [lambda x=x, y=y: F.mse_loss(model(x).clamp(0, 1), y) + copied(x).square().mean()]
+        )
+
+
 PLAYS = [
     classifier, regression, scaled, zero_gradients, autoencoder, adversaries, language, contrastive, policy, denoiser, rare,
-    evaluated,
+    evaluated, attending, clamped,
 ]  # fmt: skip
 
 

@@ -36,6 +36,8 @@ PHASES = {
     "optimizer": "in the optimizer's step",
 }
 EVERY = 20
+SHOWN = 64
+"""Ranks whose times are recorded, the slowest of more."""
 
 
 class RankTimesProbe:
@@ -48,14 +50,23 @@ class RankTimesProbe:
     name = "rank-times"
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.STEP_END)
     noted = (EventKind.STEP_END,)
-    provides: tuple[Metric, ...] = tuple(
+    provides: tuple[Metric, ...] = (
+        *(
+            Metric(
+                f"ranks.slow_{phase}",
+                f"How much longer the slowest rank takes {help}, as a part of the step of the median rank.",
+                "fraction",
+                needs=("several data-parallel ranks",),
+            )
+            for phase, help in PHASES.items()
+        ),
         Metric(
-            f"ranks.slow_{phase}",
-            f"How much longer the slowest rank takes {help}, as a part of the step of the median rank.",
-            "fraction",
+            "ranks.time",
+            f"Seconds of a step for which a rank is by itself, waiting for no other: its phases together, each the median of up to "
+            f"{WINDOW} steps (label `rank`; the {SHOWN} slowest).",
+            "s",
             needs=("several data-parallel ranks",),
-        )
-        for phase, help in PHASES.items()
+        ),
     )
 
     def __init__(self) -> None:
@@ -163,7 +174,9 @@ class RankTimesProbe:
     def _compare(self, at: int, step: int, words: Mapping[int, Mapping[str, Any]]) -> list[Sample]:
         groups = groups_of(words, "d")
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
+        alone: dict[int, float] = {}
         for group, members in groups.items():
+            alone |= {rank: sum(cuts[1] for cuts in said["p"].values()) for rank, said in members.items()}
             whole = median(said["t"] for said in members.values())
             for phase in PHASES:
                 times = {rank: said["p"][phase] for rank, said in members.items() if phase in said["p"]}
@@ -173,9 +186,13 @@ class RankTimesProbe:
                 score, facts = self._score(phase, group, times, whole, at, queued)
                 if phase not in worst or score > worst[phase][0]:
                     worst[phase] = score, facts
+        shown = sorted(sorted(alone, key=alone.__getitem__, reverse=True)[:SHOWN])
         return [
-            Sample(f"ranks.slow_{phase}", step, score, detail=lambda facts=facts: facts)  # type: ignore[misc]
-            for phase, (score, facts) in worst.items()
+            *(Sample("ranks.time", step, alone[rank], (("rank", str(rank)),)) for rank in shown),
+            *(
+                Sample(f"ranks.slow_{phase}", step, score, detail=lambda facts=facts: facts)  # type: ignore[misc]
+                for phase, (score, facts) in worst.items()
+            ),
         ]
 
     def _score(

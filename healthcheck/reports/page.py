@@ -104,7 +104,7 @@ class _Page:
         sections.append(("Training", self._training(data.record, alerts)))
         sections.append(("Layers", _layers(data.record, alerts)))
         sections.append(("Performance", self._performance(report, data.record, alerts)))
-        sections.append(("Other ranks", _ranks(data)))
+        sections.append(("Ranks", _rank_times(data.record) + _ranks(data)))
         sections.append(("Rules", _rules(report["rules"], prefix, alerts)))
         sections.append(("Evidence and environment", _evidence(data) + _environment(data.facts, report)))
         sections.append(("Errors of the watching itself", _problems(report)))
@@ -340,6 +340,13 @@ def _layers(record: Recorded, alerts: Sequence[Mapping[str, Any]]) -> str:
         if sum(len(one.values) > 1 for one in family) >= 2:
             maps.append(heat_map(metric, family, bad=[name for name in bad if name], unit=family[0].unit))
     return "".join(maps)
+
+
+def _rank_times(record: Recorded) -> str:
+    """How long each rank is by itself: the one that the others wait for is the darkest."""
+    family = [one for one in record.series.values() if one.metric == "ranks.time"]
+    title = "Seconds of a step in which a rank waits for no other"
+    return heat_map(title, sorted(family, key=lambda one: int(dict(one.labels)["rank"])), unit="s")
 
 
 def _ranks(data: PageData) -> str:

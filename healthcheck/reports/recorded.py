@@ -40,6 +40,11 @@ class Series:
         return next((value for key, value in self.labels if key not in CONTEXT_LABELS), "")
 
     @property
+    def row(self) -> str:
+        """What a row of a heat map is called: the tensor or layer, else the rank."""
+        return self.parameter or " ".join(f"{key} {value}" for key, value in self.labels)
+
+    @property
     def tells(self) -> bool:
         """Whether there is anything to see: two values that differ, or one that is not finite."""
         first = self.values[0] if self.values else 0.0

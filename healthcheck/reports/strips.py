@@ -95,7 +95,7 @@ def _at(name: str, steps: Sequence[int]) -> str:
 
 
 def heat_map(title: str, series: Sequence[Series], *, bad: Sequence[str] = (), unit: str = "") -> str:
-    """Norms per layer or tensor over time as a ``figure``; empty where there are fewer than two of them.
+    """A metric by layer, tensor or rank over time as a ``figure``; empty where there are fewer than two of them.
 
     The colour is the logarithm of the value; what is not finite has a colour and a sign of its own.
 
@@ -116,16 +116,14 @@ def heat_map(title: str, series: Sequence[Series], *, bad: Sequence[str] = (), u
     for n, (one, row) in enumerate(zip(rows, cells, strict=True)):
         marked = _is_bad(one.parameter, bad)
         # A row is one path for each colour, and only cells worth a word answer to the pointer.
-        names.append(
-            f'<span class="hn{" bad" if marked else ""}" title="{escape(one.parameter)}">{escape(one.parameter)}</span>'
-        )
+        names.append(f'<span class="hn{" bad" if marked else ""}" title="{escape(one.row)}">{escape(one.row)}</span>')
         for column, cell in enumerate(row):
             value, begin, end = cell
             if value is None:
                 continue
             shade = "hx" if not math.isfinite(value) else f"h{_shade(value, low, high)}"
             at = f"step {step(begin)}" if begin == end else f"steps {step(begin)} to {step(end)}"
-            shown = escape(f"{one.parameter}, {at}: {number(value, unit)}")
+            shown = escape(f"{one.row}, {at}: {number(value, unit)}")
             drawn.append(
                 f'<rect class="{shade}" x="{column * width:.1f}" y="{n * 10}" width="{width + 0.2:.1f}" height="10">'
                 f"<title>{shown}</title></rect>"

@@ -53,7 +53,8 @@ def judged(*checks: dict[int, dict[str, Any]]) -> list[tuple[dict[str, float], d
         ranks.words = [(20 * number, said)]
         samples = list(made.sample_rows([StepRow(20 * number)], None))  # type: ignore[arg-type]
         details = {s.metric: dict(s.detail()) for s in samples if s.detail is not None}
-        found.append(({s.metric.removeprefix("ranks.slow_"): s.value for s in samples}, details))
+        scores = {s.metric.removeprefix("ranks.slow_"): s.value for s in samples if not s.labels}
+        found.append((scores, details))
     return found
 
 
@@ -106,3 +107,15 @@ def test_a_rank_tells_its_phases_and_leaves_the_wait_in_collectives_out() -> Non
     [said] = ranks.said
     cuts = {phase: round(times[1], 3) for phase, times in said["p"].items()}
     assert cuts == {"data": 0.25, "forward": 0.25, "backward": 0.1, "collective": 0.05, "optimizer": 0.1}
+
+
+def test_the_time_of_each_rank_is_recorded_and_of_many_ranks_the_slowest() -> None:
+    made, ranks = probe()
+    said = {
+        rank: {"d": "0:99:1", "t": 1.0, "p": {"data": [0.1, 0.1 + rank / 1000, 0.5], "optimizer": [0.1, 0.1, 0.1]}}
+        for rank in range(100)
+    }
+    ranks.words = [(20, said)]
+    times = [s for s in made.sample_rows([StepRow(20)], None) if s.metric == "ranks.time"]  # type: ignore[arg-type]
+    assert [dict(s.labels)["rank"] for s in times] == [str(rank) for rank in range(36, 100)]
+    assert times[0].value == 0.1 + 36 / 1000 + 0.1

@@ -206,6 +206,19 @@ def test_layers_are_a_heat_map_in_which_the_bad_tensor_is_marked(runs: Path, ses
     assert text.count('class="hx"') >= 10
 
 
+def test_the_time_of_each_rank_is_a_row_in_the_order_of_the_ranks(runs: Path, sessions: ModuleType) -> None:
+    record = Recorded()
+    for rank in (10, 2, 0):
+        series = Series(f"ranks.time[rank={rank}]", "ranks.time", (("rank", str(rank)),), "s")
+        series.steps.extend(range(20, 220, 20))
+        series.values.extend([0.2 if rank == 2 else 0.1] * 10)
+        record.series[series.name] = series
+    report = sessions.run(series=SICK, console=False)
+    text = page_html([report], PageData(record), interactive=False)
+    assert re.findall(r'<span class="hn[^>]*>([^<]*)', text) == ["rank 0", "rank 2", "rank 10"]
+    assert "rank 2, steps 20 to" in text or "rank 2, step 20" in text
+
+
 def test_values_that_are_constant_or_all_broken_are_drawn_without_an_error() -> None:
     for values in ([1.0] * 5, [NAN] * 5, [math.inf, 1.0, -math.inf], [0.0, 0.0], [1e300, -1e300], [5e-324, 1.0]):
         text = chart(Picture("x", [Curve("x", range(1, len(values) + 1), values)]))

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from public_scripts import STAND_INS, citations, git_folder, wikitext
 from scoring import named_causes
 
-SECONDS = 150
+SECONDS = 100
 SILENT = "silent-issue-detection/bug-reprod-scripts"
 HEALTHY = "fp_rate/workloads"
 TRAINCHECK, BUGS, AIFAULTS = "TrainCheck", "Bug_Reproducibility", "AIFaultBench"

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from public_scripts import STAND_INS, citations, git_folder, wikitext
 from scoring import named_causes
 
-SECONDS = 100
+SECONDS = 150
 SILENT = "silent-issue-detection/bug-reprod-scripts"
 HEALTHY = "fp_rate/workloads"
 TRAINCHECK, BUGS, AIFAULTS = "TrainCheck", "Bug_Reproducibility", "AIFaultBench"
@@ -351,7 +351,7 @@ def run(program: Program, boards: dict[str, Repository], forms: Path | None, *, 
     outcome = Outcome(program, "", said, found.get("steps", 0), seconds=seconds)
     raised = [line for line in printed.splitlines() if line and not line[0].isspace() and "Error" in line.split(":")[0]]
     if code not in (0, 1) or (raised and "Traceback" in printed):
-        outcome.ended = raised[-1][:80] if raised else f"stopped after {SECONDS} s" if code < 0 else f"exit {code}"
+        outcome.ended = f"stopped after {SECONDS} s" if code < 0 else raised[-1][:80] if raised else f"exit {code}"
     outcome.verdict = _verdict(outcome)
     return outcome
 

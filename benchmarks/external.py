@@ -351,7 +351,7 @@ def run(program: Program, boards: dict[str, Repository], forms: Path | None, *, 
     outcome = Outcome(program, "", said, found.get("steps", 0), seconds=seconds)
     raised = [line for line in printed.splitlines() if line and not line[0].isspace() and "Error" in line.split(":")[0]]
     if code not in (0, 1) or (raised and "Traceback" in printed):
-        outcome.ended = raised[-1][:80] if raised else f"stopped after {SECONDS} s" if code < 0 else f"exit {code}"
+        outcome.ended = f"stopped after {SECONDS} s" if code < 0 else raised[-1][:80] if raised else f"exit {code}"
     outcome.verdict = _verdict(outcome)
     return outcome
 

@@ -2,11 +2,12 @@
 
     python benchmarks/fresh_records.py --to ../fresh                    # clones each repository (without its files) and reads one file
     python benchmarks/fresh_records.py --to ../fresh --mirror DIR       # from git directories DIR/OWNER+NAME/repo
-    python benchmarks/detection.py --corpus ../fresh/a --corpus ../fresh/b
+    python benchmarks/detection.py --corpus ../fresh/a --corpus ../fresh/b --corpus ../fresh/c
 
 The index has the labels and origins only; the recordings belong to those who published them and stay out of this repository. Each file is
 compared with its SHA-256; a ``*`` in a path stands for the name of somebody's machine. Labels were written from plots and numbers before any of our
-rules had read a file. Two halves, by a hash of the source: ``a`` was in view when rules were changed, ``b`` was scored before and after and changed nothing.
+rules had read a file. Two halves, by a hash of the source: ``a`` was in view when rules were changed, ``b`` was scored before and
+after and changed no number (a change that lost one of it was narrowed). ``c`` was gathered and labelled last, and scored once before anything was changed.
 """
 
 from __future__ import annotations
@@ -63,8 +64,12 @@ def content(folder: Path, source: Mapping[str, str], digest: str) -> bytes:
 
 
 def half(entry: Mapping[str, Any]) -> str:
-    """``a`` or ``b``: all recordings of one source are in the same half."""
-    return "ab"[int(hashlib.sha256(entry["source"]["repo"].lower().encode()).hexdigest(), 16) % 2]
+    """``a``, ``b``, or ``c`` for what was gathered later: all recordings of one source are in the same part."""
+    return (
+        str(entry["half"])
+        if "half" in entry
+        else "ab"[int(hashlib.sha256(entry["source"]["repo"].lower().encode()).hexdigest(), 16) % 2]
+    )
 
 
 def main() -> int:
@@ -73,7 +78,7 @@ def main() -> int:
     parser.add_argument("--mirror", type=Path, metavar="FOLDER", help="git directories, instead of the network")
     args = parser.parse_args()
     entries = yaml.safe_load(INDEX.read_text(encoding="utf-8"))["runs"]
-    kept: dict[str, list[Any]] = {"a": [], "b": []}
+    kept: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
     missing = 0
     with tempfile.TemporaryDirectory() as cache:
         for entry in entries:

@@ -355,6 +355,8 @@ def healthcheck_alert_amended(session: Session, alert: Alert) -> None:
 
     Where it is a more certain one, the alert speaks with it from now on: ``alert.cause``, ``alert.message``,
     ``alert.changes``. The severity of the alert may be higher than before.
+
+    Also where nothing new has fired, but what has goes on for so long that the alert is an error now (``error_after``).
     """
 
 

@@ -22,7 +22,7 @@ from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
-from healthcheck.probes.traits import routed_experts
+from healthcheck.probes.traits import poolers_of_libraries, routed_experts
 
 
 def ratio_of(change: float, size: float) -> float:
@@ -90,6 +90,8 @@ class Streaks:
         """``negligible``: part of the largest gradient up to which one counts as none."""
         self.negligible = negligible
         self.values = [0] * count
+        self._highest = 0.0
+        """Of the largest gradients so far: where they have all but gone, there is nothing left to learn."""
         self._waiting: list[tuple[Moved, list[bool], list[bool]]] = []
 
     def add(self, moved: Moved, without: list[bool], moves: list[bool]) -> None:
@@ -107,8 +109,11 @@ class Streaks:
                 pairs = [(next(given), group) for group in moved.groups]
                 # Against the largest gradient of all tensors: a bias in front of a normalisation has only rounding noise.
                 largest = max((max(numbers[5 * len(group) :]) for numbers, group in pairs), default=0.0)
+                if largest > self._highest:
+                    self._highest = largest
+                converged = largest < CONVERGED * self._highest
                 for numbers, group in pairs:
-                    self._count(numbers, group, without, moves, self.negligible * largest)
+                    self._count(numbers, group, without, moves, math.inf if converged else self.negligible * largest)
             hit.extend(index for index, streak in enumerate(self.values) if streak >= patience)
             return float(len(hit))
 
@@ -135,6 +140,9 @@ FADED = 1e-3
 NEGLIGIBLE = 1e-6
 """Part of the largest gradient under which an element's own is noise."""
 
+CONVERGED = 1e-4
+"""Part of the largest gradient so far under which the largest of all tensors is what is left when a model has learnt."""
+
 _KEYS = ("update_ratio", "update_ratio[]", "updates.lost", "params.unmoved")
 
 
@@ -156,6 +164,8 @@ class _Watched:
     gradients: list[SampledRows] | None = None
     without: list[bool] = field(default_factory=list)
     """Which tensors have no gradient; none of them while tensors take turns."""
+    spare: list[bool] = field(default_factory=list)
+    """Which tensors are of a library's pooler: that one has no gradient means that the task does without it."""
     absent: list[int] | None = None
     """What identifies the state of those without a gradient at the look before: torch's version number, else -1."""
     turns: bool = False
@@ -169,7 +179,7 @@ class MovementProbe:
     A tensor is *unmoved* if none of its elements changed in five checked updates although its
     learning rate was above zero (and above a thousandth of its highest: a schedule that fades out may
     round to nothing) and there was something to apply: a finite gradient that is neither zero at these elements nor
-    noise against the others, or no gradient at any look. Tensors frozen with ``requires_grad=False``, rows of an
+    noise against the others, or no gradient at any look. Once all gradients have faded, weights that stand still have converged. Tensors frozen with ``requires_grad=False``, rows of an
     embedding that no batch used, and updates that a ``GradScaler`` skipped do not count.
     """
 
@@ -229,7 +239,9 @@ class MovementProbe:
             seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
             # While tensors take turns, an absent gradient is no sign of anything.
             seen.absent = absent
-            seen.without = [version >= 0 and not seen.turns for version in absent]
+            seen.without = [
+                version >= 0 and not seen.turns and not spare for version, spare in zip(absent, seen.spare, strict=True)
+            ]
 
     def _watch(self, event: Event) -> _Watched:
         assert event.model is not None
@@ -245,6 +257,8 @@ class MovementProbe:
         streaks = Streaks(len(params), NEGLIGIBLE)
         seen = _Watched(weak(event.optimizer), names, [], [0.0] * len(params), low, ElementSampler(params), streaks)
         seen.turns = bool(routed_experts(event.model))
+        spare = poolers_of_libraries(event.model)
+        seen.spare = [id(p) in spare for p in params]
         self._known[event.optimizer_index] = seen
         return seen
 

@@ -70,3 +70,19 @@ def routed_experts(model: ModelView) -> list[tuple[str, Any]]:
     routers = {head for name, _ in names for head, _, last in [name.rpartition(".")] if last.lower() in ROUTER_NAMES}
     found = ((name, module, *name.rpartition(".")) for name, module in names)
     return [(name, module) for name, module, head, _, last in found if last.lower() == "experts" and head in routers]
+
+
+LIBRARIES = frozenset({"transformers", "timm", "sentence_transformers", "adapters", "open_clip"})
+"""Packages whose models have poolers that a task may leave out."""
+
+
+def poolers_of_libraries(model: ModelView) -> set[int]:
+    """Parameters of the pooling heads that a library's model brings along.
+
+    BERT and its kin end in one; token classifiers, embeddings from the last layer and the like never call it.
+    """
+    found: set[int] = set()
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "pooler" and type(module).__module__.partition(".")[0] in LIBRARIES:
+            found.update(id(p) for p in module.parameters())
+    return found

@@ -15,7 +15,7 @@ from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.traits import routed_experts
+from healthcheck.probes.traits import poolers_of_libraries, routed_experts
 
 PATIENCE = 5
 """Updates in a row without gradient before a tensor counts."""
@@ -180,6 +180,9 @@ class WiringProbe:
                 idle = _beside_trained_experts(event.model, self._ever)
                 idle |= _unused_poolers(event.model, self._ever)
                 hit = [p for p in hit if id(p) not in idle]
+            if hit:
+                spare = poolers_of_libraries(event.model)
+                hit = [p for p in hit if id(p) not in spare or id(p) in self._ever]
             lacking = [p for p in hit if id(p) not in self._ever]
             place = where_in_model(event, names(hit)) if hit else {}
 

@@ -15,6 +15,9 @@ Three demands keep apart what looks alike; while one is not met the score is 1:
             is a single sample, twice as much is asked for, because both it and the lowest so far are
             extremes: 1 + 1/sqrt(m) times, where the level is the median of m.
 
+Where the level has been as high twice in the younger half of the series and come back, easy and hard data take turns:
+then it is the upper envelope that must rise, and the score is 1 until the level is higher than those high points.
+
 With ``sigmas`` a new level is kept apart from a rise, see :func:`shift_in`: harder data, longer sequences or
 another weight in the loss lift it from one sample to the next and let it stay or fall, and the lowest
 level is then sought anew. Tasks that take turns, each with a loss of its own, have been as high before. And while the level is a single sample, the lowest is the higher of two
@@ -71,6 +74,12 @@ SWING = 0.1
 """A rise that soon after the lowest is a swing, too, if it takes back less than this share of all that was won."""
 TURNS = 3
 """Times that values as high came before, with low ones between, from which on they are a regular part of the series."""
+STRETCH = 1.15
+"""The level has gone up if it is so many times its low point, and come back once it has lost half of that, in logarithms."""
+STRETCHES = 2
+"""Times that it has been as high and come back, in the younger half of the series, from which on easy and hard data take turns."""
+KEPT = 8
+"""High points that are remembered."""
 WIDE = 3
 """Samples in the level from which on one small value is not the lowest."""
 
@@ -93,11 +102,15 @@ class Rebound(UnboundedScorer):
         "_min_samples",
         "_negative",
         "_noise",
+        "_peak",
+        "_peaks",
         "_recent",
         "_sigmas",
         "_small",
         "_small_until",
         "_smooth",
+        "_trough",
+        "_up",
         "normal",
     )
 
@@ -115,6 +128,11 @@ class Rebound(UnboundedScorer):
         self._last_step = self._dense_since = 0
         """The step of the newest sample, and the number of the sample from which on there was none far apart."""
         self._negative = False
+        self._up = False
+        self._trough = self._peak = 0.0
+        """The low point of the level since it was high, and its high point since it was low."""
+        self._peaks: deque[tuple[float, int]] = deque(maxlen=KEPT)
+        """High points from which it came back, and the numbers of the samples at which it had."""
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
         recent = self._recent
@@ -149,6 +167,17 @@ class Rebound(UnboundedScorer):
                     self._dense_since = count
             self._last, self._last_step = value, step
             level = lowest = middle
+            # The upper envelope: where easy and hard data come in stretches, the level goes up and comes back.
+            if self._up:
+                if middle > self._peak:
+                    self._peak = middle
+                elif middle * middle < self._peak * self._trough:
+                    self._peaks.append((self._peak, count))
+                    self._up, self._trough = False, middle
+            elif middle < self._trough or count == 1:
+                self._trough = middle
+            elif middle > STRETCH * self._trough:
+                self._up, self._peak = True, middle
             if level < self._lowest or count == 1:
                 self._lowest = level
             if recent.size < WIDE and self._sigmas and self._dense_since < count:
@@ -181,6 +210,11 @@ class Rebound(UnboundedScorer):
         if self._lowest > self._first * (1.0 - self._fell):
             return False
         if self._count - self._best_at < self._behind * self._count:
+            return False
+        level, since = self._best * ratio, self._count // 2
+        # Few samples, such as one of each epoch, are means over many batches: none of them is of easy or hard ones.
+        many = 2 * self._recent.size >= self._smooth and self._dense_since <= since
+        if many and sum(peak >= level and at > since for peak, at in self._peaks) >= STRETCHES:
             return False
         if not self._sigmas:
             return True
@@ -261,12 +295,16 @@ class Rebound(UnboundedScorer):
             "recent": list(self._recent.values),
             "differences": list(self._noise.differences),
             "numbers": [self._count, self._last, self._first, self._best, self._best_at, self._negative],
+            "envelope": [self._up, self._trough, self._peak, [list(peak) for peak in self._peaks]],
             "places": [self._last_step, self._dense_since, self._last_level, self._lowest, self.normal],
         }
 
     def restore(self, state: Any) -> None:
         self._count, self._last, self._first, self._best, self._best_at, self._negative = state["numbers"]
         self._last_step, self._dense_since, self._last_level, self._lowest, self.normal = state["places"]
+        self._up, self._trough, self._peak, peaks = state.get("envelope", (False, self._last_level, 0.0, ()))
+        self._peaks.clear()
+        self._peaks.extend((float(peak), int(at)) for peak, at in peaks)
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
         self._noise.differences.clear()

@@ -86,6 +86,42 @@ def test_heads_that_take_turns_between_two_looks_stand_still_for_nobody() -> Non
     assert set(watched.values("params.unmoved")) == {0.0}
 
 
+def test_a_model_that_has_learnt_all_there_is_does_not_stand_still() -> None:
+    model = nn.Linear(4, 1)
+    loop, watched = watch(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    inputs = torch.randn(256, 4)
+    targets = inputs.sum(1, keepdim=True)
+    loop.run(150, lambda: nn.functional.mse_loss(model(inputs), targets))
+    assert nn.functional.mse_loss(model(inputs), targets).item() < 1e-10
+    assert set(watched.values("params.unmoved")) == {0.0}
+
+
+def test_a_part_that_stood_still_before_the_rest_had_converged_stays_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 1e-12}]
+    )
+    loop, watched = watch(model, optimizer)
+    inputs = torch.randn(256, 4)
+    loop.run(20, lambda: nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True)))
+    assert watched.last("params.unmoved") == 2.0
+
+
+class Pooler(nn.Linear):
+    """As a library ends its model with."""
+
+
+@pytest.mark.parametrize(("library", "unmoved"), [("transformers.models.bert.modeling_bert", 0.0), ("__main__", 2.0)])
+def test_a_librarys_pooler_that_the_task_leaves_out_is_silent_and_ones_own_is_not(
+    library: str, unmoved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pooler, "__module__", library)
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "pooler": Pooler(4, 4)})
+    loop, watched = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loop.run(10, lambda: model["body"](torch.randn(4, 4)).pow(2).mean())
+    assert watched.last("params.unmoved") == unmoved
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_frozen_parts_and_a_rate_of_zero_are_silent(rate: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))

@@ -22,7 +22,7 @@ from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
-from healthcheck.probes.traits import routed_experts
+from healthcheck.probes.traits import poolers_of, routed_experts
 
 
 def ratio_of(change: float, size: float) -> float:
@@ -158,6 +158,8 @@ class _Watched:
     """Which tensors have no gradient; none of them while tensors take turns."""
     absent: list[int] | None = None
     """What identifies the state of those without a gradient at the look before: torch's version number, else -1."""
+    spared: frozenset[int] = frozenset()
+    """Those that a healthy training may leave without a gradient: poolers of transformers' models."""
     turns: bool = False
     """Tensors take turns in getting gradients, as heads and experts do: that one has none says nothing."""
     checks: int = 0
@@ -229,7 +231,9 @@ class MovementProbe:
             seen.turns = seen.turns or (seen.absent is not None and absent != seen.absent)
             # While tensors take turns, an absent gradient is no sign of anything.
             seen.absent = absent
-            seen.without = [version >= 0 and not seen.turns for version in absent]
+            seen.without = [
+                version >= 0 and not seen.turns and at not in seen.spared for at, version in enumerate(absent)
+            ]
 
     def _watch(self, event: Event) -> _Watched:
         assert event.model is not None
@@ -245,6 +249,8 @@ class MovementProbe:
         streaks = Streaks(len(params), NEGLIGIBLE)
         seen = _Watched(weak(event.optimizer), names, [], [0.0] * len(params), low, ElementSampler(params), streaks)
         seen.turns = bool(routed_experts(event.model))
+        poolers = {key for _, own in poolers_of(event.model) for key in own}
+        seen.spared = frozenset(at for at, p in enumerate(params) if id(p) in poolers)
         self._known[event.optimizer_index] = seen
         return seen
 

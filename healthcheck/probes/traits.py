@@ -64,6 +64,19 @@ def _adds(parameter: str) -> bool:
     return any(part.lower().startswith(ADAPTER_NAMES) for part in parameter.split("."))
 
 
+def poolers_of(model: ModelView) -> list[tuple[str, set[int]]]:
+    """Poolers of transformers' models: the name of the model around each, and the ids of its own parameters.
+
+    A base model (``BertModel``) calculates a second output with its pooler, which most losses leave out: sentence encoders take the
+    mean of the first, and nothing is wrong with a pooler that gets no gradient then.
+    """
+    return [
+        (name.rpartition(".")[0], {id(p) for p in module.parameters()})
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Pooler") and type(module).__module__.startswith("transformers.models.")
+    ]
+
+
 def routed_experts(model: ModelView) -> list[tuple[str, Any]]:
     """Modules named ``experts`` that stand beside a router, with their names."""
     names = model.named_modules()

@@ -15,7 +15,7 @@ from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
 from healthcheck.probes.looks import SeenModules
-from healthcheck.probes.traits import routed_experts
+from healthcheck.probes.traits import poolers_of, routed_experts
 
 PATIENCE = 5
 """Updates in a row without gradient before a tensor counts."""
@@ -283,16 +283,8 @@ def _beside_trained_experts(model: ModelView, trained: set[int]) -> set[int]:
 
 
 def _unused_poolers(model: ModelView, trained: set[int]) -> set[int]:
-    """Parameters of poolers of transformers' models that were never trained, while the model around them is.
-
-    A base model (``BertModel``) calculates a second output with them, which most losses leave out: sentence encoders take the mean
-    of the first, and nothing is wrong with that.
-    """
-    poolers = [
-        (name.rpartition(".")[0], {id(p) for p in module.parameters()})
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("Pooler") and type(module).__module__.startswith("transformers.models.")
-    ]
+    """Parameters of poolers that were never trained, while the model around them is."""
+    poolers = poolers_of(model)
     if not poolers:
         return set()
     around = {head for head, _ in poolers}

@@ -280,7 +280,7 @@ def ultralytics():
     try:
         YOLO("yolov8n.yaml").train(
             data=f"{folder}/d.yaml", epochs=EPOCHS, imgsz=64, batch=2, nbs=2, device="cpu", workers=0, project=folder,
-            plots=False, verbose=False, amp=False, val=True,
+            plots=False, verbose=False, amp=False, val=True, mosaic=0.0, scale=0.0, translate=0.0,  # boxes are in all images then
         )  # fmt: skip
     finally:
         finish(weights_of(trained[0]))

@@ -5,6 +5,7 @@ library tells it, and at the end whether all weights are finite.
 """
 
 import os
+import socket
 import sys
 import tempfile
 
@@ -239,6 +240,38 @@ def sentence_transformers():
     try:
         trainer.train()
         print("HELD", *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry))
+    finally:
+        finish(weights_of(model))
+
+
+def deepspeed():
+    import deepspeed
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    model = Net()
+    settings = {
+        "train_micro_batch_size_per_gpu": 8,
+        "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=5e-3), config=settings
+    )
+    held = []
+    try:
+        for _ in range(EPOCHS):
+            engine.train()
+            for x, y in loader(X, Y, shuffle=True):
+                engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+                engine.step()
+            engine.eval()
+            with torch.no_grad():
+                losses = [torch.nn.functional.mse_loss(engine(x), y).item() for x, y in loader(HELD_X, HELD_Y)]
+            held.append(sum(losses) / len(losses))
+        print("HELD", *held)
     finally:
         finish(weights_of(model))
 

@@ -74,10 +74,13 @@ ZOO_NEEDS := h5py optree ml-dtypes namex scikit-learn scipy joblib threadpoolctl
 	beartype "fastprogress<1.1" fastdownload matplotlib pyparsing cycler kiwisolver fonttools contourpy cloudpickle gymnasium \
 	farama-notifications opencv-python-headless polars polars-runtime-32 ultralytics-thop
 VISION := torchvision==0.28.0 timm==1.0.31 ultralytics==8.4.190
+# Builds an operator of its own at the first start: a minute or two, with a compiler.
+DEEPSPEED := deepspeed==0.19.8 hjson msgpack py-cpuinfo ninja einops pydantic pydantic-core annotated-types typing-inspection
 
 $(VENV)/.zoo: $(FRAMEWORKS)
 	$(BIN)/python -m pip install --quiet --no-deps $(ZOO) $(ZOO_NEEDS)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/vision $(VISION)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target $(VENV)/deepspeed $(DEEPSPEED)
 	touch $@
 
 zoo: $(VENV)/.zoo

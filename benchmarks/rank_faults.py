@@ -15,10 +15,7 @@ import collections
 import json
 import random
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -143,15 +140,16 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int]) -> Outcome:
 def one(kind: str, seed: int, keep: Path | None = None) -> Outcome:
     """Play one run; its folder goes away unless it is kept or something is wrong."""
     plan = plan_of(kind, seed)
-    folder = Path(tempfile.mkdtemp(prefix=f"ranks-{kind.replace(' ', '_')}-{seed}-", dir=keep))
-    (folder / "rules.yaml").write_text("version: 1\nextends: [healthcheck:core, healthcheck:ranks]\n")
-    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"))
-    outcome = judged(plan, folder, codes)
-    if outcome.wrong:
-        outcome.wrong.append(f"see {folder}")
-    elif keep is None:
-        shutil.rmtree(folder)
-    return outcome
+    rules = "version: 1\nextends: [healthcheck:core, healthcheck:ranks]\n"
+
+    def judge(folder: Path, codes: dict[int, int]) -> tuple[bool, Outcome]:
+        outcome = judged(plan, folder, codes)
+        if outcome.wrong:
+            outcome.wrong.append(f"see {folder}")
+        return not outcome.wrong, outcome
+
+    found: Outcome = soak.in_folder(f"ranks-{kind}-{seed}", plan, TRAIN, rules, keep, judge)
+    return found
 
 
 def played(
@@ -176,7 +174,7 @@ def main() -> int:
     soak.warm_up()
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
-    runs = [(kind, int(seed)) for kind, _, seed in (text.rpartition(":") for text in given.only)]
+    runs = soak.kinds_and_seeds(given.only)
     healthy = [kind for kind in HEALTHY if not given.kinds or kind in given.kinds]
     runs += [(healthy[n % len(healthy)], given.seed + n // len(healthy)) for n in range(given.healthy) if healthy]
     for kinds, count in ((FAULTS, given.faults), (STRAGGLERS, given.stragglers)):
@@ -194,10 +192,7 @@ def main() -> int:
             )
             for text in outcome.wrong:
                 print(f"    {text}", flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
-    print(f"commit {commit}, seeds from {given.seed}: {len(runs)} runs, {wrong} not as wanted\n")
+    print(f"commit {soak.commit()}, seeds from {given.seed}: {len(runs)} runs, {wrong} not as wanted\n")
     print("| run | runs | said | not as wanted |")
     print("|---|---|---|---|")
     for kind, found in rows.items():

@@ -16,10 +16,7 @@ import collections
 import json
 import os
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,22 +99,23 @@ def plan_of(kind: str, seed: int, nccl: bool = False) -> Plan:
 
 def one(kind: str, seed: int, keep: Path | None = None, nccl: bool = False) -> dict[str, object]:
     plan = plan_of(kind, seed, nccl)
-    folder = Path(tempfile.mkdtemp(prefix=f"hang-{kind.replace(' ', '_')}-{seed}-", dir=keep))
-    (folder / "rules.yaml").write_text(RULES)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "1000" if plan.recorder else "0"
-    codes = soak.play(plan, folder, TRAIN, options=("--rules", "rules.yaml"), limit=100)
-    # Not from the report: on a machine as busy as one that runs several of these a process may not get to write it in time.
-    records = [p for p in (folder / "runs").glob("*/alerts.jsonl") if not p.parent.is_symlink()]
-    alerts = [json.loads(line) for record in records for line in record.read_text().splitlines()]
-    alerts = [alert for alert in alerts if alert["rule"] == "hang" and alert["rank"] == 0]
-    facts = alerts[-1]["facts"] if alerts else {}
-    named = str(facts.get("ranks", ""))
-    how = "right" if named == str(plan.rank) else "unknown" if not named or facts.get("which") else "wrong"
-    if not alerts:
-        how = "no alert"
-    if keep is None and how in ("right", "unknown"):
-        shutil.rmtree(folder)
-    return {"how": how, "facts": facts, "code": codes.get(0), "folder": str(folder), "plan": asdict(plan)}
+
+    def judge(folder: Path, codes: dict[int, int]) -> tuple[bool, dict[str, object]]:
+        # Not from the report: on a machine as busy as one that runs several of these a process may not get to write it in time.
+        records = [p for p in (folder / "runs").glob("*/alerts.jsonl") if not p.parent.is_symlink()]
+        alerts = [json.loads(line) for record in records for line in record.read_text().splitlines()]
+        alerts = [alert for alert in alerts if alert["rule"] == "hang" and alert["rank"] == 0]
+        facts = alerts[-1]["facts"] if alerts else {}
+        named = str(facts.get("ranks", ""))
+        how = "right" if named == str(plan.rank) else "unknown" if not named or facts.get("which") else "wrong"
+        if not alerts:
+            how = "no alert"
+        said = {"how": how, "facts": facts, "code": codes.get(0), "folder": str(folder), "plan": asdict(plan)}
+        return how in ("right", "unknown"), said
+
+    found: dict[str, object] = soak.in_folder(f"hang-{kind}-{seed}", plan, TRAIN, RULES, keep, judge, limit=100)
+    return found
 
 
 def main() -> int:
@@ -132,7 +130,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     soak.warm_up()
-    runs = [(kind, int(seed)) for kind, _, seed in (text.rpartition(":") for text in given.only)]
+    runs = soak.kinds_and_seeds(given.only)
     runs = runs or [(kind, given.seed + n) for kind in KINDS for n in range(given.runs)]
     rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     codes: collections.Counter[object] = collections.Counter()
@@ -142,10 +140,7 @@ def main() -> int:
         codes[said and said["code"]] += 1
         if how != "right" or given.only:
             print(f"--- {kind}:{seed}: {how} {said}", flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
-    print(f"commit {commit}, seeds from {given.seed}; exit codes of rank 0: {dict(codes)}\n")
+    print(f"commit {soak.commit()}, seeds from {given.seed}; exit codes of rank 0: {dict(codes)}\n")
     print("| hang | runs | right rank | unknown, and said so | wrong rank | no alert |")
     print("|---|---|---|---|---|---|")
     for kind, counted in rows.items():

@@ -237,6 +237,37 @@ def play(
     return codes
 
 
+def in_folder(
+    name: str,
+    plan: Any,
+    train: str,
+    rules: str,
+    keep: Path | None,
+    judge: Callable[[Path, dict[int, int]], Any],
+    limit: float = LIMIT,
+) -> Any:
+    """Play a run under these rules in a folder of its own, and what ``judge`` says of it: ``(as wanted, what to hand on)``.
+
+    The folder goes away unless it is kept or the run is not as wanted.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{name.replace(' ', '_')}-", dir=keep))
+    (folder / "rules.yaml").write_text(rules)
+    as_wanted, said = judge(folder, play(plan, folder, train, ("--rules", "rules.yaml"), limit))
+    if as_wanted and keep is None:
+        shutil.rmtree(folder)
+    return said
+
+
+def kinds_and_seeds(texts: list[str]) -> list[tuple[str, int]]:
+    """``drift:3`` as written with ``--only``."""
+    return [(kind, int(seed)) for kind, _, seed in (text.rpartition(":") for text in texts)]
+
+
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+
+
 # --------------------------------------------------------------------------- what must hold
 
 
@@ -405,9 +436,6 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the folders of all runs there")
     given = parser.parse_args()
     warm_up()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
     seeds = given.only or list(range(given.seed, given.seed + given.runs))
@@ -425,7 +453,7 @@ def main() -> int:
             )
             for text in outcome.wrong:
                 print(f"    {text}", flush=True)
-    print(f"commit {commit.stdout.strip()}, seeds {seeds[0]} to {seeds[-1]}: {len(seeds)} runs, {wrong} wrong\n")
+    print(f"commit {commit()}, seeds {seeds[0]} to {seeds[-1]}: {len(seeds)} runs, {wrong} wrong\n")
     print("| what is wrong with the run | ranks meet | runs | ended how | said | longest step | not as wanted |")
     print("|---|---|---|---|---|---|---|")
     for (trouble, kind), found in sorted(rows.items()):

@@ -176,6 +176,10 @@ class Engine:
         return self._judge.needs_watchdog
 
     @property
+    def first_budget(self) -> float:
+        return self._judge.first_budget
+
+    @property
     def counts_steps(self) -> bool:
         """Whether an evaluation without any sample means something to a rule (``missing``)."""
         return self._judge.counts_steps

@@ -62,6 +62,11 @@ class BlockJudge:
         return bool(self._absent_seconds)
 
     @property
+    def first_budget(self) -> float:
+        """The longest ``first`` of rules on silence, in seconds: what is slow once may take so long."""
+        return max((state.cause.condition.first for state in self._absent_seconds), default=0.0)
+
+    @property
     def counts_steps(self) -> bool:
         """Whether an evaluation without any sample means something to a rule (``missing``)."""
         return bool(self._absent_steps)

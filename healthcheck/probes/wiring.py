@@ -178,7 +178,6 @@ class WiringProbe:
             hit = [p for p in self._without_gradient(own, name_of) if id(p) not in strangers]
             if hit:  # experts that a router leaves out are judged by the rule for routers
                 idle = _beside_trained_experts(event.model, self._ever)
-                idle |= _unused_poolers(event.model, self._ever)
                 hit = [p for p in hit if id(p) not in idle]
             if hit:
                 spare = poolers_of_libraries(event.model)
@@ -283,30 +282,6 @@ def _beside_trained_experts(model: ModelView, trained: set[int]) -> set[int]:
     """Parameters of experts in layers of which some expert has been trained."""
     layers = [{id(p) for p in experts.parameters()} for _, experts in routed_experts(model)]
     return {key for own in layers if not own.isdisjoint(trained) for key in own}
-
-
-def _unused_poolers(model: ModelView, trained: set[int]) -> set[int]:
-    """Parameters of poolers of transformers' models that were never trained, while the model around them is.
-
-    A base model (``BertModel``) calculates a second output with them, which most losses leave out: sentence encoders take the mean
-    of the first, and nothing is wrong with that.
-    """
-    poolers = [
-        (name.rpartition(".")[0], {id(p) for p in module.parameters()})
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("Pooler") and type(module).__module__.startswith("transformers.models.")
-    ]
-    if not poolers:
-        return set()
-    around = {head for head, _ in poolers}
-    trains = {
-        head
-        for name, p in model.named_parameters()
-        if id(p) in trained
-        for head in around
-        if not head or name.startswith(f"{head}.")
-    }
-    return {key for head, own in poolers if head in trains and own.isdisjoint(trained) for key in own}
 
 
 def _rows(name: str) -> set[str]:

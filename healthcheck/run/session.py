@@ -300,13 +300,13 @@ class Session:
 
     def _watch_silence(self) -> None:
         needed = self.engine.needs_watchdog or any(info.source != "built in" for info in self.host.infos)
-        if (
-            needed and self.controls is not None and self._watchdog is None and isinstance(self.clock, LiveClock)
-        ):  # else no thread exists
+        live = isinstance(self.clock, LiveClock)  # else no thread exists
+        if needed and live and self.controls is not None and self._watchdog is None:
             self._watchdog = Watchdog(
                 self.clock,
                 last_event=lambda: self.last_event_at,
                 silence=self._silence,
+                budget=lambda: self.engine.first_budget,
                 stop=self.stop,
                 finish=lambda: self.finish(Ending()),
                 note=self.note,

@@ -2,7 +2,7 @@
 
 It has ``stale`` rules judged while the training thread cannot. It knows three innocent reasons for silence:
 a person at a debugger or prompt, a clock that stood still (Ctrl-Z, a sleeping laptop, a paused
-container), and phases that tick through events of their own (evaluation, checkpoints).
+container), and phases that are slow and live (:mod:`healthcheck.run.phases`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from healthcheck.core.protocols import Clock
 from healthcheck.core.text import duration, shorten
 from healthcheck.extend.guard import describe, running_in
 from healthcheck.run.actor import StopState
+from healthcheck.run.phases import Phases, phase_of
 
 TICK = 1.0
 """Seconds between two looks."""
@@ -35,6 +36,7 @@ class Watchdog:
 
     :param last_event: the clock at the last event, the heartbeat of the training.
     :param silence: called with the seconds of silence, at most once per ``tick``; judges them.
+    :param budget: seconds that a compiler, an evaluation or a checkpoint may take before its silence is judged.
     :param stop: the stop of the run; one with ``mode: abort`` that ``silence`` brought is carried out here.
     :param finish: ends the run and writes its report.
     :param note: says one line to the user.
@@ -47,6 +49,7 @@ class Watchdog:
         *,
         last_event: Callable[[], float],
         silence: Callable[[float], None],
+        budget: Callable[[], float] = float,
         stop: StopState,
         finish: Callable[[], object],
         note: Callable[[str], None],
@@ -71,6 +74,7 @@ class Watchdog:
         self._pid = os.getpid()
         self._counts_from = clock.monotonic()
         self._abort_since: float | None = None
+        self._phases = Phases(budget)
         self._named: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._watch, name="healthcheck-watchdog", daemon=True)
 
@@ -103,18 +107,27 @@ class Watchdog:
                 return
 
     def _look(self, now: float) -> None:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)
+        frame = frames.pop(threading.main_thread().ident or 0, None)
         if waits_for_a_person(frame):
             self._counts_from = now
             return
         self._name_plugin(frame, now - max(self._last_event(), self._counts_from))
         stopping = self._stop.request is not None
         silent = max(0.0, now - max(self._last_event(), self._counts_from))
-        self._stop.hangs = silent >= self.tick
-        try:
-            self._silence(silent)
-        finally:
-            self._stop.hangs = False
+        if self._last_event() > self._counts_from:
+            self._phases.over()
+        if (silent >= self.tick or self._phases.going_on) and self._phases.excuses(
+            phase_of((frame, *frames.values())), silent, now
+        ):
+            self._counts_from = now  # what comes after it is not as old
+        else:
+            self._stop.hangs = silent >= self.tick
+            try:
+                self._silence(silent)
+            finally:
+                self._stop.hangs = False
         request = self._stop.request
         if not stopping and request is not None and request.mode == "abort":
             self._abort_since = now

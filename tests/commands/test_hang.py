@@ -82,3 +82,40 @@ def test_observe_mode_does_not_end_a_hang(healthcheck_warm: Run, tmp_path: Path)
     assert "finished" in done.stdout
     assert done.returncode == 0
     assert "would have stopped" in done.stderr
+
+
+SLOW = """
+import io, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.randn(8, 4)).pow(2).mean().backward(); optimizer.step(); optimizer.zero_grad()
+def evaluate_on_disk():
+    time.sleep(5)
+class Slow(io.BytesIO):
+    def write(self, data):
+        time.sleep(5 if not self.tell() else 0)
+        return super().write(data)
+def backend(graph, inputs):
+    time.sleep(5)
+    return graph.forward
+for i in range(5):
+    step()
+evaluate_on_disk()
+step()
+torch.save(model.state_dict(), Slow())
+step()
+torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+step()
+print("finished")
+"""
+
+
+def test_a_slow_evaluation_checkpoint_or_compiler_is_not_a_hang(healthcheck_warm: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLOW)
+    rules = RULES.replace("THEN", "{stop: {mode: abort, exit_code: 75}}")
+    (tmp_path / "healthcheck.yaml").write_text(rules)
+    done = healthcheck_warm("run", "--report", "json=report.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["alerts"] == []

@@ -29,9 +29,12 @@ PACKAGES = {
     "stable_baselines3": "stable-baselines3",
     "sentence_transformers": "sentence-transformers",
     "ultralytics": "ultralytics",
+    "deepspeed": "deepspeed",
 }
 VISION = {"timm", "ultralytics"}
 """What needs torchvision, which lies in a folder of its own: beside a torch for CPUs it cannot be imported by others."""
+ASIDE = {**dict.fromkeys(VISION, "vision"), "deepspeed": "deepspeed"}
+"""What is installed into a folder of its own below the environment; DeepSpeed, since transformers and Accelerate use it wherever they see it."""
 RULES = """
 version: 1
 extends: [healthcheck:recommended]
@@ -41,17 +44,18 @@ rules:
 """
 NO_EVALUATION = {"stable_baselines3"}
 """Reinforcement learning has rewards instead of a held-out set."""
-WITHOUT_EPOCHS = {"timm", "stable_baselines3"}
+WITHOUT_EPOCHS = {"timm", "stable_baselines3", "deepspeed"}
 
 pytestmark = pytest.mark.slow
 
 
-def vision() -> str:
-    return str(Path(sys.prefix) / "vision")
+def aside(library: str) -> str:
+    """The folder in which a library is, if it is not in the environment itself; else nothing."""
+    return str(Path(sys.prefix) / ASIDE[library]) if library in ASIDE else ""
 
 
 def installed(library: str) -> bool:
-    return find_spec(library) is not None or (library in VISION and (Path(vision()) / library).is_dir())
+    return find_spec(library) is not None or (library in ASIDE and (Path(aside(library)) / library).is_dir())
 
 
 class Ran:
@@ -60,9 +64,13 @@ class Ran:
     def __init__(self, command: Callable[..., Any], folder: Path, library: str, mode: str) -> None:
         folder.mkdir()
         (folder / "rules.yaml").write_text(RULES)
-        path = os.pathsep.join([str(HERE), *([vision()] if library in VISION else [])])
+        path = os.pathsep.join([str(HERE), *filter(None, [aside(library)])])
         words = ("run", "--rules", "rules.yaml", "--report", "json=report.json", HERE / "loops.py", library, mode)
-        self.result = command(*words, cwd=folder, env={"PYTHONPATH": path, "HEALTHCHECK_RUNS": str(folder / "runs")})
+        self.result = command(
+            *words,
+            cwd=folder,
+            env={"PYTHONPATH": path, "HEALTHCHECK_RUNS": str(folder / "runs"), "DS_ACCELERATOR": "cpu"},
+        )
         assert (folder / "report.json").exists(), self.result.stderr
         self.report = json.loads((folder / "report.json").read_text())
         (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir() and not path.is_symlink()]
@@ -100,7 +108,7 @@ def keep(library: str, **facts: str) -> None:
     try:
         which = version(PACKAGES[library])
     except PackageNotFoundError:
-        found = list(Path(vision()).glob(f"{library}-*.dist-info"))
+        found = list(Path(aside(library)).glob(f"{library}-*.dist-info"))
         which = found[0].name.removesuffix(".dist-info").rpartition("-")[2] if found else ""
     known.setdefault(library, {}).update({"version": which, **facts})
     RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
@@ -126,7 +134,9 @@ def test_a_healthy_training_is_seen_and_silent(library: str, train: Callable[[st
         assert len(told) == 3
         facts["evaluation"] = "works"
     if library in WITHOUT_EPOCHS:
-        facts["epochs"] = "cannot: its loop is the script's own" if library == "timm" else "cannot: it counts timesteps"
+        facts["epochs"] = (
+            "cannot: it counts timesteps" if library in NO_EVALUATION else "cannot: its loop is the script's own"
+        )
     else:
         assert {"epoch_start", "epoch_end"} <= set(ran.report["capabilities"]["events"])
         facts["epochs"] = "works"

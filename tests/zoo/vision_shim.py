@@ -31,3 +31,7 @@ def _nms(boxes, scores, threshold):
 
 
 _library.impl("nms", _nms, "CPU")
+
+import torchvision.extension  # noqa: E402  (needs what is declared above)
+
+torchvision.extension._has_ops = lambda: True

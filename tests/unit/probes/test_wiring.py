@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from healthcheck.core.events import EventKind
 from healthcheck.probes.labels import in_groups
+from healthcheck.probes.movement import MovementProbe
 from healthcheck.probes.wiring import OPTIMIZER_PATIENCE, PATIENCE, WiringProbe
 
 
@@ -160,7 +161,7 @@ def test_a_pooler_of_transformers_that_no_loss_uses_is_silent_and_other_parts_ar
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes))
     model = nn.ModuleDict({"bert": bert, "head": nn.Linear(16, 2)})
-    watched = Watched([WiringProbe()])
+    watched = Watched([WiringProbe(), MovementProbe()])
 
     def loss() -> torch.Tensor:
         given = bert(torch.randint(0, 20, (2, 4)))
@@ -169,6 +170,7 @@ def test_a_pooler_of_transformers_that_no_loss_uses_is_silent_and_other_parts_ar
 
     Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.1)).run(10, loss)
     assert watched.last("params.no_gradient") == (2 if uses == "detached head" else 0)
+    assert watched.last("params.unmoved") == (2 if uses == "detached head" else 0)
 
 
 def test_the_second_optimizer_of_a_gan_may_come_late() -> None:

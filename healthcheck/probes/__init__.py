@@ -23,6 +23,7 @@ from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
+from healthcheck.probes.habits import CutSampleProbe, HabitProbe
 from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -165,6 +166,8 @@ PROBES: tuple[type[Probe], ...] = (
     AdvantageProbe,
     TokenProbe,
     AttentionProbe,
+    HabitProbe,
+    CutSampleProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,

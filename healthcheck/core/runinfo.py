@@ -245,6 +245,8 @@ class Habits:
     optimizer that had it by then."""
     longest_pass: int = 0
     """Batches of the longest pass over a loader so far, of those that are trained on."""
+    plain_gradients: int = 0
+    """How often ``torch.autograd.grad`` was asked for gradients of inputs without a graph of their own."""
     unkept_random: str = ""
     """A part of the model with dropout that is computed again for the backward pass without its random state."""
 

@@ -47,6 +47,7 @@ class HabitHooks:
     def install(self, torch: ModuleType, patches: Patches, imports: AfterImport) -> None:
         """All of them; given back with the patches."""
         patches.replace(torch, "manual_seed", self._seed)
+        patches.replace(torch.autograd, "grad", self._grad)
         for name in _DRAWING:
             patches.replace(torch.nn.init, name, self._draw)
         patches.replace(torch.nn.Module, "load_state_dict", self._load)
@@ -113,6 +114,19 @@ class HabitHooks:
             return original(fn, preserve_rng_state, *args, **kwargs)
 
         return checkpointed
+
+    def _grad(self, original: Function) -> Function:
+        from torch.compiler import is_compiling
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(outputs, inputs, *args, **kwargs)
+            if not is_compiling():
+                machine = self._watching()
+                if machine is not None and machine.started and not machine.paused and not machine.in_pass:
+                    guarded(machine.session, _asked_for_gradients, machine, inputs, result)
+            return result
+
+        return grad
 
     # -- weights ------------------------------------------------------------------------
 
@@ -188,6 +202,15 @@ def _waited(machine: StepMachine, scheduler: Any, metrics: Any, before: list[Any
         if scheduler.mode == "max" and value < use.lowest and use.calls > 1:
             use.at_lowest += 1
     use.lowest = min(use.lowest, value) if value == value else use.lowest
+
+
+def _asked_for_gradients(machine: StepMachine, inputs: Any, result: Any) -> None:
+    """Gradients of something that is no parameter, without a graph."""
+    first = inputs if hasattr(inputs, "shape") else next(iter(inputs), None)
+    made = result[0] if isinstance(result, (tuple, list)) and result else None
+    if made is None or first is None or made.requires_grad or type(first).__name__ == "Parameter":
+        return
+    machine.session.facts.habits.plain_gradients += 1
 
 
 def _drawn(machine: StepMachine, distribution: Any, result: Any) -> None:

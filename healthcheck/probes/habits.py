@@ -3,6 +3,7 @@ samples that cut gradients off, dropout that is drawn again for the backward pas
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -194,3 +195,60 @@ class CutSampleProbe:
         facts = {"which": first_few(found)} | where_called(event, "backward")
         detail = (lambda: facts) if found else None
         return (Sample("loss.cut_samples", event.step, float(len(found)), detail=detail),)
+
+
+PENALTY_LOOKS = (2, 3, 10, 11, 50, 51)
+"""Backward passes that are looked at: losses of a game take turns."""
+
+
+class PenaltyProbe:
+    """Looks for a loss with a constant term in a run that asks for gradients of inputs without a graph.
+
+    ``torch.autograd.grad(outputs, inputs)`` gives numbers. A penalty of them (WGAN-GP, R1) is a constant in the loss, and trains
+    nothing, unless ``create_graph=True`` is passed.
+    """
+
+    name = "penalties"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
+    only_with = "loss_graph"
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "loss.constant_penalty",
+            "1 if a loss has a term without gradients, and gradients of inputs were asked for without a graph, else 0.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss", "a gradient penalty"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._looks = GraphLooks(PENALTY_LOOKS)
+        self.rests_until = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.run is None or event.phase != "train" or not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
+            return ()
+        if not event.run.habits.plain_gradients:
+            return ()
+        facts = where_called(event, "backward")
+        value = float(_adds_a_constant(event.loss_graph))
+        if value:
+            self.rests_until = sys.maxsize  # the loss of the other side has no penalty: that says nothing
+        return (Sample("loss.constant_penalty", event.step, value, detail=(lambda: facts) if value else None),)
+
+
+def _adds_a_constant(root: Any) -> bool:
+    """Whether one of the terms that a loss is the sum of has no graph."""
+    waiting = [root]
+    for _ in range(16):
+        if not waiting:
+            break
+        node = waiting.pop()
+        if kind_of(node) in ("Add", "Sub"):
+            parents = [parent for parent, _ in node.next_functions]
+            if len(parents) == 2 and parents.count(None) == 1:
+                return True
+            waiting += [parent for parent in parents if parent is not None]
+        elif kind_of(node) == "Neg":
+            waiting.append(node.next_functions[0][0])
+    return False

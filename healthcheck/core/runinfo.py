@@ -230,6 +230,8 @@ class PlateauUse:
 class Habits:
     """Calls of torch that say something by how often they come, or with what. Trainers add to it; nothing is kept alive."""
 
+    seen: bool = False
+    """Whether somebody shows these calls: where nobody does, nothing follows from there being none."""
     seed: int | None = None
     """The seed that was set last while training runs, how often in a row it was this one, and where."""
     seeded: int = 0

@@ -46,6 +46,9 @@ class HabitHooks:
 
     def install(self, torch: ModuleType, patches: Patches, imports: AfterImport) -> None:
         """All of them; given back with the patches."""
+        machine = self._watching()
+        if machine is not None:
+            machine.session.facts.habits.seen = True
         patches.replace(torch, "manual_seed", self._seed)
         patches.replace(torch.autograd, "grad", self._grad)
         for name in _DRAWING:

@@ -76,7 +76,7 @@ class HabitProbe:
         """Seed, calls and step at the last look."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.run is None or event.optimizer is None or event.optimizer_index > 0:
+        if event.run is None or not event.run.habits.seen or event.optimizer is None or event.optimizer_index > 0:
             return ()
         due = [key for key in self._KEYS if demand.due(key, event.step)]
         habits = event.run.habits
@@ -182,6 +182,8 @@ class CutSampleProbe:
             self.rests_until = self._looks.rests_until
             return ()
         habits = event.run.habits
+        if not habits.seen:
+            return ()
         drawn = [tensor for ref in habits.drawn if (tensor := ref()) is not None]
         if habits.scored or not drawn:
             return (Sample("loss.cut_samples", event.step, 0.0),)

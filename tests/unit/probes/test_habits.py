@@ -66,3 +66,24 @@ def test_it_is_named(cause: str, healthcheck_warm: Callable[..., Any], tmp_path:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_it_is_left_alone(name: str, healthcheck_warm: Callable[..., Any], tmp_path: Path) -> None:
     assert not causes(healthcheck_warm, HEALTHY[name], tmp_path) & set(FAULTS)
+
+
+def test_where_nobody_shows_these_calls_nothing_is_said_of_them() -> None:
+    """A loop under ``watch()``: a probe without facts gives no sample, so that its causes are not judged."""
+    import torch
+
+    from healthcheck.core.events import Event, EventKind
+    from healthcheck.core.runinfo import RunFacts
+    from healthcheck.probes.habits import HabitProbe
+
+    class All:
+        def due(self, metric: str, step: int) -> bool:
+            return True
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
+    event = Event(EventKind.BEFORE_UPDATE, 20, run=RunFacts(), optimizer=optimizer)
+    demand: Any = All()
+    assert not list(HabitProbe().sample(event, demand))
+    assert event.run is not None
+    event.run.habits.seen = True
+    assert {sample.value for sample in HabitProbe().sample(event, demand)} == {0.0}

@@ -58,7 +58,16 @@ if TYPE_CHECKING:
         Scorer,
     )
     from healthcheck.core.rows import StepRow, Update
-    from healthcheck.core.runinfo import Collectives, Places, RankTalk, Replicas, RunFacts, StateLoads
+    from healthcheck.core.runinfo import (
+        Collectives,
+        Habits,
+        Places,
+        PlateauUse,
+        RankTalk,
+        Replicas,
+        RunFacts,
+        StateLoads,
+    )
     from healthcheck.core.samples import Cost, Metric, Sample
     from healthcheck.core.setting import Setting, SettingError
     from healthcheck.extend.background import BackgroundSender, NotSent, Undelivered
@@ -118,6 +127,8 @@ _HOME = {
     "Reader": "core.protocols",
     "Recompile": "probes.compilation",
     "Replicas": "core.runinfo",
+    "Habits": "core.runinfo",
+    "PlateauUse": "core.runinfo",
     "Report": "core.protocols",
     "RuleFileError": "core.errors",
     "RunFacts": "core.runinfo",
@@ -182,6 +193,7 @@ __all__ = [
     "EventKind",
     "Finding",
     "GraphBreak",
+    "Habits",
     "HealthCheckError",
     "Kind",
     "Learning",
@@ -191,6 +203,7 @@ __all__ = [
     "OptionError",
     "OtherPart",
     "Places",
+    "PlateauUse",
     "PluginError",
     "Position",
     "Probe",

@@ -173,6 +173,8 @@ class Event:
     dropping: Sequence[str] | None = None
     """Modules in evaluation mode that dropped values in a pause, with their places: ``Attention (train.py:31)``
     (``eval_end``). None where no forward pass of it was looked into."""
+    by_batch: Sequence[str] | None = None
+    """Modules in evaluation mode that normalised by the statistics of the batch in a pause, with their places (``eval_end``)."""
     dataset: str = ""
     """Name of the evaluation set."""
     path: str | None = None

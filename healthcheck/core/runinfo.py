@@ -216,6 +216,53 @@ class Collectives:
 
 
 @dataclass(slots=True)
+class PlateauUse:
+    """How a ``ReduceLROnPlateau`` is used: calls, and what it was given when it lowered the rate."""
+
+    calls: int = 0
+    lowest: float = float("inf")
+    """Of the numbers that it was given, those that the host knew."""
+    reductions: int = 0
+    at_lowest: int = 0
+    """Reductions in mode ``max`` at a number lower than any before."""
+
+
+@dataclass(slots=True)
+class Habits:
+    """Calls of torch that say something by how often they come, or with what. Trainers add to it; nothing is kept alive."""
+
+    seen: bool = False
+    """Whether somebody shows these calls: where nobody does, nothing follows from there being none."""
+    seed: int | None = None
+    """The seed that was set last while training runs, how often in a row it was this one, and where."""
+    seeded: int = 0
+    seeded_at: str = ""
+    plateaus: MutableMapping[Any, PlateauUse] = field(default_factory=weakref.WeakKeyDictionary)
+    """Schedulers that wait for a number to stop falling or rising."""
+    drawn: deque[Callable[[], Any]] = field(default_factory=lambda: deque(maxlen=8))
+    """The last tensors drawn with ``sample()`` from a distribution whose parameters have gradients."""
+    scored: bool = False
+    """Whether log probabilities of such distributions were asked for: then drawing without gradients is right."""
+    redrawn: dict[int, tuple[Callable[[], Any], Callable[[], Any] | None]] = field(default_factory=dict)
+    """Tensors that functions of ``torch.nn.init`` have written after they were loaded or trained, by id: the tensor, and the
+    optimizer that had it by then."""
+    longest_pass: int = 0
+    """Batches of the longest pass over a loader so far, of those that are trained on."""
+    plain_gradients: int = 0
+    """How often ``torch.autograd.grad`` was asked for gradients of inputs without a graph of their own."""
+    unkept_random: str = ""
+    """A part of the model with dropout that is computed again for the backward pass without its random state."""
+
+    def was_redrawn(self, tensor: Any, optimizer: Any = None) -> bool:
+        """Whether this tensor was written by a function of ``torch.nn.init`` while this optimizer had it; without one, after it
+        was loaded and before anybody trained it."""
+        ref, by = self.redrawn.get(id(tensor), (None, None))
+        if ref is None or ref() is not tensor:
+            return False
+        return by is None if optimizer is None else by is not None and by() is optimizer
+
+
+@dataclass(slots=True)
 class RunFacts:
     """What a session knows of its run so far, for probes. One object for the whole run, in every event of it."""
 
@@ -245,6 +292,8 @@ class RunFacts:
     each once."""
     places: Places = field(default_factory=Places)
     """Where in the user's code optimizers, schedulers, loaders and modules were made, and functions called."""
+    habits: Habits = field(default_factory=Habits)
+    """Calls of torch that say something by how often they come."""
     ranks: RankTalk | None = None
     """How probes hear of other ranks, once these have a way to agree; None on a single one, and without one."""
     replicas: Replicas = field(default_factory=Replicas)

@@ -165,6 +165,9 @@ def seen_draws(
         if to.unwatched.left:
             to.unwatched.draws(dataset, gradients=torch.is_grad_enabled())
             return
+        habits, position = to.session.facts.habits, getattr(iterator, "_num_yielded", 0)
+        if position > habits.longest_pass and torch.is_grad_enabled():
+            habits.longest_pass = position
         facts = {"begins_pass": begins_pass(iterator), "worker_draws": workers.of(iterator)}
         to.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), **facts)
 

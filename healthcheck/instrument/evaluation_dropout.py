@@ -47,6 +47,8 @@ class EvaluationDropout:
         self._thread = 0
         self._passes = 0
         self._found: list[str] | None = None
+        self.by_batch: list[str] | None = None
+        """Modules in evaluation mode that normalise by the statistics of the batch; whoever takes what was found takes this first."""
 
     def pause_begins(self) -> None:
         """Look at the first forward passes from now on, if this is one of the first pauses."""
@@ -70,6 +72,11 @@ class EvaluationDropout:
         self._stop()
         found, self._found = self._found, None
         return found
+
+    def take_by_batch(self) -> list[str] | None:
+        """Which modules normalised by the batch in this pause, None where no forward pass was seen; forgets it."""
+        found, self.by_batch = self.by_batch, None
+        return found if found is not None else [] if self._found is not None else None
 
     def _stop(self) -> None:
         handles, self._handles = self._handles, []
@@ -106,13 +113,20 @@ class EvaluationDropout:
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """An operation of the pass: is it dropout, called by a module that is in evaluation mode?"""
-        if not _drops(name, args, kwargs) or self._inside[-1].training:  # switched on by itself: Monte Carlo dropout
+        if "batch_norm" in name:
+            if self._inside[-1].training or not _of_the_batch(args, kwargs):
+                return
+            known = self.by_batch = [] if self.by_batch is None else self.by_batch
+        elif not _drops(name, args, kwargs):
             return
+        elif self._inside[-1].training and any(m is self._inside[-1] for m in self._inside[0].modules()):
+            return  # a part of the model that was switched on by itself: Monte Carlo dropout
+        else:
+            known = self._found = [] if self._found is None else self._found
         place = place_of(sys._getframe(2))
         said = f"{type(self._inside[-1]).__name__}{f' ({place})' if place else ''}"
-        self._found = [] if self._found is None else self._found
-        if said not in self._found:
-            self._found.append(said)
+        if said not in known:
+            known.append(said)
 
 
 def _mode(seen: Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]) -> Any:
@@ -123,11 +137,20 @@ def _mode(seen: Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]) -> An
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             name = func._schema.name.partition("::")[2]
-            if "drop" in name or "dot_product" in name or name == "bernoulli_":
+            if "drop" in name or "dot_product" in name or "batch_norm" in name or name == "bernoulli_":
                 seen(name, args, kwargs)
             return func(*args, **kwargs)
 
     return Operations()
+
+
+def _of_the_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a batch norm that has running statistics takes those of the batch, as in training.
+
+    Input, weight, bias, running mean, running variance, and then whether it trains; other kernels leave out the last.
+    """
+    has_statistics = len(args) > 4 and hasattr(args[3], "numel")
+    return has_statistics and (args[5] if len(args) > 5 else kwargs.get("training", False)) is True
 
 
 def _drops(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -88,7 +88,8 @@ class Evaluations:
         """A framework ends a pause. Returns what was found in it, as fields of the event."""
         self.evaluating = False
         self._note_open()
-        return {"dropping": self.dropout.pause_ends(), "trained_share": self._take_share()}
+        by_batch = self.dropout.take_by_batch()
+        return {"dropping": self.dropout.pause_ends(), "by_batch": by_batch, "trained_share": self._take_share()}
 
     def pause(self) -> Callable[[], None]:
         """Guess nothing for a while; returns what ends that."""
@@ -189,6 +190,7 @@ class Evaluations:
             share = self._take_share()
             metrics, self._metrics = self._metrics, {}
             self.evaluating = self.open = False
+            by_batch = self.dropout.take_by_batch()
             dropping = self.dropout.pause_ends()
             inferred, labels = self.heldout.take(), self.heldout.take_labels()
             if metrics or not inferred:
@@ -197,16 +199,18 @@ class Evaluations:
                     metrics=metrics or None,
                     label_counts=labels,
                     dropping=dropping,
+                    by_batch=by_batch,
                     trained_share=share,
                 )
-                labels = dropping = share = None
+                labels = dropping = by_batch = share = None
             if (
                 "eval.loss" not in metrics and "eval.loss" not in self._session.logged
             ):  # what the script says of itself is better than what we make of it
                 for dataset, loss, said in inferred:
-                    facts = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
-                    self._emit(EventKind.EVAL_END, {"loss": loss}, dropping=dropping, trained_share=share, **facts)
-                    labels = dropping = share = None
+                    facts: dict[str, Any] = {"dataset": dataset or "", "inferred": said, "label_counts": labels}
+                    facts |= {"dropping": dropping, "by_batch": by_batch, "trained_share": share}
+                    self._emit(EventKind.EVAL_END, {"loss": loss}, **facts)
+                    labels = dropping = by_batch = share = None
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Metrics that the script gave to its own logger, under its own names."""

@@ -20,6 +20,7 @@ from healthcheck.instrument.collectives import FUNCTIONS, modules_of, seen_colle
 from healthcheck.instrument.compiled import step_hooks, step_seen, two_faced, when_something_is_compiled
 from healthcheck.instrument.data import WorkerDraws, seen_draws
 from healthcheck.instrument.guarding import contain, guarded
+from healthcheck.instrument.habits import HabitHooks
 from healthcheck.instrument.heldout import LOSS_FUNCTIONS
 from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import living_optimizers, parameters_of
@@ -114,6 +115,7 @@ class TorchHooks:
         self.patches.replace(torch.nn.Module, "load_state_dict", lambda original: seen_loads(original, self.watching))
         for name in LOSS_FUNCTIONS:
             self._patch_loss(torch.nn.functional, name)
+        HabitHooks(self.watching).install(torch, self.patches, self.imports)
         self._patch_clipping(torch)
         self._keep(register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post))
         self.imports.when("torch.nn.parallel.distributed", self._patch_wrapper)

@@ -23,6 +23,7 @@ from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
+from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
 from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -67,7 +68,7 @@ from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
-from healthcheck.probes.schedule_plan import SchedulePlanProbe, ScheduleStepsProbe
+from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
 from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
@@ -142,6 +143,7 @@ PROBES: tuple[type[Probe], ...] = (
     WrongParametersProbe,
     ScheduleReachProbe,
     SchedulePlanProbe,
+    GroupRateProbe,
     ResumedOptimizerProbe,
     BatchProbe,
     DryLoaderProbe,
@@ -165,6 +167,9 @@ PROBES: tuple[type[Probe], ...] = (
     AdvantageProbe,
     TokenProbe,
     AttentionProbe,
+    HabitProbe,
+    CutSampleProbe,
+    PenaltyProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,

@@ -16,6 +16,7 @@ from healthcheck.device.deferred import calculate, number, numbers, value_of, va
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
+    DISTANCES,
     NEUTRAL,
     REDUCING,
     kind_of,
@@ -29,13 +30,14 @@ from healthcheck.probes.graph import (
 from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import GraphLooks, ask_again
 
-LOOKS = (2, 50, 200, 1000)
+LOOKS = (2, 50, 200, 350, 1000, 3000)
 """Backward passes whose graph is looked at: a few dozen nodes and a few reductions each time."""
 MARK = "healthcheck"
 """Where the graph keeps which function of torch made a loss (:mod:`healthcheck.instrument.heldout`)."""
 _UNIT = 0.05
 """How far the logarithm of a sum of probabilities may be from 0."""
 
+_ERRORS = (*CROSS_ENTROPIES, *DISTANCES, "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _TO_A_RATIO = (*REDUCING, *NEUTRAL, "Minimum", "Maximum", "Clamp", "Where")
 
 Flag = tuple[Any, str]
@@ -56,7 +58,7 @@ class LossValueProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "loss.unfit",
-            "Inputs of a loss that its formula does not allow, at the 2nd and the 50th backward pass and at two later ones.",
+            "Inputs of a loss that its formula does not allow, at the 2nd and the 50th backward pass and at a few later ones.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss",),
         ),
@@ -102,6 +104,7 @@ def unfit(root: Any) -> Iterator[Flag]:
     for node, kind in made_of(root, _TO_A_RATIO):
         if kind == "Mul":
             yield from _of_ratio(node)
+            yield from _of_learnt_weight(node)
 
 
 def _made_by(node: Any) -> str:
@@ -169,6 +172,30 @@ def _of_two_sides(node: Any, name: str) -> Iterator[Flag]:
     if len(chosen) == 2 and all(map(is_tensor, chosen)) and chosen[0].shape == chosen[1].shape:
         first, second = (condition.detach() for condition in chosen)
         yield (~(first ^ second)).any(), f"{name} with labels that are neither 1 nor -1: such rows count for nothing"
+
+
+_FEW = 16
+"""Values that a tensor of loss weights has at most."""
+
+
+def _of_learnt_weight(node: Any) -> Iterator[Flag]:
+    """``weight * loss`` with a weight that is itself a parameter, as it is: what makes the product smaller is to lower it."""
+    parents = [parent for parent, _ in node.next_functions]
+    if len(parents) != 2 or None in parents:
+        return
+    for factor, other in (parents, parents[::-1]):
+        leaf = past_neutral(factor)
+        parameter: Any = getattr(leaf, "variable", None) if kind_of(leaf) == "AccumulateGrad" else None
+        if not is_tensor(parameter) or parameter.numel() > _FEW or kind_of(past_neutral(other)) not in _ERRORS:
+            continue
+        # What the product was made with, not what the parameter is by now.
+        value: Any = saved(node, "self" if factor is parents[0] else "other")
+        if is_tensor(value):
+            yield (
+                (value.detach() < 0).any(),
+                "a weight of a loss that is learnt has fallen below 0, so that this loss is made larger: learn its logarithm,"
+                " with a term that holds it (exp(-s) * loss + s)",
+            )
 
 
 def _of_ratio(node: Any) -> Iterator[Flag]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -238,16 +239,25 @@ class EvaluationDropoutProbe:
             cost=Cost.HOST,
             needs=("evaluation",),
         ),
+        Metric(
+            "modules.by_batch_in_eval",
+            "Modules in evaluation mode whose batch norm took the statistics of the batch; looked at in the first three evaluations.",
+            cost=Cost.HOST,
+            needs=("evaluation",),
+        ),
     )
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        found = event.dropping
-        if found is None:
-            return ()
-        facts = {"which": first_few(found)}
-        value = float(len(found))
-        detail = (lambda: facts) if found else None
-        return (Sample("modules.dropping_in_eval", event.step, value, phase="eval", detail=detail),)
+        samples = []
+        for key, found in (("modules.dropping_in_eval", event.dropping), ("modules.by_batch_in_eval", event.by_batch)):
+            if found is not None:
+                detail = partial(_which, found) if found else None
+                samples.append(Sample(key, event.step, float(len(found)), phase="eval", detail=detail))
+        return samples
+
+
+def _which(found: Sequence[str]) -> Mapping[str, Any]:
+    return {"which": first_few(found)}
 
 
 PAUSES = 2

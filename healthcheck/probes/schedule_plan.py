@@ -284,3 +284,52 @@ class ScheduleStepsProbe:
 def _is_over(scheduler: Any) -> bool:
     length = scheduler.T_max
     return isinstance(length, (int, float)) and math.isfinite(length) and scheduler.last_epoch > length > 0
+
+
+FALLS, LOWERED = 2, 0.5
+"""Times that a rate was lowered, and the part of its first value that it is at most, before other groups count as left behind."""
+
+
+class GroupRateProbe:
+    """Looks for parameter groups whose rate stays as it was while that of the first group is lowered by hand.
+
+    ``optimizer.param_groups[0]["lr"] = ...`` reaches the first group alone. Only groups that began with the rate of the first
+    count, and only optimizers without a scheduler: these have a rate for each group.
+    """
+
+    name = "group-rates"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    only_when_due = listens_to
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "lr.groups_left",
+            "Parameter groups that keep the rate of the beginning while that of the first group was lowered by hand.",
+            cost=Cost.HOST,
+            needs=("several parameter groups",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._first: tuple[Callable[[], Any], list[float]] = (lambda: None, [])
+        self._falls: list[float] = []
+        self._moved: set[int] = set()
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        optimizer = event.optimizer
+        if optimizer is None or event.optimizer_index > 0 or not demand.due("lr.groups_left", event.step):
+            return ()
+        groups = optimizer.param_groups
+        if len(groups) < 2 or any("initial_lr" in group for group in groups):
+            return ()
+        rates = [float(group["lr"]) for group in groups if "lr" in group]
+        if self._first[0]() is not optimizer or len(rates) != len(self._first[1]):
+            self._first, self._falls, self._moved = (weak(optimizer), rates), rates[:1], set()
+        begun = self._first[1]
+        self._moved |= {k for k, rate in enumerate(rates) if rate != begun[k]}
+        if rates[0] < self._falls[-1]:
+            self._falls.append(rates[0])
+        left = [k for k in range(1, len(rates)) if begun[k] == begun[0] and k not in self._moved]
+        lowered = len(self._falls) > FALLS and rates[0] <= LOWERED * begun[0]
+        value = float(len(left)) if lowered else 0.0
+        facts = {"rates": ", ".join(f"{rate:.3g}" for rate in rates[:6])} | where_made(event, optimizer)
+        return (Sample("lr.groups_left", event.step, value, detail=(lambda: facts) if value else None),)

@@ -65,7 +65,8 @@ class UnusualSettingProbe:
     """Looks for settings that mean something else in the library that they come from, once, early in a run.
 
     ``BatchNorm(momentum=0.99)`` is Keras' way to say 0.01: in torch it makes the running statistics those of the last batch.
-    ``Dropout(keep_prob)`` drops what should be kept. ``betas=(0.999, 0.9)`` is the wrong way round.
+    ``Dropout(keep_prob)`` drops what should be kept. ``betas=(0.999, 0.9)`` is the wrong way round. ``[layer] * 6`` is a list of
+    six names for one layer.
     """
 
     name = "unusual-settings"
@@ -80,6 +81,11 @@ class UnusualSettingProbe:
         Metric(
             "modules.keep_probability",
             f"Dropout layers that drop {DROPPED:.0%} of their values or more.",
+            cost=Cost.HOST,
+        ),
+        Metric(
+            "modules.repeated",
+            "Lists of layers that hold one and the same layer with weights more than once.",
             cost=Cost.HOST,
         ),
     )
@@ -115,8 +121,10 @@ class UnusualSettingProbe:
         drops = [
             (name or type(m).__name__, m) for name, m in modules if isinstance(m, _DropoutNd) and DROPPED <= m.p < 1
         ]
+        lists = [(name or type(m).__name__, m) for name, m in modules if _repeats(m)]
         samples = []
         for key, names, things in (
+            ("modules.repeated", [name for name, _ in lists], [m for _, m in lists]),
             ("optimizer.betas_swapped", swapped, list(optimizers)),
             ("modules.momentum_of_keras", [name for name, _ in norms], [m for _, m in norms]),
             ("modules.keep_probability", [name for name, _ in drops], [m for _, m in drops]),
@@ -125,6 +133,16 @@ class UnusualSettingProbe:
             detail = (lambda facts=facts: facts) if names else None
             samples.append(Sample(key, event.step, float(len(names)), detail=detail))
         return samples
+
+
+def _repeats(module: Any) -> bool:
+    """Whether a list of modules holds one that has weights twice or more. Sequences that are called as a whole may repeat one."""
+    if type(module).__name__ != "ModuleList":
+        return False
+    with_weights = [
+        id(child) for child in module._modules.values() if child is not None and any(True for _ in child.parameters())
+    ]
+    return len(with_weights) > len(set(with_weights))
 
 
 def _of_optimizer(optimizer: Any) -> Iterator[str]:

@@ -185,6 +185,10 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "loss.unfit",
         "attention.unmasked",
         "attention.over_queries",
+        "loss.cut_samples",
+        "loss.constant_penalty",
+        "modules.repeated",
+        "modules.by_batch_in_eval",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

@@ -154,6 +154,8 @@ def _closing(job: Job, code: int, args: argparse.Namespace, shown: str) -> int:
     result = code or ours
     if children.failed:
         lines.append(f"FAILED, {children.failed}")
+    elif watched and code:  # no OK over a command that failed
+        lines.append(f"COMMAND FAILED, {children.warned or 'no alert; ' + watched}")
     elif watched:
         lines.append(("WARNED, " if children.warned else "OK, ") + (children.warned or watched))
     else:

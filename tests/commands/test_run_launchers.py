@@ -88,6 +88,7 @@ def test_the_exit_code_of_the_command_is_kept(folder: Path, healthcheck_command:
     result = run(healthcheck_command, folder, "bash", "job.sh", "exit")
     assert result.returncode == 7
     assert "25 steps" in result.stderr
+    assert "healthcheck: COMMAND FAILED, no alert" in result.stderr
 
 
 def test_a_child_is_stopped_by_the_rules_that_were_named_and_the_job_fails(

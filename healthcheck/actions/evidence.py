@@ -175,17 +175,14 @@ def series_rows(alert: Alert, context: ActionContext, steps: int) -> str | None:
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["step", *columns])
     for step in wanted:
-        table.writerow([step, *(_cell(values.get(step)) for values in columns.values())])
+        # None is an empty cell, and a float is written so that it can be read back exactly.
+        table.writerow([step, *[values.get(step) for values in columns.values()]])
     return out.getvalue()
 
 
 def _names(alert: Alert, context: ActionContext) -> list[str]:
     """The alert's own series first, so that the column limit never cuts them off."""
     return list(dict.fromkeys([*(fact.name for fact in alert.series), *context.series()]))
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else repr(value)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class LoggedSteps:
         self._machine = machine
         self._place: Place | None = None
         self._step = 0
+        self._heard = False
+        """Whether anything was logged so far."""
         machine.session.step_of_log = self.now
 
     def attempt(self, step: int) -> int:
@@ -45,9 +47,16 @@ class LoggedSteps:
         self._place = _place(sys._getframe(1))
         return step
 
+    def left_out(self, step: int) -> None:
+        """The same for a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
+        should it begin to log in such a step, what it logs until the next update belongs to the last one."""
+        self._step = step
+        self._place = _place(sys._getframe(1)) if self._heard else None
+
     def now(self) -> int:
         """The step of a value that is logged now, from 1."""
         machine, last = self._machine, self._step
+        self._heard = True
         if self._place is None or machine.ended_by is EndedBy.FRAMEWORK:
             return max(1, machine.number)
         if machine.number > last and machine.fresh:

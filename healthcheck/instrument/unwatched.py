@@ -258,7 +258,7 @@ class UnwatchedSteps:
         machine = self._machine
         session = machine.session
         machine.number = machine.last_attempt = session.step = machine.number + 1 if number is None else number
-        machine.logged.attempt(machine.number)
+        machine.logged.left_out(machine.number)
         machine.updates += 1
         session.last_event_at = session.clock.monotonic()
         self._done += 1

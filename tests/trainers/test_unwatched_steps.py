@@ -95,6 +95,24 @@ def test_nothing_of_ours_is_called_in_a_step_that_is_left_out_but_the_hooks() ->
     assert session.step == 53
 
 
+def test_what_is_logged_in_a_step_that_is_left_out_belongs_to_it() -> None:
+    rules = RULES.replace("rules:", "external: [late, early]\nrules:")
+    model, optimizer = model_and_optimizer()
+    with one_in(EVERY, rules) as (session, _):
+        for step in range(1, 60):
+            if step > 32:
+                healthcheck.log(early=float(step))
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            if step > 30:
+                healthcheck.log(late=float(step))
+        session.judge_now()
+        steps = {name: [(at, int(value)) for at, value in session.history(name, 1000)] for name in ("late", "early")}
+    assert steps["late"] == [(step, step) for step in range(31, 60)]
+    assert steps["early"] == [(step, step) for step in range(33, 60)]
+
+
 @pytest.mark.parametrize("bad", [27, 41])
 def test_a_loss_that_is_not_finite_is_found_in_its_own_step_and_stops_the_run(bad: int) -> None:
     with one_in(EVERY) as (session, watching), pytest.raises(StopTraining):

@@ -335,6 +335,9 @@ class ScriptTrainer:
             self._detach()
             if restore:
                 main.restore()
+                # torch's compiler keeps what it found in the place of torch's functions, and with it all of us: not the
+                # script's model as well, which the next run of this process would take for a copy of its own.
+                self._main = None
 
     def watch_from_here(self) -> None:
         """The program of this process runs already, and is about to train: watch it to its end, whatever that is."""

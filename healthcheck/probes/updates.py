@@ -160,9 +160,9 @@ class StepCountProbe:
                 self._by_hand = self._by_hand or HandUpdates()
                 changed = self._by_hand.changed(event.model)
             missing = calculate(partial(self._count, passes), 0.0 if changed is None else changed)
-        # Looked up when somebody asks: this sample is made after every pass.
-        samples = [Sample("updates.missing", event.step, missing, detail=partial(where_called, event, "backward"))]
-        samples = samples if changed is not None else []
+        place = {} if event.optimizer is not None else where_called(event, "backward")
+        detail = (lambda: place) if place else None  # not the event: it holds on to the model
+        samples = [Sample("updates.missing", event.step, missing, detail=detail)] if changed is not None else []
         if passes and self._counts_passes:
             samples.append(Sample("micro_batches", event.step, float(passes)))
         return samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import textwrap
@@ -189,6 +190,7 @@ class Listener:
 def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]:
     """The series of a run: name -> ``(step, value, time)`` of each sample. Time goes on when the script says so."""
     clock, listener = VirtualClock(), Listener()
+    gc.collect()  # else the model of the run before is taken for a copy of this one's
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(StepNotes, "allowed", rows)
         for probe, given in ((HeartbeatProbe, ()), (StepTimeProbe, ()), (PaceProbe, (lambda: 0.0,))):

@@ -1,6 +1,7 @@
 """picotron#32: initial values are drawn after the checkpoint was loaded."""
 
 import argparse
+import io
 
 import torch
 import torch.nn as nn
@@ -34,12 +35,14 @@ for _i in range(100):
     o.zero_grad()
     loss.backward()
     o.step()
-torch.save(old.state_dict(), "ck.pt")
+checkpoint = io.BytesIO()
+torch.save(old.state_dict(), checkpoint)
+checkpoint.seek(0)
 del o, old
 net = build()
 if not FAULT:
     net.apply(init)
-net.load_state_dict(torch.load("ck.pt"))
+net.load_state_dict(torch.load(checkpoint))
 if FAULT:
     net.apply(init)
 opt = torch.optim.Adam(net.parameters(), 5e-4)

@@ -9,10 +9,10 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.samples import Cost, Metric, Sample
+from healthcheck.core.samples import NO_LABELS, Cost, Metric, Sample
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import all_behind, kind_of, saved
-from healthcheck.probes.labels import first_few, where_called, where_made
+from healthcheck.probes.labels import first_few, optimizer_labels, where_called, where_made
 from healthcheck.probes.looks import GraphLooks
 
 PART = 0.5
@@ -22,6 +22,7 @@ OFTEN = 0.9
 SHORT = 100
 """Patience of a scheduler that is shorter than an epoch of so many updates, at the least one of :data:`FEW`."""
 FEW = 5
+_OF_OPTIMIZER = ("params.redrawn_loaded", "params.redrawn")
 
 
 class HabitProbe:
@@ -76,9 +77,11 @@ class HabitProbe:
         """Seed, calls and step at the last look."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.run is None or not event.run.habits.seen or event.optimizer is None or event.optimizer_index > 0:
+        if event.run is None or not event.run.habits.seen or event.optimizer is None:
             return ()
-        due = [key for key in self._KEYS if demand.due(key, event.step)]
+        # Weights are those of one optimizer, which may be the second of the process; the rest is the run's.
+        keys = _OF_OPTIMIZER if event.optimizer_index > 0 else self._KEYS
+        due = [key for key in keys if demand.due(key, event.step)]
         habits = event.run.habits
         samples = []
         for key in due:
@@ -98,7 +101,8 @@ class HabitProbe:
                     continue
                 value, facts = judged
             detail = (lambda facts=facts: facts) if value and facts else None
-            samples.append(Sample(key, event.step, value, detail=detail))
+            labels = optimizer_labels(event.optimizer_index) if key in _OF_OPTIMIZER else NO_LABELS
+            samples.append(Sample(key, event.step, value, labels, detail=detail))
         return samples
 
     def _same_seed(self, event: Event) -> bool:

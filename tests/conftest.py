@@ -141,6 +141,14 @@ def compiler_imported() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def nothing_compiled() -> None:
+    """What tests of another file have compiled in this process is forgotten: some things are not looked at beside compiled code."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
     """What is there when a file of tests begins is looked through no more: modules, and what other files have left.
 

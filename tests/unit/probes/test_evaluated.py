@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from healthcheck.core.events import EventKind
-from healthcheck.instrument import evaluation_dropout
 from healthcheck.instrument.data import shared_rows
 from healthcheck.instrument.evaluation_dropout import EvaluationDropout
 from healthcheck.probes.modes import TrainModeLossProbe
@@ -50,12 +49,6 @@ def dropped(
     with context():  # type: ignore[operator]
         net(torch.randn(6, 4))
     return looks.pause_ends()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where something is, it is not looked into; another test of this process may have compiled something."""
-    monkeypatch.setattr(evaluation_dropout, "something_is_compiled", lambda: False)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])

@@ -75,7 +75,7 @@ class StepMachine:
         self.gate = controls.gate
         self.ended_by = ended_by
         self.announced = ended_by is not EndedBy.UPDATES  # somebody says when a step is over
-        self.optimizers = Optimizers(view, only, met=self._met, way=controls.gate.way, demand=session.demand)
+        self.optimizers = Optimizers(view, only, session, met=self._met, way=controls.gate.way)
         self.losses = LossMath()
         self.region = RegionNotes()
         self.notes = StepNotes(session)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import EventKind
-from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import Update
 from healthcheck.device.tensors import no_grad
 from healthcheck.instrument.gate import has_state
@@ -66,17 +65,16 @@ class Optimizers:
     :param only: those to look at; None for all.
     :param met: called with an optimizer that steps for the first time.
     :param way: how rules can hold back the updates of an optimizer.
-    :param demand: what the rules want.
     """
 
     def __init__(
         self,
         view: FoundModel,
         only: Iterable[Any] | None,
+        session: Session,
         *,
         met: Callable[[Any], None],
         way: Callable[[Any], str],
-        demand: Demand,
     ) -> None:
         self.only: weakref.WeakSet[Any] | None = None if only is None else weakref.WeakSet(only)
         self.stepped: set[int] = set()
@@ -88,7 +86,7 @@ class Optimizers:
         self._view = view
         self._met = met
         self._way = way
-        self._demand = demand
+        self._session = session
         self.plans: dict[int, UpdatePlan] = {}
         """By the id of the optimizer; one that is gone takes its plan with it."""
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -139,6 +137,8 @@ class Optimizers:
         return plan if plan.sizes == sizes_of(optimizer) else self._make_plan(optimizer, plan.index)
 
     def _meet(self, optimizer: Any) -> UpdatePlan:
+        if self.plans:  # samples that wait to be judged may hold on to an optimizer that the script has let go
+            self._session.judge_now()
         # Those that are gone have left their numbers.
         taken = {plan.index for plan in self.plans.values()}
         index = next(i for i in itertools.count() if i not in taken)
@@ -150,7 +150,7 @@ class Optimizers:
 
     def _make_plan(self, optimizer: Any, index: int) -> UpdatePlan:
         ids = frozenset(map(id, parameters_of(optimizer)))
-        update = Update(self._view, self._demand, optimizer_index=index)
+        update = Update(self._view, self._session.demand, optimizer_index=index)
         key = id(optimizer)
         alive = weakref.ref(optimizer, lambda _: self.plans.pop(key, None))
         plan = UpdatePlan(alive, index, sizes_of(optimizer), self._way(optimizer), ids, update)

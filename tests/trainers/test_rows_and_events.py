@@ -172,19 +172,6 @@ NOT_FINITE = """
         (loss * float("nan") if step in (12, 30) else loss).backward()
         optimizer.step()
 """
-NEW_TRAINING = """
-    def train(steps):
-        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-        for step in range(steps):
-            tick()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-
-    train(25)
-    train(30)
-"""
 LOOPS = {name.lower(): text for name, text in list(globals().items()) if name.isupper() and isinstance(text, str)}
 del LOOPS["begin"]
 
@@ -257,10 +244,3 @@ def test_rows_give_the_samples_that_events_give(loop: str) -> None:
 
     assert sorted(noted) == sorted(shown)
     assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}
-
-
-def test_an_optimizer_that_follows_one_which_the_script_let_go_is_the_first_again() -> None:
-    """What waits to be judged held on to the one before, so that half of the probes took the next for a second one."""
-    followed = trained(NEW_TRAINING, rows=True)
-    assert not [name for name in followed if "optimizer" in name.partition("(")[2]]
-    assert {step for step, _, _ in followed["loss()"]} == set(range(1, 56))

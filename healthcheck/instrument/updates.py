@@ -137,7 +137,9 @@ class Optimizers:
         return plan if plan.sizes == sizes_of(optimizer) else self._make_plan(optimizer, plan.index)
 
     def _meet(self, optimizer: Any) -> UpdatePlan:
-        if self.plans:  # samples that wait to be judged may hold on to an optimizer that the script has let go
+        if self.plans and not self.stepped:
+            # Samples that wait to be judged may hold on to an optimizer that the script has let go. Where another one has
+            # stepped in this step they take turns, and what kind of run it is may not be decided before all have.
             self._session.judge_now()
         # Those that are gone have left their numbers.
         taken = {plan.index for plan in self.plans.values()}

@@ -52,23 +52,11 @@ _BY_NAME = {alias: (metric, rank) for metric, names in NAMES.items() for rank, a
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+")
 _ELSEWHERE = frozenset({"eval", "evaluation", "val", "valid", "validation", "test", "testing", "dev"})
-_BEFORE = frozenset(
-    {
-        "metrics",
-        "metric",
-        "scalars",
-        "scalar",
-        "logs",
-        "log",
-        "stats",
-        "history",
-        "trainer",
-        "charts",
-        "losses",
-        "train",
-        "training",
-    }
+CONTAINERS = frozenset(
+    {"metrics", "metric", "scalars", "scalar", "logs", "log", "stats", "history", "trainer", "charts", "losses"}
 )
+"""Words in front of a name that only say where a tool keeps it."""
+_BEFORE = CONTAINERS | {"train", "training"}
 
 # What every tool's name of a metric ends in, with the words that only say of what, of whom or how it was averaged.
 MEANS = frozenset({"mean", "avg", "average", "averaged"})

@@ -53,7 +53,6 @@ class HabitHooks:
         patches.replace(torch.autograd, "grad", self._grad)
         for name in _DRAWING:
             patches.replace(torch.nn.init, name, self._draw)
-        patches.replace(torch.nn.Module, "load_state_dict", self._load)
         imports.when(
             "torch.optim.lr_scheduler", lambda m: patches.replace(m.ReduceLROnPlateau, "step", self._plateau) and None
         )
@@ -133,17 +132,8 @@ class HabitHooks:
 
     # -- weights ------------------------------------------------------------------------
 
-    def _load(self, original: Function) -> Function:
-        def load_state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, *args, **kwargs)
-            machine = self._watching()
-            if machine is not None:
-                guarded(machine.session, self._note_loaded, machine, module)
-            return result
-
-        return load_state_dict
-
-    def _note_loaded(self, machine: StepMachine, module: Any) -> None:
+    def note_loaded(self, machine: StepMachine, module: Any) -> None:
+        """A module was given a state dict."""
         redrawn = machine.session.facts.habits.redrawn
         for parameter in module.parameters():
             redrawn.pop(id(parameter), None)

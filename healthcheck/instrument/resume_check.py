@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from healthcheck.run.session import Session
 
 
-def seen_loads(original: Callable[..., Any], watching: Callable[[], StepMachine | None]) -> Callable[..., Any]:
+def seen_loads(
+    original: Callable[..., Any],
+    watching: Callable[[], StepMachine | None],
+    note: Callable[[StepMachine, Any], None],
+) -> Callable[..., Any]:
     """``Module.load_state_dict`` that shows loads that fitted nowhere, and those of a module's own weights.
 
     :param watching: whom they are shown to; None while nobody watches.
+    :param note: is told of every module that was loaded.
     """
 
     def load_state_dict(module: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,6 +37,7 @@ def seen_loads(original: Callable[..., Any], watching: Callable[[], StepMachine 
         machine = watching()
         if machine is not None:
             guarded(machine.session, _loaded, machine, module, state_dict, result)
+            guarded(machine.session, note, machine, module)
         return result
 
     return load_state_dict

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from healthcheck.core.agents import CONTAINERS as AGENT_CONTAINERS
 from healthcheck.core.agents import NAMES as AGENT_NAMES
 
 TRAIN_WORDS = frozenset({"train", "training", "trn", "tr", "trainer"})
@@ -141,23 +142,7 @@ def of_detection(rest: list[str]) -> tuple[str, int] | None:
 
 BY_NAME = {alias: (metric, rank) for metric, names in (NAMES | AGENT_NAMES).items() for rank, alias in enumerate(names)}
 
-CONTAINERS = frozenset(
-    {
-        "metrics",
-        "metric",
-        "scalars",
-        "scalar",
-        "logs",
-        "log",
-        "stats",
-        "history",
-        "perf",
-        "optim",
-        "trainer",
-        "charts",
-        "losses",
-    }
-)
+CONTAINERS = AGENT_CONTAINERS | {"perf", "optim"}
 VALUE_FUNCTION = frozenset({"val/ratio", "val/ratio_var", "val/clipfrac_avg", "val/num_eos_tokens"})
 """Names of TRL's PPO trainer in which ``val`` is the value function's side of a training step, not an evaluation."""
 LOSS_WORDS = frozenset({"loss", "losses", "cost", "nll", "objective"})

@@ -26,7 +26,7 @@ def seen_loads(
     """``Module.load_state_dict`` that shows loads that fitted nowhere, and those of a module's own weights.
 
     :param watching: whom they are shown to; None while nobody watches.
-    :param note: is told of every module that was loaded.
+    :param note: is called with every module that was loaded.
     """
 
     def load_state_dict(module: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,8 +2,8 @@
 
 Most steps of a training are like the one before. Nobody has to hear of each of them while it happens: what there is to
 say is noted in a :class:`StepRow`, and probes that have ``sample_rows`` turn rows into samples, many at a time. What has
-to be looked at while it is there, the gradients above all, a probe looks at in ``look``, and leaves in :attr:`StepRow.found`
-what it needs later.
+to be looked at while it is there, a probe looks at in ``look`` (the gradients above all) or in ``look_at_batch``, and leaves in
+:attr:`StepRow.found` what it needs later.
 """
 
 from __future__ import annotations
@@ -102,3 +102,15 @@ class Update:
     """False before the loop clips: gradients are complete, but will be changed."""
     kept_gradients: Any = None
     """As in an :class:`~healthcheck.core.events.Event`."""
+
+
+@dataclass(slots=True)
+class UsedBatch:
+    """The batch of a backward pass that begins, for probes that look at every one. One object for all of them."""
+
+    demand: Demand
+    """What the rules want; ``due_now`` is of this step."""
+    tensors: Sequence[tuple[str, Any]] = ()
+    """Its tensors, with the path to each."""
+    dataset: Callable[[], Any] = _nothing
+    """A weak reference to what its loader draws from; gives None where no loader was seen."""

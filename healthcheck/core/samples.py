@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -162,3 +162,13 @@ def samples_of(
 
 EVALUATED = ("eval.", "val.", "test.")
 """How the names of results of an evaluation begin."""
+
+
+def arrived(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """With numbers where they had deferred ones that have arrived since; without those that turn out to have none."""
+    for sample in samples:
+        late = getattr(sample.value, "value", None)
+        if late is not None:
+            sample.value = late()
+        if sample.value is not None:
+            yield sample

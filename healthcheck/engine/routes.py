@@ -17,6 +17,9 @@ class RuleDemand:
 
     def __init__(self) -> None:
         self.every: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        """What takes the place of ``every`` once the run has settled."""
+        self._has_settled = False
         self.stretch: dict[str, int] = {}
         """Factors by which the overhead budget stretched ``every``."""
         self.agents = AgentNames(self)
@@ -29,21 +32,36 @@ class RuleDemand:
         """Demand of rules, of the derived metrics that they use, and of ``extra`` keys."""
         demand = cls()
         formulas = {d.name: d for d in derived}
-        wanted: list[tuple[str, int]] = [(key, 1) for key in extra]
+        wanted: list[tuple[str, int, int]] = [(key, 1, 1) for key in extra]
         for rule in rules:
-            wanted.append((rule.selector.key, rule.every))
-            wanted += [(guard.metric, rule.every) for guard in rule.only_if]
-            wanted += [(s.key, rule.every) for s, _ in rule.condition.parts if s is not None]
+            pace = rule.every, rule.settled_every or rule.every
+            wanted.append((rule.selector.key, *pace))
+            wanted += [(guard.metric, *pace) for guard in rule.only_if]
+            wanted += [(s.key, *pace) for s, _ in rule.condition.parts if s is not None]
         while wanted:
-            key, every = wanted.pop()
-            known = demand.every.get(key)
+            key, every, settled = wanted.pop()
+            known = demand.every.get(key, NEVER), demand._settled.get(key, NEVER)
             # Of two rules the one that looks more often decides: the other takes every n-th of its samples.
-            if known is not None and known <= every:
+            pace = min(every, known[0]), min(settled, known[1])
+            if pace == known:
                 continue
-            demand.every[key] = every
+            demand.every[key], demand._settled[key] = pace
             if key in formulas:
-                wanted += [(name, 1) for name in formulas[key].inputs]
+                wanted += [(name, 1, 1) for name in formulas[key].inputs]
         return demand
+
+    def take(self, other: RuleDemand) -> None:
+        """Want what ``other`` does from now on, and nothing else."""
+        self.every.clear()
+        self._settled = dict(other._settled)
+        self.every.update(other._settled if self._has_settled else other.every)
+
+    def settle(self) -> bool:
+        """So many steps were made that some metrics are wanted less often from now on; False if none is."""
+        changed = any(self.every.get(key, settled) != settled for key, settled in self._settled.items())
+        self._has_settled = True
+        self.every.update(self._settled)
+        return changed
 
     def wants(self, key: str) -> bool:
         return key in self.every

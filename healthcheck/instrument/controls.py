@@ -64,6 +64,15 @@ class StopSwitch:
         state.raised += 1
         raise StopTraining(request.reason, rule=request.rule, step=request.step, exit_code=request.exit_code)
 
+    def step_over(self, step: int) -> None:
+        """A step has ended: a framework that has made a few since it was asked to stop does not heed that."""
+        state = self.state
+        if state.request is None:
+            return
+        if state.by_framework and step - state.request.step > state.patience:
+            state.by_framework = False
+        self.check()
+
 
 class AskedEnd:
     """The user's own end, at a step boundary: ``max_steps``, ``max_time``, and Ctrl-C."""

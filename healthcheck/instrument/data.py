@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from healthcheck.device.tensors import host_bytes
-from healthcheck.instrument.guarding import guarded
+from healthcheck.instrument.guarding import contain
 
 # -- what is in a batch -------------------------------------------------------------------
 
@@ -161,15 +161,22 @@ def seen_draws(
     def drawn(to: DrawnTo, iterator: Any, batch: Any, waited: float) -> None:
         import torch
 
-        dataset = getattr(iterator, "_dataset", None)
-        if to.unwatched.left:
-            to.unwatched.draws(dataset, gradients=torch.is_grad_enabled())
-            return
-        habits, position = to.session.facts.habits, getattr(iterator, "_num_yielded", 0)
-        if position > habits.longest_pass and torch.is_grad_enabled():
-            habits.longest_pass = position
-        facts = {"begins_pass": begins_pass(iterator), "worker_draws": workers.of(iterator)}
-        to.batch_drawn(batch, waited, dataset, gradients=torch.is_grad_enabled(), **facts)
+        try:
+            dataset, gradients = getattr(iterator, "_dataset", None), torch.is_grad_enabled()
+            if to.unwatched.left:
+                to.unwatched.draws(dataset, gradients=gradients)
+                return
+            habits, position = to.session.facts.habits, getattr(iterator, "_num_yielded", 0)
+            if position > habits.longest_pass and gradients:
+                habits.longest_pass = position
+            facts: dict[str, Any] = {}
+            if position == 1:
+                facts["begins_pass"] = begins_pass(iterator)
+            if getattr(iterator, "_num_workers", 0):
+                facts["worker_draws"] = workers.of(iterator)
+            to.batch_drawn(batch, waited, dataset, gradients=gradients, **facts)
+        except Exception as error:
+            contain(to.session, error, "batch_drawn")
 
     def gave_nothing(to: DrawnTo, iterator: Any) -> None:
         """A pass that is over before its first batch is shown as a batch without samples."""
@@ -186,10 +193,9 @@ def seen_draws(
             batch = original(iterator)
         except StopIteration:
             if getattr(iterator, "_num_yielded", 1) == 0:
-                guarded(to.session, gave_nothing, to, iterator)
+                gave_nothing(to, iterator)
             raise
-        waited = time.perf_counter() - began
-        guarded(to.session, drawn, to, iterator, batch, waited)
+        drawn(to, iterator, batch, time.perf_counter() - began)
         return batch
 
     return __next__

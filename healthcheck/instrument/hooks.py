@@ -380,36 +380,41 @@ class TorchHooks:
 
     def _clip_with_norm(self, original: Function) -> Function:
         def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.on:
-                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+            machine = self.watching()
+            if machine is not None:
                 known = self._norm is total_norm
                 self._norm = None
-                self._clipping(parameters, total_norm if known else None, max_norm)
+                if machine.unwatched.left:
+                    machine.unwatched.clipping()
+                else:
+                    parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+                    self._clipping(machine, parameters, total_norm if known else None, max_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_
 
     def _clip_value(self, original: Function) -> Function:
         def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.on:
-                parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
-                self._clipping(parameters, None, None)
+            machine = self.watching()
+            if machine is not None:
+                if machine.unwatched.left:
+                    machine.unwatched.clipping()
+                else:
+                    parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+                    self._clipping(machine, parameters, None, None)
             return original(parameters, *args, **kwargs)
 
         return clip_grad_value_
 
-    def _clipping(self, parameters: list[Any], norm: Any, max_norm: Any) -> None:
-        machine = self.machine
-        if machine.unwatched.left:
-            machine.unwatched.clipping()
-            return
+    def _clipping(self, machine: StepMachine, parameters: list[Any], norm: Any, max_norm: Any) -> None:
         if machine.paused or not machine.optimizers.trains(parameters):
             return
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
         looks_only = limit == float("inf")  # a norm that is wanted for itself
         limit = None if looks_only else limit
         clipped = None if looks_only else parameters
-        guarded(machine.session, machine.clipped, norm, limit, self._still_scaled(), clipped)
+        scaled = self._scaler is not None and self._still_scaled()
+        guarded(machine.session, machine.clipped, norm, limit, scaled, clipped)
 
     def _still_scaled(self) -> bool:
         """Whether the loss was scaled and ``unscale_`` was called for no optimizer since."""

@@ -25,7 +25,6 @@ from healthcheck.instrument import unseen
 from healthcheck.instrument.agreement import agreement_of
 from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
-from healthcheck.instrument.data import batch_counts
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.logged_steps import LoggedSteps
@@ -123,9 +122,7 @@ class StepMachine:
     @property
     def stage(self) -> Stage:
         """Where the training is now; of what lies inside each other, the innermost."""
-        if self.in_pass:
-            return Stage.BACKWARD
-        return Stage.UPDATING if self.running else self._standing
+        return Stage.BACKWARD if self.in_pass else Stage.UPDATING if self.running else self._standing
 
     @property
     def under_way(self) -> bool:
@@ -213,13 +210,14 @@ class StepMachine:
         if not self.evaluations.draws_for_training(dataset, gradients=gradients):
             self.evaluations.batch(dataset, batch)
             return
-        self.events.batch = batch
+        if getattr(batch, "shape", None) != (0,):  # a pass that gave nothing
+            self.events.batch = batch
         if self.session.wants(EventKind.BATCH_READY) or self.session.wants(EventKind.STEP_START):
             if self._standing is not Stage.FORWARD:
                 self.begin_step(wait=True, late=False)
             if self.notes.noting:
-                self.notes.batch(waited, *batch_counts(batch))
-            if EventKind.BATCH_READY in self.session.wanted:
+                self.notes.batch(batch, waited, dataset, begins_pass=more.get("begins_pass", False))
+            if EventKind.BATCH_READY in self.session.wanted or more.get("worker_draws"):
                 self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
 
     def checkpoint_saved(self, path: str) -> None:
@@ -268,6 +266,8 @@ class StepMachine:
             noted = (notes.noting or notes.on) and not (capturing is not None and capturing())
             if noted and not notes.loss(self.number, loss, losses.weight):
                 session.board.look_closely()  # its graph is there now, and never again
+            if notes.noting and noted and self.events.batch is not None:
+                notes.batch_used(self.events.batch)
             if EventKind.LOSS in wanted:
                 graph = getattr(tensors, "grad_fn", None)
                 facts = {"loss": loss, "loss_graph": graph, "loss_weight": losses.weight, "batch": self.events.batch}
@@ -318,10 +318,11 @@ class StepMachine:
             with no_grad():
                 if self.notes.noting:
                     self._hold.gradients_complete(facts, self.number)
-                self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
+                if EventKind.BACKWARD_END in self.session.wanted:
+                    self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
 
     def scaled_by(self, scale: Any) -> None:
-        """A ``GradScaler`` with this scale is about to step, or to skip."""
+        """A ``GradScaler`` with this scale is about to step."""
         self.facts.loss_scale = scale
 
     # -- updates ----------------------------------------------------------------------
@@ -596,5 +597,4 @@ class StepMachine:
     def check_end(self) -> None:
         """Between two steps: the end that the user asked for, and a stop."""
         self._asked_end.check(self.number, made=self.number - self.began_after)
-        if self.stop.state.request is not None:
-            self.stop.check()
+        self.stop.step_over(self.number)

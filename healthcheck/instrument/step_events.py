@@ -14,7 +14,6 @@ from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
-from healthcheck.probes.graph import saved
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -308,7 +307,11 @@ def _divisor_of(tensor: Any) -> int | None:
     if type(node).__name__ != _DIVISION:
         return None
     try:
-        other = saved(node, "other")
+        if (
+            getattr(node._raw_saved_other, "unpack_hook", None) is not None
+        ):  # checkpointed or offloaded: reading has a price
+            return None
+        other = node._saved_other
     except (AttributeError, RuntimeError):
         return None
     if other is None or other.device.type != "cpu" or other.numel() != 1:

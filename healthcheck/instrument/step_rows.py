@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.references import weak
-from healthcheck.core.rows import StepRow, Update
+from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.device.deferred import Deferred, number
+from healthcheck.instrument.data import batch_counts
+from healthcheck.probes.batches import named_tensors
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
 
 _RATE = operator.methodcaller("get", "lr")
+_FLOATS = {float}
 
 
 @dataclass(slots=True)
@@ -72,6 +75,11 @@ class StepNotes:
         self._session = session
         self._batches: tuple[float, int, int] | None = None
         """Wait, samples and tokens of the batches since the last step's end."""
+        self._used = UsedBatch(session.demand)
+        self._last: Any = None
+        """The batch of the step at hand that probes have looked at."""
+        self._dataset = 0
+        """The id of what batches are drawn from."""
 
     def open(self, step: int) -> StepRow:
         """A new row; one that is still open is finished."""
@@ -80,10 +88,29 @@ class StepNotes:
         row = self.row = StepRow(step)
         return row
 
-    def batch(self, waited: float | None, samples: int | None, tokens: int | None) -> None:
+    def batch(self, batch: Any, waited: float | None, dataset: Any, *, begins_pass: bool) -> None:
         """A batch for the step at hand, or the next one."""
+        samples, tokens = batch_counts(batch)
+        if begins_pass or samples == 0:
+            self._session.board.look_closely()
         before = self._batches or (0.0, 0, 0)
         self._batches = (before[0] + (waited or 0.0), before[1] + (samples or 0), before[2] + (tokens or 0))
+        if id(dataset) != self._dataset:
+            self._dataset, self._used.dataset = id(dataset), weak(dataset)
+
+    def batch_used(self, batch: Any) -> None:
+        """A pass over this batch begins: show it to the probes that look at every one, once a step."""
+        row = self.row
+        if batch is self._last or row is None:
+            return
+        self._last, used, board = batch, self._used, self._session.board
+        used.tensors = named_tensors(batch)
+        for name, look in board.batch_looks:
+            try:
+                look(row, used)
+            except (Exception, SystemExit) as error:
+                board.failed(name, "look_at_batch", row.step, error)
+        used.tensors = ()
 
     def loss(self, step: int, loss: Any, weight: float | None) -> bool:
         """A backward pass begins, or a loop tells its loss; False if the host knows that it is not finite.
@@ -141,9 +168,13 @@ class StepNotes:
         if row.averaged and row.parts > 1:
             row.loss, row.averaged = row.loss / row.parts, False
         rates = row.rates = tuple(map(_RATE, optimizer.param_groups))
-        if len(rates) > 1 or type(rates[0]) is not float:
+        if set(map(type, rates)) != _FLOATS:
             self._rates(row, rates)
-        if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
+        if (
+            row.max_norm is not facts.max_norm
+            or row.loss_scale is not facts.loss_scale
+            or (row.grad_norm is None and facts.grad_norm is not None)
+        ):
             self._know(row, facts)
         board.open_row = row
         known = board.optimizers.get(index)
@@ -237,6 +268,7 @@ class StepNotes:
         self.row = None
         if facts is not None:
             row.step, row.max_steps, row.ends = step, max_steps, True
+            self._last = None
             collectives = session.facts.collectives
             if collectives is not None:
                 ended = collectives.pass_ended_at
@@ -250,7 +282,11 @@ class StepNotes:
                     row.n_samples = reported["n_samples"]
                 if reported.get("n_tokens") is not None:
                     row.n_tokens = reported["n_tokens"]
-            if facts.grad_norm is not None or facts.max_norm is not None or facts.loss_scale is not None:
+            if (
+                row.max_norm is not facts.max_norm
+                or row.loss_scale is not facts.loss_scale
+                or (row.grad_norm is None and facts.grad_norm is not None)
+            ):
                 self._know(row, facts)
             if held_back:
                 row.held_back = held_back

@@ -36,6 +36,7 @@ LOW = 1 / 3
 """Part of a warm-up's goal at which it begins, at the most."""
 CLIMB = 3
 """Updates, at the least, over which a warm-up rises."""
+_FLOATS = {float}
 
 
 class LearningRateProbe:
@@ -134,7 +135,9 @@ class LearningRateProbe:
             if self._given.get(index) == step:
                 continue
             rates = row.rates
-            rate: Any = (rates[0] if len(rates) == 1 else _largest_of(rates)) if rates else None
+            rate: Any = None
+            if rates:
+                rate = max(rates) if set(map(type, rates)) == _FLOATS else _largest_of(rates)
             own = rate
             if rate is None:
                 rate = number(row.lr)

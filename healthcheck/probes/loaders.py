@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
+from healthcheck.core.rows import StepRow, UsedBatch
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.batches import named_tensors
@@ -24,6 +27,9 @@ LONG = 50
 """Updates without a new batch, and times the longest wait so far, after which the graph is searched for the last batch."""
 TENSORS = 4
 """Tensors of a batch that are remembered, weakly."""
+
+NEVER = sys.maxsize
+"""A step that no run reaches."""
 
 _INPUTS = ("target", "indices", "mat1", "self", "input")
 """Names under which operations keep what they were given."""
@@ -55,6 +61,8 @@ class DryLoaderProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
+        self.events_from = 0
+        """Step from which on losses are to be shown, where steps are noted in rows."""
         self._batches = 0
         self._empty = 0
         self._came = 0
@@ -65,35 +73,46 @@ class DryLoaderProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.BATCH_READY:
-            return self._batch_ready(event)
+            # Announced as an empty batch: a pass that ended before it began.
+            if event.n_samples != 0 or not self._batches:
+                return ()
+            self._empty += 1
+            return (Sample("batch.empty_passes", event.step, float(self._empty)),)
         if event.phase != "train":
             return ()
         if event.batch is not None:
-            self._came = event.step
-            self._tensors = [weak(t) for _, t in named_tensors(event.batch)[:TENSORS]]
-            return ()
+            return self._used(event.step, named_tensors(event.batch))
         if not self._batches:  # no loader has been seen so far
             self.rests_until = ask_again(event.step)
         waited = event.step - self._came
+        self.events_from = event.step - waited % LONG + LONG
         if self._batches < SETTLED or waited % LONG or waited < LONG * self._longest or event.loss_graph is None:
             return ()
         return (Sample("batch.stale", event.step, float(waited if self._is_over_last(event.loss_graph) else 0)),)
 
-    def _batch_ready(self, event: Event) -> Iterable[Sample]:
-        # Announced as an empty batch: a pass that ended before it began.
-        if event.n_samples == 0:
-            if self._batches:
-                self._empty += 1
-                return (Sample("batch.empty_passes", event.step, float(self._empty)),)
+    def look_at_batch(self, row: StepRow, batch: UsedBatch) -> None:
+        """A batch is used, in a step that is noted in a row."""
+        if self._used(row.step, batch.tensors):
+            row.found["dry-loaders"] = True
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        again = [row for row in rows if row.found.pop("dry-loaders", False)]
+        return [Sample("batch.empty_passes", row.step, 0.0, time=row.time) for row in again]
+
+    def _used(self, step: int, tensors: Sequence[tuple[str, Any]]) -> Iterable[Sample]:
+        """A batch that came from a loader, perhaps for another pass over it."""
+        known = self._tensors
+        if known and tensors and known[0]() is tensors[0][1]:
             return ()
-        if self._batches:
-            self._longest = max(self._longest, event.step - self._came)
+        if self._batches and step - self._came > self._longest:
+            self._longest = step - self._came
         self._batches += 1
-        self._came = event.step
-        if self._empty:
-            self._empty = 0
-            return (Sample("batch.empty_passes", event.step, 0.0),)
-        return ()
+        self._came, self.events_from = step, step + LONG
+        self._tensors = [weakref.ref(tensor) for _, tensor in tensors[:TENSORS]]
+        if not self._empty:
+            return ()
+        self._empty = 0
+        return (Sample("batch.empty_passes", step, 0.0),)
 
     def _is_over_last(self, root: Any) -> bool:
         known = {tensor.data_ptr() for there in self._tensors if (tensor := there()) is not None} - {0}
@@ -134,6 +153,8 @@ class PassOrderProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
+        self.events_from = 0
+        """Step from which on events are wanted, where steps are noted in rows: the first of a pass."""
         self._begins = False
         self._marks: frozenset[int] | None = None
         """Of the first batch of the pass that has just begun."""
@@ -145,15 +166,18 @@ class PassOrderProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.BATCH_READY:
             self._begins = event.begins_pass
+            if event.begins_pass:
+                self.events_from = event.step
         elif event.kind is EventKind.LOSS:
-            if event.batch is None:
-                if not self._begins and self._marks is None:
-                    self.rests_until = ask_again(event.step)
-            elif self._begins:
+            if event.batch is not None and self._begins:
                 self._begins = False
                 self._marks = marks(event.batch)
+            elif not self._begins and self._marks is None:
+                self.events_from = NEVER
+                if event.batch is None:
+                    self.rests_until = ask_again(event.step)
         elif self._marks is not None and event.optimizer is not None and event.optimizer_index == 0:
-            new, self._marks = self._marks, None
+            new, self._marks, self.events_from = self._marks, None, NEVER
             # Folds and trials may be seeded alike on purpose, each with an optimizer of its own.
             same = self._optimizer() is event.optimizer and bool(new & self._before)
             self._row = self._row + 1 if same else 0

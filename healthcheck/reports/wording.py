@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import duration, plural, shorten, step, wrapped
-from healthcheck.rulelang.rule import Cause
+from healthcheck.rulelang.rule import SETTLED, Cause
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.run.budget import NOTICED
 from healthcheck.run.ending import warnings_of
@@ -396,7 +396,8 @@ def asks(rule: Cause) -> str:
     if rule.warmup.amount:
         parts.append(f"after {rule.warmup}")
     if rule.every > 1:
-        parts.append(f"every {rule.every} steps")
+        later = f" ({rule.settled_every} once {SETTLED} were made)" if rule.settled_every else ""
+        parts.append(f"every {rule.every} steps{later}")
     if rule.phase != "any":
         parts.append(f"in {rule.phase}")
     parts += [f"only if {guard.metric} {guard.test.text}" for guard in rule.only_if]

@@ -52,6 +52,7 @@ NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({NUMBER})\s*([A-Za-z%]*)\s*")
 _DURATION = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)\s*(us|ms|s|min|m|h|d)\s*")
 _COUNT = re.compile(r"\s*(\d[\d_]*)\s*(samples?|steps?|evals?|evaluations?)?\s*")
+_PACE = re.compile(r"([^,]+),\s*then\s+([^,]+)")
 _K_OF_N = re.compile(r"\s*(\d+)\s*(?:of|/)\s*(\d+)\s*(samples?|evals?|evaluations?)?\s*")
 
 LONGEST = 64
@@ -175,6 +176,23 @@ def parse_hold(value: Any) -> Hold:
     if of > 1_000_000:
         raise QuantityError(f"`for` looks back {of:,} samples; that is more than a million")
     return Hold(need=need, of=of)
+
+
+def parse_pace(value: Any) -> tuple[int, int]:
+    """The value of ``every``: ``10``, ``10 steps``, ``10, then 50``. The second number is 0 where it is not written."""
+    both = _PACE.fullmatch(value) if isinstance(value, str) and len(value) <= LONGEST else None
+    paces = [parse_span(part) for part in (both.groups() if both else (value,))]
+    if any(pace.unit != "steps" for pace in paces):
+        raise QuantityError("`every` counts steps; write for instance every: 100")
+    if any(pace.amount < 1 for pace in paces):
+        raise QuantityError("`every` must be at least 1")
+    every, settled = int(paces[0].amount), int(paces[1].amount) if both else 0
+    if settled % every:
+        raise QuantityError(
+            f"`every: {every}, then {settled}` would leave the steps of the first number: "
+            f"the second must be a multiple of it, such as {-(-settled // every) * every}"
+        )
+    return every, settled
 
 
 def parse_steps(value: Any) -> tuple[int, int | None]:

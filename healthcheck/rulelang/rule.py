@@ -94,6 +94,10 @@ class Span:
         return f"{self.amount:g} {self.unit}"
 
 
+SETTLED = 300
+"""Steps of a run after which the second number of ``every: 10, then 50`` counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """``for``: ``need`` of the last ``of`` samples, or continuously for ``seconds``."""
@@ -185,6 +189,8 @@ class Cause:
     warmup: Span = Span(0)
     min_samples: int = 0
     every: int = 1
+    settled_every: int = 0
+    """What takes the place of ``every`` once :data:`SETTLED` steps of the run were made; 0: nothing does."""
     cooldown: int | None = None
     """Of its rule."""
     only_if: tuple[Guard, ...] = ()

@@ -16,7 +16,7 @@ from healthcheck.rulelang.conditions.base import OptionError, must_fit
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
-from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_span, shorten
+from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_pace, parse_span, shorten
 from healthcheck.rulelang.rule import ActionSpec, AppliesIf, Cause, Guard, Hold, Rule, Selector, Span
 from healthcheck.rulelang.templates import Template, TemplateError, default_message, without_secrets
 
@@ -104,7 +104,7 @@ class RuleCompiler:
         condition = self._condition()
         hold = self._read("for", Hold(), parse_hold)
         warmup = self._read("warmup", Span(0), parse_span)
-        every = self._steps("every", 1, least=1)
+        every, settled = self._read("every", (1, 0), parse_pace)
         severity = Severity.parse(draft.value("severity", "warning"))
         recover = self._recover()
         guards = self._guards()
@@ -123,7 +123,8 @@ class RuleCompiler:
             recover=recover,
             warmup=warmup,
             min_samples=0 if min_samples <= 1 else min_samples,
-            every=every or 1,
+            every=every,
+            settled_every=settled,
             cooldown=cooldown,
             only_if=guards,
             phase=draft.value("phase", "any"),

@@ -73,6 +73,8 @@ class StopState:
         """True while the watchdog judges silence: other ranks cannot be asked before an abort."""
         self.by_framework = False
         """True while a framework ends its loop in its own way: nothing is raised meanwhile, and no update applied."""
+        self.patience = 0
+        """Steps that a framework may make after a stop; one that goes on then is ended by an exception."""
 
     def interrupt(self) -> None:
         """End the training between two steps with ``KeyboardInterrupt``."""

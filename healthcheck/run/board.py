@@ -12,7 +12,7 @@ what every probe can take. Or by a *row*, in which whoever trains has noted what
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -20,11 +20,12 @@ from typing import Any, Protocol
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
 from healthcheck.core.references import weak
-from healthcheck.core.rows import StepRow, Update
-from healthcheck.core.samples import Sample
+from healthcheck.core.rows import StepRow, Update, UsedBatch
+from healthcheck.core.samples import Sample, arrived
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
+from healthcheck.rulelang.rule import SETTLED
 
 TIMED_EVERY = 7
 """Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
@@ -32,7 +33,7 @@ TIMED_FIRST = 20
 """Steps at the start that are timed one by one: they are not like those that follow."""
 
 _STEP = operator.attrgetter("step")
-SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics")}
+SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics"), (EventKind.BATCH_READY, "worker_draws")}
 """Facts for which alone an event is built: most steps have none of them."""
 _PLANS = 256
 """Plans kept at most; rules with few ``every`` need a dozen."""
@@ -115,16 +116,6 @@ class StepPlan:
     """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
 
 
-def _settled(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """With numbers where they had deferred ones that have arrived since; without those that turn out to have none."""
-    for sample in samples:
-        late = getattr(sample.value, "value", None)
-        if late is not None:
-            sample.value = late()
-        if sample.value is not None:
-            yield sample
-
-
 def _noted(probe: Probe) -> tuple[EventKind, ...]:
     """Kinds of event that rows spare a probe."""
     return getattr(probe, "noted", ()) if hasattr(probe, "sample_rows") else ()
@@ -173,7 +164,8 @@ class ProbeBoard:
         self.open_row: StepRow | None = None
         """The row of the update at hand, once its gradients are final, until it is finished."""
         self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
-        """Who looks at every update of a step that is noted in rows, with the name of the probe."""
+        """Who looks at every update of a step that is noted in rows, with the name of the probe; below, at every batch."""
+        self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
         self._row_calls: list[RowCall] = []
         self._made: list[Sample] = []
         """Samples of rows that were asked for before anybody took them."""
@@ -182,6 +174,7 @@ class ProbeBoard:
         self._closed = False
         self._step = -1
         self._steps = 0
+        self._settled = False
         self._weight = 0
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
         self._marks: list[tuple[int, int, int]] = []
@@ -277,13 +270,15 @@ class ProbeBoard:
                 if hear:
                     calls[kind] = [call(probe, kind, rows) for probe in hear]
         self._plans.clear()
-        self._row_calls, self.looks = [], []
+        self._row_calls, self.looks, self.batch_looks = [], [], []
         for probe in wired:
             if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
                 early = EventKind.BEFORE_UPDATE in _noted(probe)
                 self._row_calls.append(RowCall(probe.sample_rows, probe.name, early))
                 if hasattr(probe, "look"):
                     self.looks.append((probe.name, probe.look))
+                if hasattr(probe, "look_at_batch"):
+                    self.batch_looks.append((probe.name, probe.look_at_batch))
         self.heard_elsewhere(self._elsewhere, self._heard)
 
     def _schedule_of(self, probe: Probe) -> set[tuple[int, int]]:
@@ -309,6 +304,11 @@ class ProbeBoard:
         quiet = step - self._step if self.quiet_from <= self._step < step < self.busy_at + TIMED_EVERY else 1
         self._step = step
         self._steps += quiet
+        if self._steps >= SETTLED and not self._settled:
+            self._settled = True
+            if self._demand.settle():
+                self.reschedule()
+                self._step = step
         if self._answered:
             self._answered.clear()
         if self.device_time is not None:
@@ -498,7 +498,7 @@ class ProbeBoard:
         if before is not None:
             ready = [sample for sample in made if sample.step < before]
             self._made = made[len(ready) :]
-            made = list(_settled(ready))
+            made = list(arrived(ready))
         return made
 
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
@@ -537,23 +537,21 @@ class ProbeBoard:
         """
         self._step, self.busy_at = -1, 0
         self.catch_up()
-        for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
-            missed = getattr(probe, "steps_left_out", None)
-            if missed is not None:
-                try:
-                    missed(last, now)
-                except (Exception, SystemExit) as error:
-                    self._dispatch.failed(probe.name, "steps_left_out", last, error)
+        self._tell("steps_left_out", last, now)
 
     def time_stands_still(self, since: float, until: float | None) -> None:
         """What happens from ``since`` on is not timed; once ``until`` is known, it is again. Readings of the session's clock."""
+        self._tell("untimed", since, until)
+
+    def _tell(self, method: str, *given: Any) -> None:
+        """Call a method of all wanted probes that have it."""
         for probe in {id(p): p for listed in self.by_kind.values() for p in listed}.values():
-            hear = getattr(probe, "untimed", None)
+            hear = getattr(probe, method, None)
             if hear is not None:
                 try:
-                    hear(since, until)
+                    hear(*given)
                 except (Exception, SystemExit) as error:
-                    self._dispatch.failed(probe.name, "untimed", self._step, error)
+                    self._dispatch.failed(probe.name, method, max(self._step, 0), error)
 
     # -- resume and end -----------------------------------------------------------------------
 

@@ -130,10 +130,8 @@ def change_rules(session: Session, rules: RuleSet) -> None:
     engine.load_state_dict(state, now=old.now)
     engine.alerts += old.alerts
     session.rules, session.settings, session.engine = rules, rules.settings, engine
-    demand.every.clear()
-    demand.every.update(
-        RuleDemand.of(rules.causes, rules.derived, (*extra, *(TRAITS if engine.episodes.undecided else ()))).every
-    )
+    extra = {*extra, *(TRAITS if engine.episodes.undecided else ())}
+    demand.take(RuleDemand.of(rules.causes, rules.derived, extra))
     actions = host.registry.actions
     session.acts_on_loss = acts_on("loss", rules.causes, actions)
     session.budget.keep = acting_metrics(rules.causes)

@@ -124,12 +124,12 @@ class Forwarded:
     """Remembers how many of a run's alerts have been handed on."""
 
     def __init__(self, alerts: Sequence[Alert] = ()) -> None:
-        self._count = len(alerts)
+        self.count = len(alerts)
 
     def news(self, alerts: Sequence[Alert]) -> dict[str, float]:
         """``{"alert/loss-spike": 1.0}`` for those that came since the last call."""
-        new = alerts[self._count :]
-        self._count = len(alerts)
+        new = alerts[self.count :]
+        self.count = len(alerts)
         return {f"alert/{alert.rule}": 1.0 for alert in new}
 
 
@@ -218,7 +218,6 @@ class NativeWatch:
         self._ours = False
         self._only: Iterable[Any] | None = None
         self._patches: Patches | None = None
-        self._remove: list[Callable[[], None]] = []
 
     # -- begin and end ----------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class NativeWatch:
         machine.events.saves_announced = announces
         before = machine.last_attempt - step
         machine.events.epoch, machine.events.planned = epoch, max_steps and max_steps + before
-        self._remove = [session.on(EventKind.STEP_END, self._step_ended)]
+        session.stop.patience = self._patience
         if machine.started:
             self._begin_another(before)
         else:
@@ -334,8 +333,6 @@ class NativeWatch:
         self.active = False
         if self._feed is not None:
             self._feed.framework = None
-        while self._remove:
-            self._remove.pop()()
         machine.finish()
         machine.evaluations.announce(False)
         machine.events.saves_announced = False
@@ -396,17 +393,9 @@ class NativeWatch:
             found = self.machine.evaluations.announced_end()
             self.emit(kind, phase=_phase(kind), **{**found, **facts})
 
-    def _step_ended(self, event: Event) -> None:
-        """A framework that does not heed the stop for a few steps is ended by an exception."""
-        stop = self.session.stop if self.session is not None else None
-        if stop is None or stop.request is None or not stop.by_framework:
-            return
-        if event.step - stop.request.step > self._patience:
-            stop.by_framework = False
-
     @property
     def stop_pending(self) -> bool:
-        return self.machine is not None and self.machine.stop.pending
+        return self.machine is not None and self.machine.stop.state.request is not None
 
     # -- faults of ours ---------------------------------------------------------------
 
@@ -417,17 +406,18 @@ class NativeWatch:
         """
         try:
             return function(*given, **named)
-        except HealthCheckError:
-            raise
         except Exception as error:
-            if self.session is not None and passes_on(self.session, error):
-                raise
-            name = getattr(getattr(function, "func", function), "__name__", "")
-            if self.on_error is not None:
-                self.on_error(name, error)
-            elif self.session is not None:
-                self.session.monitor_error(error, name)
+            self.failed(error, getattr(getattr(function, "func", function), "__name__", ""))
             return None
+
+    def failed(self, error: Exception, name: str) -> None:
+        """One of ours has failed where it was called, as in :meth:`guard`; raises the error again if it is to be raised."""
+        if isinstance(error, HealthCheckError) or (self.session is not None and passes_on(self.session, error)):
+            raise error
+        if self.on_error is not None:
+            self.on_error(name, error)
+        elif self.session is not None:
+            self.session.monitor_error(error, name)
 
     # -- resume -----------------------------------------------------------------------
 

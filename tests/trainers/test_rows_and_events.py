@@ -156,6 +156,40 @@ DATA_AND_EVALUATION = """
                 tick()
                 model(xs)
 """
+MARKED_LABELS = """
+    marked = y.clone()
+    marked[::3] = -100
+    rows = [{"x": x[i], "labels": marked[i]} for i in range(16)] + [{"x": x[0], "labels": marked[1]}] * 15
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in range(4):
+        for n, batch in enumerate(torch.utils.data.DataLoader(rows, batch_size=3, shuffle=epoch > 1)):
+            tick()
+            nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
+            if n % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+USED_UP = """
+    class Stream(torch.utils.data.IterableDataset):
+        rows = iter([(x[i % 16], y[i % 16]) for i in range(48)])
+
+        def __iter__(self):
+            return self.rows
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    xs, ys = x, y
+    for epoch in range(130):
+        for xs, ys in loader:
+            optimizer.zero_grad()
+            tick()
+            nn.functional.cross_entropy(model(xs), ys).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        tick()
+        nn.functional.cross_entropy(model(xs), ys).backward()
+        optimizer.step()
+"""
 NEW_OPTIMIZER = """
     for fold in range(3):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01 / (1 + fold))
@@ -213,6 +247,7 @@ def trained(loop: str, *, rows: bool) -> dict[str, list[tuple[int, Any, float]]]
                 "throughput",
                 "lr",
                 "loss.chance",
+                "batch.nonfinite",
             ),
         )
         session.register(listener)

@@ -101,7 +101,10 @@ def _contained(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
     def event(self: HealthCheckCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.control = control
-        self.watch.guard(functools.partial(method, self), args, state, control, **kwargs)
+        try:
+            method(self, args, state, control, **kwargs)
+        except Exception as error:
+            self.watch.failed(error, method.__name__)
 
     return event
 
@@ -269,7 +272,6 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
 
     @_contained
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._at(state)
         self.watch.step_begins()
 
     @_contained
@@ -279,7 +281,9 @@ class HealthCheckCallback(WatchedResults, TrainerCallback):  # type: ignore[misc
     @_contained
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._at(state)
-        self._forward_alerts(state)
+        session = self.watch.session
+        if session is not None and len(session.alerts) != self._forwarded.count:
+            self._forward_alerts(state)
         self._heed(control, saves=True)
 
     @_contained

@@ -100,8 +100,12 @@ def _contained(method: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(method)
     def hook(self: HealthCheckCallback, trainer: Any, *given: Any, **named: Any) -> None:
-        self.adopt(trainer)
-        self.watch.guard(functools.partial(method, self), trainer, *given, **named)
+        if self._trainer is None or self._trainer() is not trainer:
+            self.adopt(trainer)
+        try:
+            method(self, trainer, *given, **named)
+        except Exception as error:
+            self.watch.failed(error, method.__name__)
 
     return hook
 
@@ -152,8 +156,7 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         return self._trainer() if self._trainer is not None else None
 
     def adopt(self, trainer: Any) -> None:
-        if self.trainer is not trainer:
-            self._trainer = weakref.ref(trainer)
+        self._trainer = weakref.ref(trainer)
 
     def heed(self) -> None:
         """End the loop after this batch. A rule's stop does not wait for ``min_steps`` or ``min_epochs``."""
@@ -264,8 +267,8 @@ class HealthCheckCallback(WatchedResults, callback_class()):  # type: ignore[mis
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             trainer.save_checkpoint(str(path))
-        session = self.session
-        if self.watch.active and session is not None:
+        session = self.watch.session
+        if self.watch.active and session is not None and len(session.alerts) != self._forwarded.count:
             news = self._forwarded.news(session.alerts)
             if news and trainer.is_global_zero:
                 self.log_metrics(news, self.watch.machine.last_attempt if self.watch.machine is not None else 0)

@@ -61,6 +61,14 @@ def test_a_batch_that_comes_again_is_a_repeat(dtype: torch.dtype) -> None:
     assert feed(*stuck).values("batch.hash_repeat") == [0.0, 0.0, 1.0, 2.0, 0.0]
 
 
+def test_batches_that_agree_at_few_places_only_are_no_run() -> None:
+    """One in many elements is compared first; what agrees there is compared at many more."""
+    batches = [torch.zeros(64, 1024) for _ in range(6)]
+    for number, batch in enumerate(batches):
+        batch[0, 1 + number] = 1.0
+    assert max(feed(*([batch] for batch in batches)).values("batch.hash_repeat")) <= 1.0
+
+
 def test_another_epoch_in_the_same_order_is_no_repeat() -> None:
     epoch = [[torch.arange(8).roll(n)] for n in range(4)]
     assert set(feed(*epoch, *epoch, *epoch).values("batch.hash_repeat")) == {0.0}

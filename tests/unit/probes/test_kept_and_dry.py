@@ -98,6 +98,8 @@ def test_passes_that_give_nothing_are_counted_in_a_row() -> None:
     watched = Watched([DryLoaderProbe()])
     for step, samples in enumerate([8, 0, 0, 8, 0], 1):
         watched.emit(EventKind.BATCH_READY, step, n_samples=samples)
+        if samples:
+            watched.emit(EventKind.LOSS, step, batch=torch.zeros(samples))
     assert watched.values("batch.empty_passes") == [1, 2, 0, 1]
 
 

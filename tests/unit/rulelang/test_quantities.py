@@ -11,6 +11,7 @@ from healthcheck.rulelang.quantities import (
     QuantityError,
     parse_duration,
     parse_hold,
+    parse_pace,
     parse_quantity,
     parse_span,
     parse_steps,
@@ -54,6 +55,26 @@ def test_holds_count_samples() -> None:
     assert parse_hold("3 of 5") == Hold(3, 5)
     assert parse_hold("3 samples") == Hold(3, 3)
     assert parse_hold("30s") == Hold(seconds=30)
+
+
+def test_a_pace_may_be_another_one_later() -> None:
+    assert parse_pace(10) == (10, 0)
+    assert parse_pace("10 steps") == (10, 0)
+    assert parse_pace("10, then 50") == (10, 50)
+    assert parse_pace("10 steps, then 100 steps") == (10, 100)
+
+
+@pytest.mark.parametrize(
+    "text", [0, "30s", "0, then 10", "10, then 0 samples", "10, then", "10, 50", "10, then 50, then 90", "then 5"]
+)
+def test_what_is_no_pace_is_refused(text) -> None:
+    with pytest.raises(QuantityError):
+        parse_pace(text)
+
+
+def test_a_later_pace_that_leaves_the_steps_of_the_first_is_refused_with_one_that_does_not() -> None:
+    with pytest.raises(QuantityError, match="such as 30"):
+        parse_pace("10, then 25")
 
 
 def test_a_duration_needs_its_unit() -> None:

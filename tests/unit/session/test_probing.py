@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from healthcheck.assembly import plugin_host
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Metric, Sample
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
+from healthcheck.rulelang.compile import load_rules
+from healthcheck.rulelang.rule import SETTLED
 from healthcheck.run.board import TIMED_EVERY, TIMED_FIRST, ProbeBoard
 
 STEP = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.STEP_END)
@@ -74,6 +77,27 @@ def test_a_stretched_metric_is_due_less_often_once_the_board_plans_anew() -> Non
     watching.reschedule()
     run(watching, 12)
     assert called(probe, EventKind.LOSS) == [6, 12]
+
+
+def test_a_metric_with_a_later_pace_is_due_less_often_once_the_run_has_settled() -> None:
+    text = "version: 1\nrules:\n  high: {metric: loss, when: {above: 5}, every: '10, then 50'}\n"
+    probe = Listening(only_when_due=STEP, provides=(Metric("loss", "A number."),))
+    demand = RuleDemand.of(load_rules([text], registry=plugin_host().registry).causes)
+    watching = ProbeBoard({probe.name: probe}, demand, Dispatch())
+    run(watching, SETTLED + 200)
+    at_first, later = range(10, SETTLED, 10), range(SETTLED, SETTLED + 201, 50)
+    assert called(probe, EventKind.LOSS) == [*at_first, *later]
+
+
+def test_of_two_rules_on_a_metric_the_one_that_looks_more_often_decides_before_and_after() -> None:
+    text = (
+        "version: 1\nrules:\n  one: {metric: loss, when: {above: 5}, every: '10, then 100'}\n"
+        "  other: {metric: loss, when: {below: 5}, every: 20}\n"
+    )
+    demand = RuleDemand.of(load_rules([text], registry=plugin_host().registry).causes)
+    assert demand.every_of("loss") == 10
+    assert demand.settle()
+    assert demand.every_of("loss") == 20
 
 
 def test_a_probe_that_has_answered_is_not_called_again_in_that_step_for_that_optimizer() -> None:

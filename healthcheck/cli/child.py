@@ -47,6 +47,7 @@ def _begin(job: Job) -> None:
                 reports=given_reports(args.report) if first else None,
                 argv=sys.argv,
                 record=record,
+                rank_zero_comes=job.rank_zero_comes(),
             )
         )
     job.opened(session.info.run_dir, first)

@@ -86,6 +86,11 @@ class Job:
         name = f"rank-{process_rank()}" if job_size() > 1 and process_rank() else f"process-{os.getpid()}"
         return Path(run) / "processes" / name, False
 
+    def rank_zero_comes(self) -> bool:
+        """Whether rank 0 of this launch has imported torch where ours waits for its training (``healthcheck/site``)."""
+        port = "".join(filter(str.isalnum, os.environ.get("MASTER_PORT", "")))
+        return self.folder is not None and (self.folder / f"rank-0-{port}").exists()
+
     def opened(self, run_dir: Path | None, first: bool) -> None:
         """This process has a record; the first one's is that of the job."""
         if self.folder is not None and first:

@@ -108,8 +108,11 @@ class _Armed:
 
         self._replace(torch.autograd, "backward", backward)
         self._replace(torch.autograd, "grad", grad)
-        handle = torch.optim.optimizer.register_optimizer_step_post_hook(updated)
+        optimizer = sys.modules["torch.optim.optimizer"]  # torch takes the attribute away
+        handle = optimizer.register_optimizer_step_post_hook(updated)
         self.undo.append(handle.remove)
+        if os.environ.get("RANK", os.environ.get("LOCAL_RANK")) == "0":  # other ranks need not wait for its record then
+            self._leave_word("rank-0-%s" % "".join(filter(str.isalnum, os.environ.get("MASTER_PORT", ""))))
 
     def _maker(self, module, name):
         kind = getattr(module, name)
@@ -137,18 +140,19 @@ class _Armed:
         try:
             from healthcheck.cli.child import watch_this_process
         except ImportError:  # another environment than the one of `healthcheck run`
-            self._leave_word()
+            what = "%s (healthcheck is not installed in %s)" % (" ".join(sys.argv[:1]), sys.executable)
+            self._leave_word("%d.unreached" % os.getpid(), what)
             return
         watch_this_process()
 
     @staticmethod
-    def _leave_word():
+    def _leave_word(name, text=""):
         import json
 
         try:
             job = json.loads(os.environ["HEALTHCHECK_WATCH"]).get("job")
-            with open(os.path.join(job, "%d.unreached" % os.getpid()), "w") as file:
-                file.write("%s (healthcheck is not installed in %s)" % (" ".join(sys.argv[:1]), sys.executable))
+            with open(os.path.join(job, name), "w") as file:
+                file.write(text)
         except (OSError, ValueError, TypeError, KeyError):
             pass
 

@@ -45,6 +45,19 @@ HAND = """
         for parameter, gradient in zip(model.parameters(), found): parameter.grad = gradient
         optimizer.step()
 """
+RESTARTED = """
+    import os, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first = 0
+    if os.path.exists("kept.pt"):
+        kept = torch.load("kept.pt")
+        model.load_state_dict(kept["model"]); optimizer.load_state_dict(kept["optimizer"]); first = kept["step"]
+    for step in range(first + 1, 61):
+        optimizer.zero_grad(); model(torch.randn(8, 4)).square().mean().backward(); optimizer.step()
+        if step == 30: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "kept.pt")
+        if step == 35 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": os._exit(3)
+"""
 RANKS = """
     import os, subprocess, sys
     ranks = [
@@ -121,6 +134,21 @@ def test_a_child_that_sets_its_gradients_by_hand_is_watched(
     result = run(healthcheck_command, folder, sys.executable, "hand.py")
     assert result.returncode == 0, result.stderr
     assert json.loads((record(folder) / "report.json").read_text())["steps"] >= 23
+
+
+def test_what_a_launcher_starts_anew_goes_on_from_its_checkpoint_as_one_logical_run(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    (folder / "restarted.py").write_text(textwrap.dedent(RESTARTED))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
+    result = run(healthcheck_command, folder, *launcher, "restarted.py")
+    assert result.returncode == 0, result.stderr
+    records = sorted(path for path in (folder / "runs").iterdir() if path.is_dir() and not path.is_symlink())
+    before, after = (json.loads((path / "run.json").read_text()) for path in records)
+    assert (before.get("continues"), after["continues"]) == (None, before["name"])
+    assert (after["resumed_from"], after["attempt"]) == (30, 2)
+    assert json.loads((records[1] / "report.json").read_text())["steps"] == 60
+    assert "with their windows" in result.stderr
 
 
 def test_a_rank_that_trains_first_does_not_wait_for_the_record_of_rank_0(

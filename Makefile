@@ -85,6 +85,8 @@ $(VENV)/.zoo: $(FRAMEWORKS)
 
 zoo: $(VENV)/.zoo
 	HEALTHCHECK_UPDATE_ZOO=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/zoo tests/trainers/test_held_out_everywhere.py
+	HEALTHCHECK_UPDATE_ZOO=1 $(BIN)/python -m pytest -q -k "fault_is_found or stop_before or stop_ends or resum or survive" tests/trainers/conformance \
+		$(foreach what,automodel dream megatron_bridge resume_script torchtitan,tests/trainers/test_$(what).py)
 	$(BIN)/python docs/_generate.py
 
 # Every toy fault and look-alike with three seeds: ten minutes and more.

@@ -13,7 +13,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,20 +176,46 @@ def capabilities_page() -> str:
         for reason, names in reasons.items():
             blocks.append(f"- {', '.join(f'`{name}`' for name in names)}: {reason}")
         blocks.append("" if c.gaps else "No gaps.\n")
+    blocks += _trainers({c.trainer: c.gaps for c in found})
     blocks += _libraries()
     return "\n".join(blocks).rstrip() + "\n"
+
+
+COLUMNS = ("nan", "spike", "leak", "stop", "resume", "evaluation", "epochs")
+
+
+def _trainers(gaps: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What the suite has found of each trainer, as `make zoo` has left it; epochs are as declared above."""
+    import json
+
+    ran = json.loads((DOCS / "_trainers.json").read_text())
+    blocks = [
+        "## Trainers, as they were tried\n",
+        "One training in each (`tests/trainers/conformance`; `make zoo` writes this table): a NaN in the loss and in a gradient, a spike of the loss, a forward pass "
+        "that keeps memory, a stop by a rule, a resume from a checkpoint, and a held-out loss that rises. Megatron Bridge, AutoModel, torchtitan and Dream "
+        "Trainer are driven as their loops drive us, without the packages.\n",
+        "| Trainer | " + " | ".join(COLUMNS) + " |\n|---" + "|---" * len(COLUMNS) + "|",
+    ]
+    for name, declared in gaps.items():
+        facts = {"resume": "differs: by `session.state_dict()` and `load_state_dict()`"} if name == "loop" else {}
+        facts |= ran.get(name, {})
+        if "skip_update" in declared and facts.get("stop") == "works":
+            facts["stop"] = "works, after the update"
+        facts["epochs"] = f"cannot: {declared['epoch_start']}" if "epoch_start" in declared else "works"
+        blocks.append(f"| {name} | " + " | ".join(facts.get(column, "not run") for column in COLUMNS) + " |")
+    return [*blocks, ""]
 
 
 def _libraries() -> list[str]:
     """What was found with the real packages, as `make zoo` has left it."""
     import json
 
-    columns = ("steps", "nan", "spike", "leak", "stop", "evaluation", "epochs")
+    columns = ("steps", *COLUMNS)
     found = json.loads((DOCS / "_libraries.json").read_text())
     blocks = [
         "## Libraries without an adapter\n",
         "Under `healthcheck run`, with the real packages on a CPU (`make zoo`, which writes this table). A NaN is kept out of the "
-        "weights and the run stopped. Resuming goes through the checkpoints that torch writes; it was not tried with each.\n",
+        "weights and the run stopped. A resume trains two epochs, saves as the library does, and trains the third in another process.\n",
         "| Library | Version | " + " | ".join(columns) + " |\n|---|---" + "|---" * len(columns) + "|",
     ]
     for name, facts in found.items():

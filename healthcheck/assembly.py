@@ -209,7 +209,9 @@ def _record_of(given: SessionOptions, settings: Mapping[str, Any], notes: list[s
     if isinstance(given.record, Path):
         given.record.mkdir(mode=0o700, parents=True, exist_ok=True)
         return given.record, None
-    return open_run_dir(given.name, settings, notes) if given.record else (None, None)
+    if not given.record:
+        return None, None
+    return open_run_dir(given.name, settings, notes, rank_zero_comes=given.rank_zero_comes)
 
 
 def _say(text: str) -> None:

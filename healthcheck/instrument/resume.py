@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
@@ -214,9 +214,14 @@ class Continuation:
         self._pid = os.getpid()
         self._ranks = RankResume(session) if session.info.world_size > 1 else None
 
-    def install(self) -> None:
-        """After the hooks that announce checkpoints: a state is kept once the rules have judged it."""
+    def install(self, loaded: Sequence[str] = ()) -> None:
+        """After the hooks that announce checkpoints: a state is kept once the rules have judged it.
+
+        :param loaded: files that the script has loaded before it was watched.
+        """
         self._machine.before_first = self._begin
+        for where in loaded:
+            guarded(self._session, self._file_loaded, where)
         self._imports.when("torch", lambda torch: self._patch(torch, "save", 1, "load"))
         self._imports.when("safetensors.torch", lambda module: self._patch(module, "save_file", 1, "load_file"))
 

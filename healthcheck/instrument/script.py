@@ -339,8 +339,11 @@ class ScriptTrainer:
                 # script's model as well, which the next run of this process would take for a copy of its own.
                 self._main = None
 
-    def watch_from_here(self) -> None:
-        """The program of this process runs already, and is about to train: watch it to its end, whatever that is."""
+    def watch_from_here(self, loaded: Sequence[str] = ()) -> None:
+        """The program of this process runs already, and is about to train: watch it to its end, whatever that is.
+
+        :param loaded: files that it has loaded by torch so far.
+        """
         self._ends_process = True
         ending = Ending(script_exit_code=0)
 
@@ -361,16 +364,16 @@ class ScriptTrainer:
 
         atexit.register(at_exit)
         self._patches.replace(sys, "excepthook", uncaught)
-        self._attach()
+        self._attach(loaded)
 
-    def _attach(self) -> None:
+    def _attach(self, loaded: Sequence[str] = ()) -> None:
         inside, patches, imports = self._inside, self._patches, self._inside.imports
         TerminationReport(self._terminated, patches).install()
         StepBoundary(self.session, inside.machine, patches).install()
         patches.replace(os, "_exit", self._exit_at_once)
         inside.attach()
         if self._store is not None:
-            Continuation(self.session, inside.machine, self._store, patches, imports).install()
+            Continuation(self.session, inside.machine, self._store, patches, imports).install(loaded)
         self._children.install()
 
     def _detach(self) -> None:

@@ -78,14 +78,17 @@ def _pointer(folder: Path) -> Path | None:
     return folder / f".launch-{name}.json" if name is not None else None
 
 
-def announce(folder: Path, run: str, rank: int = 0) -> None:
-    """Leave the name of the folder that this rank has made for the other ranks. Does nothing in a world of one."""
+def announce(folder: Path, run: str, rank: int = 0, *, kept: bool = False) -> None:
+    """Leave the name of the folder that this rank has made for the other ranks. Does nothing in a world of one.
+
+    :param kept: made for rank 0, which is on its way.
+    """
     pointer = _pointer(folder)
     if pointer is None or job_size() == 1:
         return
     with contextlib.suppress(OSError):
         temporary = folder / f".{run}.launch"
-        facts = {"run": run, "host": socket.gethostname(), "parent": os.getppid(), "rank": rank}
+        facts = {"run": run, "host": socket.gethostname(), "parent": os.getppid(), "rank": rank, "kept": kept}
         temporary.write_text(json.dumps(facts))
         os.replace(temporary, pointer)
 
@@ -94,7 +97,8 @@ def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) ->
     """The folder that one rank of this launch has made for all, or None if it does not show up in time.
 
     :param wait: seconds.
-    :param by_rank_zero: whether a folder of rank 0 will do: it looks itself for those of ranks that stand in for it.
+    :param by_rank_zero: whether a folder of rank 0 will do: it looks itself for those of ranks that stand in for it, and
+        for one that was made for it.
     """
     pointer = _pointer(folder)
     if pointer is None:
@@ -108,11 +112,20 @@ def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) ->
             made = folder / str(written["run"])
             stood_in = bool(written["rank"])
             goes_on = made.is_dir() and not (stood_in and (made / "report.json").exists())  # else of an earlier launch
-            if fresh and same and goes_on and (by_rank_zero or stood_in):
+            meant = by_rank_zero or stood_in or (written.get("kept", False) and not (made / RUN_FILE).exists())
+            if fresh and same and goes_on and meant:
                 return made
         if time.monotonic() >= deadline:
             return None
         time.sleep(0.05)
+
+
+def _is_kept(folder: Path) -> bool:
+    """Whether the folder that :func:`folder_of_launch` has found was made for rank 0."""
+    pointer = _pointer(folder)
+    with contextlib.suppress(OSError, ValueError):
+        return pointer is not None and bool(json.loads(pointer.read_text()).get("kept"))
+    return False
 
 
 def _may_stand_in() -> bool:
@@ -223,7 +236,7 @@ def runs_folder(settings: Mapping[str, Any] | None = None) -> Path:
 
 
 def open_run_dir(
-    target: str, settings: Mapping[str, Any], notes: list[str] | None = None
+    target: str, settings: Mapping[str, Any], notes: list[str] | None = None, *, rank_zero_comes: bool = False
 ) -> tuple[Path | None, bool | None]:
     """Make the folder of a new run: ``(folder, voice)``. The folder is None if nothing can be written anywhere.
 
@@ -233,6 +246,8 @@ def open_run_dir(
 
     :param settings: ``keep``: how many runs stay in the folder (default: all).
     :param notes: a sentence is added here when the record lies elsewhere than expected, or is that of another rank.
+    :param rank_zero_comes: the process of rank 0 is known to be watched once it trains: whoever comes first makes the folder
+        for it and goes on, for this may be the first step of a training, which must not wait.
     """
     notes = notes if notes is not None else []
     named = runs_folder(settings)
@@ -240,6 +255,9 @@ def open_run_dir(
     rank = process_rank()
     # So that the lowest rank that is watched is usually the first to have waited enough.
     alone = STAND_IN_SECONDS + min(2.0, 0.5 * (rank - 1)) if _may_stand_in() else WAIT_SECONDS
+    if rank_zero_comes and job_size() > 1:
+        with _one_at_a_time(wanted):
+            return _with_rank_zero(target, named, wanted, settings, notes, rank)
     waits = alone if rank else 0.0
     found = folder_of_launch(wanted, wait=waits, by_rank_zero=rank > 0) if job_size() > 1 else None
     if found is not None:
@@ -256,8 +274,30 @@ def open_run_dir(
         return _new_run_dir(target, named, wanted, settings, notes, rank), True
 
 
+def _with_rank_zero(
+    target: str, named: Path, wanted: Path, settings: Mapping[str, Any], notes: list[str], rank: int
+) -> tuple[Path | None, bool | None]:
+    """The folder of a launch whose rank 0 comes sooner or later: nobody waits for it."""
+    found = folder_of_launch(wanted, wait=0.0, by_rank_zero=rank > 0)
+    if found is None:
+        found = _new_run_dir(target, named, wanted, settings, notes, kept=rank > 0)
+    elif not rank and _is_kept(wanted):
+        announce(wanted, found.name)  # it is here
+        return found, None
+    elif not rank:
+        return found / "rank-0", False
+    return (found if not rank or found is None else found / f"rank-{rank}"), (False if rank else None)
+
+
 def _new_run_dir(
-    target: str, named: Path, wanted: Path, settings: Mapping[str, Any], notes: list[str], rank: int = 0
+    target: str,
+    named: Path,
+    wanted: Path,
+    settings: Mapping[str, Any],
+    notes: list[str],
+    rank: int = 0,
+    *,
+    kept: bool = False,
 ) -> Path | None:
     try:
         made = _make(wanted, target)
@@ -270,7 +310,7 @@ def _new_run_dir(
             return None
         notes.append(f"record in {made}, because {named} cannot be written ({error.strerror})")
     _point_latest(wanted, made.name)
-    announce(wanted, made.name, rank)
+    announce(wanted, made.name, rank, kept=kept)
     keep = settings.get("keep")
     if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
         prune(wanted, keep - 1)

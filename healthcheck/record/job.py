@@ -80,26 +80,36 @@ class Job:
                 known = self._record(wait=5.0)
         if known is None:  # a rank: it finds the record of its launch, or stands in for rank 0
             return True, False
-        run, launch = known
+        run, launch, attempt = known
         if launch is not None and launch == key() and job_size() > 1:
             return True, False
+        if (mine := _attempt()) is not None and attempt is not None and mine[0] == attempt[0] and mine[1] > attempt[1]:
+            return (
+                True,
+                not process_rank(),
+            )  # the launcher has started its ranks anew: a run that goes on from the last one
         name = f"rank-{process_rank()}" if job_size() > 1 and process_rank() else f"process-{os.getpid()}"
         return Path(run) / "processes" / name, False
+
+    def rank_zero_comes(self) -> bool:
+        """Whether rank 0 of this launch has imported torch where ours waits for its training (``healthcheck/site``)."""
+        port = "".join(filter(str.isalnum, os.environ.get("MASTER_PORT", "")))
+        return self.folder is not None and (self.folder / f"rank-0-{port}").exists()
 
     def opened(self, run_dir: Path | None, first: bool) -> None:
         """This process has a record; the first one's is that of the job."""
         if self.folder is not None and first:
             with contextlib.suppress(OSError):
                 unfinished = self.folder / f".record-{os.getpid()}"
-                unfinished.write_text(json.dumps([str(run_dir.absolute()) if run_dir else None, key()]))
+                unfinished.write_text(json.dumps([str(run_dir.absolute()) if run_dir else None, key(), _attempt()]))
                 unfinished.replace(self.folder / "record")
 
-    def _record(self, wait: float = 0.0) -> tuple[str, str | None] | None:
+    def _record(self, wait: float = 0.0) -> tuple[str, str | None, list[Any] | None] | None:
         deadline = time.monotonic() + wait
         while self.folder is not None:
             with contextlib.suppress(OSError, ValueError, TypeError):
-                run, launch = json.loads((self.folder / "record").read_text())
-                return None if run is None else (run, launch)
+                run, launch, attempt = json.loads((self.folder / "record").read_text())
+                return None if run is None else (run, launch, attempt)
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.05)
@@ -156,6 +166,12 @@ class Job:
         """Nobody needs the folder any more."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _attempt() -> list[Any] | None:
+    """Which launch of torchrun this is, and how often that has started its ranks before; None elsewhere."""
+    run, restarts = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+    return [run, int(restarts)] if run and restarts.isdigit() else None
 
 
 # -- processes that the variables do not reach ------------------------------------------------

@@ -62,6 +62,8 @@ class SessionOptions:
     """False keeps stderr quiet (tests, libraries)."""
     record: bool | Path = True
     """False writes no folder for the run; a path: that one, inside the record of a job that has begun already."""
+    rank_zero_comes: bool = False
+    """Rank 0 of this launch is known to be watched once it trains, so that its record is not waited for."""
     clock: LiveClock | VirtualClock | None = None
     """None: real time."""
 

@@ -33,11 +33,12 @@ class _Armed:
         self.undo = []
         self.searching = False
         self.updated = False
+        self.loaded = []
 
     # -- imports -----------------------------------------------------------------------
 
     def find_spec(self, name, path=None, target=None):
-        if self.searching or (name != "torch" and name not in _MAKERS):
+        if self.searching or (name not in ("torch", "safetensors.torch") and name not in _MAKERS):
             return None
         self.searching = True
         try:
@@ -61,7 +62,12 @@ class _Armed:
                 pass
             original(module)
             try:
-                self._torch(module) if name == "torch" else self._maker(module, _MAKERS[name])
+                if name == "torch":
+                    self._torch(module)
+                elif name == "safetensors.torch":
+                    self._replace(module, "load_file", self._loads)
+                else:
+                    self._maker(module, _MAKERS[name])
             except Exception:
                 pass  # another torch than we know: then this process is not watched
 
@@ -108,8 +114,27 @@ class _Armed:
 
         self._replace(torch.autograd, "backward", backward)
         self._replace(torch.autograd, "grad", grad)
-        handle = torch.optim.optimizer.register_optimizer_step_post_hook(updated)
+        self._replace(torch, "load", self._loads)
+        optimizer = sys.modules["torch.optim.optimizer"]  # torch takes the attribute away
+        handle = optimizer.register_optimizer_step_post_hook(updated)
         self.undo.append(handle.remove)
+        if os.environ.get("RANK", os.environ.get("LOCAL_RANK")) == "0":  # other ranks need not wait for its record then
+            self._leave_word("rank-0-%s" % "".join(filter(str.isalnum, os.environ.get("MASTER_PORT", ""))))
+
+    def _loads(self, original):
+        """Remembers what is loaded: one of these may be the checkpoint from which a training goes on."""
+
+        def load(*args, **kwargs):
+            where = args[0] if args else kwargs.get("f", kwargs.get("filename"))
+            try:
+                self.loaded.append(os.path.abspath(os.fsdecode(getattr(where, "name", where))))
+                del self.loaded[:-20]
+            except (TypeError, ValueError, OSError):
+                pass  # no file
+            return original(*args, **kwargs)
+
+        load.__name__, load.__doc__, load.__wrapped__ = original.__name__, original.__doc__, original
+        return load
 
     def _maker(self, module, name):
         kind = getattr(module, name)
@@ -137,18 +162,19 @@ class _Armed:
         try:
             from healthcheck.cli.child import watch_this_process
         except ImportError:  # another environment than the one of `healthcheck run`
-            self._leave_word()
+            what = "%s (healthcheck is not installed in %s)" % (" ".join(sys.argv[:1]), sys.executable)
+            self._leave_word("%d.unreached" % os.getpid(), what)
             return
-        watch_this_process()
+        watch_this_process(self.loaded)
 
     @staticmethod
-    def _leave_word():
+    def _leave_word(name, text=""):
         import json
 
         try:
             job = json.loads(os.environ["HEALTHCHECK_WATCH"]).get("job")
-            with open(os.path.join(job, "%d.unreached" % os.getpid()), "w") as file:
-                file.write("%s (healthcheck is not installed in %s)" % (" ".join(sys.argv[:1]), sys.executable))
+            with open(os.path.join(job, name), "w") as file:
+                file.write(text)
         except (OSError, ValueError, TypeError, KeyError):
             pass
 

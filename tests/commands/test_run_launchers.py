@@ -37,6 +37,49 @@ SUBPROCESS = """
     import subprocess, sys
     sys.exit(subprocess.run([sys.executable, "train.py", *sys.argv[1:]]).returncode)
 """
+HAND = """
+    import torch
+    model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(25):
+        found = torch.autograd.grad(model(torch.randn(8, 4)).square().mean(), list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), found): parameter.grad = gradient
+        optimizer.step()
+"""
+RESTARTED = """
+    import os, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first = 0
+    if os.path.exists("kept.pt"):
+        kept = torch.load("kept.pt")
+        model.load_state_dict(kept["model"]); optimizer.load_state_dict(kept["optimizer"]); first = kept["step"]
+    for step in range(first + 1, 61):
+        optimizer.zero_grad(); model(torch.randn(8, 4)).square().mean().backward(); optimizer.step()
+        if step == 30: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "kept.pt")
+        if step == 35 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": os._exit(3)
+"""
+RANKS = """
+    import os, subprocess, sys
+    ranks = [
+        subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29876"})
+        for rank in (1, 0)
+    ]
+    sys.exit(max(one.wait() for one in ranks))
+"""
+RANK = """
+    import os, pathlib, time, torch
+    late = os.environ["RANK"] == "0"
+    pathlib.Path("here-" + os.environ["RANK"]).touch()
+    while not pathlib.Path("done-1" if late else "here-0").exists():  # rank 0 begins when rank 1 is through
+        time.sleep(0.05)
+    model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    longest = 0.0
+    for step in range(25):
+        began = time.monotonic()
+        optimizer.zero_grad(); model(torch.randn(8, 4)).square().mean().backward(); optimizer.step()
+        longest = max(longest, time.monotonic() - began)
+    pathlib.Path("done-" + os.environ["RANK"]).write_text(str(longest))
+"""
 RULES = """
     version: 1
     extends: [healthcheck:recommended]
@@ -82,6 +125,43 @@ def test_what_a_launcher_starts_is_watched_and_has_one_record(
     assert "not watched" not in result.stderr
     reports = [json.loads(path.read_text()) for path in record(folder).rglob("report.json")]
     assert 25 in {report["steps"] for report in reports}
+
+
+def test_a_child_that_sets_its_gradients_by_hand_is_watched(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    (folder / "hand.py").write_text(textwrap.dedent(HAND))
+    result = run(healthcheck_command, folder, sys.executable, "hand.py")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((record(folder) / "report.json").read_text())["steps"] >= 23
+
+
+def test_what_a_launcher_starts_anew_goes_on_from_its_checkpoint_as_one_logical_run(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    (folder / "restarted.py").write_text(textwrap.dedent(RESTARTED))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
+    result = run(healthcheck_command, folder, *launcher, "restarted.py")
+    assert result.returncode == 0, result.stderr
+    records = sorted(path for path in (folder / "runs").iterdir() if path.is_dir() and not path.is_symlink())
+    before, after = (json.loads((path / "run.json").read_text()) for path in records)
+    assert (before.get("continues"), after["continues"]) == (None, before["name"])
+    assert (after["resumed_from"], after["attempt"]) == (30, 2)
+    assert json.loads((records[1] / "report.json").read_text())["steps"] == 60
+    assert "with their windows" in result.stderr
+
+
+def test_a_rank_that_trains_first_does_not_wait_for_the_record_of_rank_0(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    (folder / "ranks.py").write_text(textwrap.dedent(RANKS))
+    (folder / "rank.py").write_text(textwrap.dedent(RANK))
+    result = run(healthcheck_command, folder, sys.executable, "ranks.py")
+    assert result.returncode == 0, result.stderr
+    assert float((folder / "done-1").read_text()) < 8.0  # it imports us in its first step; rank 0 comes later than that
+    facts = json.loads((record(folder) / "run.json").read_text())
+    assert (facts["rank"], facts["world_size"]) == (0, 2)
+    assert "2 child processes" in result.stderr
 
 
 def test_the_exit_code_of_the_command_is_kept(folder: Path, healthcheck_command: Callable[..., Any]) -> None:

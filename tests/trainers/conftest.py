@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,3 +124,66 @@ def _read(event: Event) -> Event:
         if hasattr(value, "item"):
             setattr(event, name, value.item())
     return event
+
+
+# --------------------------------------------------------------------------------------------------
+# What the suite has found of each trainer, for docs/reference/capabilities.md: with HEALTHCHECK_UPDATE_ZOO=1, without workers.
+
+RESULTS = Path(__file__).parents[2] / "docs" / "_trainers.json"
+_FAULTS = {
+    "nan_loss": "nan",
+    "nan_gradient": "nan",
+    "loss_spike": "spike",
+    "memory_growth": "leak",
+    "overfit": "evaluation",
+}
+_TESTS = {
+    "test_a_stop_before_the_update_leaves_finite_weights": "stop",
+    "test_a_stop_ends_the_run_in_order_at_its_step": "stop",
+    "test_a_resume_neither_loses_nor_repeats_an_alert": "resume",
+}
+_RESUMES = {
+    (
+        "test_resume_script",
+        "test_a_resumed_run_neither_loses_nor_repeats_an_alert_and_ends_as_the_unbroken_one",
+    ): "script",
+    ("test_megatron_bridge", "test_a_resume_goes_on_with_the_numbers_and_the_detectors"): "megatron_bridge",
+    ("test_automodel", "test_checkpoints_carry_the_detectors_and_a_resume_goes_on"): "automodel",
+    ("test_torchtitan", "test_checkpoints_carry_the_detectors_and_a_resume_goes_on"): "torchtitan",
+    ("test_dream", "test_detectors_survive_in_the_trainer_s_own_checkpoint"): "dream",
+}
+
+
+def _cell(item: Any) -> tuple[str, str] | None:
+    """The trainer and the column for which a test speaks."""
+    name, given = item.originalname, item.callspec.params if hasattr(item, "callspec") else {}
+    if name == "test_the_fault_is_found_by_its_rule_at_its_step" and given["fault"] in _FAULTS:
+        return given["trainer"], _FAULTS[given["fault"]]
+    if name in _TESTS and "trainer" in given:
+        return given["trainer"], _TESTS[name]
+    trainer = _RESUMES.get((item.module.__name__.rpartition(".")[2], name))
+    return None if trainer is None else (trainer, "resume")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    report: Any = yield
+    cell = _cell(item) if os.environ.get("HEALTHCHECK_UPDATE_ZOO") == "1" else None
+    if cell is not None and (report.when == "call" or not report.passed):
+        said = "works" if report.passed else "fails"
+        if report.skipped:
+            said = f"not run: {str(report.longrepr[2]).removeprefix('Skipped: ')}"
+        gap = dict(item.user_properties).get("gap")
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        fresh = item.config.stash.setdefault(_SEEN, set())
+        of_trainer = known.setdefault(cell[0], {})
+        if cell not in fresh or of_trainer[cell[1]] == "works":  # of several tests for one cell the worst is told
+            of_trainer[cell[1]] = f"cannot: {gap}" if gap else said
+        fresh.add(cell)
+        RESULTS.write_text(
+            json.dumps({name: dict(sorted(known[name].items())) for name in sorted(known)}, indent=1) + "\n"
+        )
+    return report
+
+
+_SEEN: pytest.StashKey[set[tuple[str, str]]] = pytest.StashKey()

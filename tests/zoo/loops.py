@@ -1,10 +1,11 @@
-"""One small training in each library: ``python loops.py LIBRARY MODE``, where MODE is healthy, nan, spike or leak.
+"""One small training in each library: ``python loops.py LIBRARY MODE``, where MODE is healthy, nan, spike, leak, save or resume.
 
-The fault comes in the 25th pass over a training batch (``leak``: in each). Prints the held-out loss of each epoch as the
+``save`` trains for two of three epochs and saves as the library does; ``resume`` loads that and trains the third. The fault comes in the 25th pass over a training batch (``leak``: in each). Prints the held-out loss of each epoch as the
 library tells it, and at the end whether all weights are finite.
 """
 
 import os
+import pathlib
 import socket
 import sys
 import tempfile
@@ -22,7 +23,9 @@ X = rng.standard_normal((240, 8)).astype("float32")
 Y = X.sum(1, keepdims=True)
 HELD_X, HELD_Y = X[200:], Y[200:]
 X, Y = X[:200], Y[:200]
-EPOCHS = 3
+EPOCHS = 2 if mode == "save" else 3
+DONE = 2 if mode == "resume" else 0
+"""Epochs that the process before has made."""
 
 
 class Net(torch.nn.Module):
@@ -76,10 +79,14 @@ def keras():
         [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1), Faulty()]
     )
     model.compile(optimizer=keras.optimizers.AdamW(1e-2), loss="mse")
+    if DONE:
+        model = keras.models.load_model("model.keras", custom_objects={"Faulty": Faulty})
     try:
         history = model.fit(
-            X, Y, epochs=EPOCHS, batch_size=8, validation_data=(HELD_X, HELD_Y), verbose=0, shuffle=False
-        )
+            X, Y, epochs=EPOCHS, batch_size=8, validation_data=(HELD_X, HELD_Y), verbose=0, shuffle=False, initial_epoch=DONE
+        )  # fmt: skip
+        if mode == "save":
+            model.save("model.keras")
         print("HELD", *history.history["val_loss"])
     finally:
         finish(model.get_weights())
@@ -97,10 +104,16 @@ def fastai():
     learner = Learner(
         DataLoaders(DataLoader(rows(X, Y), bs=8), DataLoader(rows(HELD_X, HELD_Y), bs=8)), net, loss_func=MSELossFlat()
     )
+    learner.path = pathlib.Path.cwd()
+    if DONE:
+        learner.create_opt()
+        learner.load("kept")
     try:
         with learner.no_bar():
-            learner.fit(EPOCHS, 1e-2)
-        print("HELD", *(values[1] for values in learner.recorder.values))
+            learner.fit(EPOCHS, 1e-2, start_epoch=DONE)
+        if mode == "save":
+            learner.save("kept")
+        print("HELD", *(values[1] for values in learner.recorder.values[DONE:]))
     finally:
         finish(weights_of(net))
 
@@ -114,19 +127,30 @@ def skorch():
         Net, max_epochs=EPOCHS, lr=1e-2, batch_size=8, optimizer=torch.optim.AdamW, verbose=0,
         train_split=predefined_split(Dataset(HELD_X, HELD_Y)),
     )  # fmt: skip
+    files = {"f_params": "params.pt", "f_optimizer": "optimizer.pt", "f_history": "history.json"}
     try:
-        net.fit(X, Y)
-        print("HELD", *net.history[:, "valid_loss"])
+        if DONE:
+            net.set_params(max_epochs=EPOCHS - DONE)
+            net.initialize()
+            net.load_params(**files)
+            net.partial_fit(X, Y)
+        else:
+            net.fit(X, Y)
+        if mode == "save":
+            net.save_params(**files)
+        print("HELD", *net.history[DONE:, "valid_loss"])
     finally:
         finish(weights_of(net.module_))
 
 
 def ignite():
     from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+    from ignite.handlers import Checkpoint, DiskSaver
     from ignite.metrics import Loss
 
     net = Net()
-    trainer = create_supervised_trainer(net, torch.optim.AdamW(net.parameters(), 1e-2), torch.nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    trainer = create_supervised_trainer(net, optimizer, torch.nn.functional.mse_loss)
     evaluator = create_supervised_evaluator(net, metrics={"loss": Loss(torch.nn.functional.mse_loss)})
     held = []
 
@@ -135,6 +159,13 @@ def ignite():
         evaluator.run(loader(HELD_X, HELD_Y))
         held.append(evaluator.state.metrics["loss"])
 
+    parts = {"model": net, "optimizer": optimizer, "trainer": trainer}
+    if mode == "save":
+        saver = Checkpoint(parts, DiskSaver("kept", require_empty=False), global_step_transform=lambda *_: 0)
+        trainer.add_event_handler(Events.COMPLETED, saver)
+    if DONE:
+        (kept,) = pathlib.Path("kept").iterdir()
+        Checkpoint.load_objects(to_load=parts, checkpoint=torch.load(kept))
     try:
         trainer.run(loader(X, Y), max_epochs=EPOCHS)
         print("HELD", *held)
@@ -144,17 +175,21 @@ def ignite():
 
 def timm():
     import vision_shim
+    from timm.models import resume_checkpoint
     from timm.optim import create_optimizer_v2
     from timm.scheduler import create_scheduler_v2
-    from timm.utils import AverageMeter, NativeScaler
+    from timm.utils import AverageMeter, CheckpointSaver, NativeScaler
 
     net = Net()
     optimizer = create_optimizer_v2(net, opt="adamw", lr=1e-2)
-    schedule, epochs = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS, updates_per_epoch=25)
-    scaler, updates, held = NativeScaler(device="cpu"), 0, []
+    schedule, epochs = create_scheduler_v2(optimizer, sched="cosine", num_epochs=3, updates_per_epoch=25)
+    scaler, updates, held = NativeScaler(device="cpu"), 25 * DONE, []
     loss_of = torch.nn.MSELoss()
+    if DONE:
+        resume_checkpoint(net, "kept/last.pth.tar", optimizer)
+        schedule.step(DONE)
     try:
-        for epoch in range(EPOCHS):
+        for epoch in range(DONE, EPOCHS):
             net.train()
             for x, y in loader(X, Y):
                 loss = loss_of(net(x), y)
@@ -169,6 +204,11 @@ def timm():
                 for x, y in loader(HELD_X, HELD_Y):
                     meter.update(loss_of(net(x), y).item(), len(x))
             held.append(meter.avg)
+            if mode == "save":
+                os.makedirs("kept", exist_ok=True)
+                CheckpointSaver(net, optimizer, checkpoint_dir="kept", decreasing=True).save_checkpoint(
+                    epoch, meter.avg
+                )
         print("HELD", *held)
     finally:
         finish(weights_of(net))
@@ -181,7 +221,10 @@ def stable_baselines3():
     class Features(torch.nn.Module):
         pass
 
-    agent = PPO("MlpPolicy", "CartPole-v1", device="cpu", seed=0, verbose=0, n_steps=64, batch_size=32)
+    if DONE:
+        agent = PPO.load("agent.zip", env=gym.make("CartPole-v1"), device="cpu")
+    else:
+        agent = PPO("MlpPolicy", "CartPole-v1", device="cpu", seed=0, verbose=0, n_steps=64, batch_size=32)
     original = agent.policy.evaluate_actions
     owner = Net()
 
@@ -192,7 +235,10 @@ def stable_baselines3():
     agent.policy.evaluate_actions = evaluate_actions
     assert gym is not None
     try:
-        agent.learn(512)
+        agent.learn(256 if mode in ("save", "resume") else 512, reset_num_timesteps=not DONE)
+        if mode == "save":
+            agent.policy.__dict__.pop("evaluate_actions")
+            agent.save("agent.zip")
     finally:
         finish(weights_of(agent.policy))
 
@@ -231,14 +277,14 @@ def sentence_transformers():
             return fault(self, loss) if self.training else loss
 
     options = SentenceTransformerTrainingArguments(
-        folder + "/o", num_train_epochs=EPOCHS, per_device_train_batch_size=8, per_device_eval_batch_size=8, report_to=[],
-        disable_tqdm=True, use_cpu=True, save_strategy="no", eval_strategy="epoch", learning_rate=1e-4,
+        os.path.abspath("kept"), num_train_epochs=EPOCHS, per_device_train_batch_size=8, per_device_eval_batch_size=8, report_to=[],
+        disable_tqdm=True, use_cpu=True, save_strategy="epoch" if mode == "save" else "no", eval_strategy="epoch", learning_rate=1e-4,
     )  # fmt: skip
     trainer = SentenceTransformerTrainer(
         model, options, train_dataset=data, eval_dataset=data.select(range(32)), loss=Loss(model)
     )
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=bool(DONE))
         print("HELD", *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry))
     finally:
         finish(weights_of(model))
@@ -261,8 +307,10 @@ def deepspeed():
         model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=5e-3), config=settings
     )
     held = []
+    if DONE:
+        engine.load_checkpoint("kept")
     try:
-        for _ in range(EPOCHS):
+        for _ in range(DONE, EPOCHS):
             engine.train()
             for x, y in loader(X, Y, shuffle=True):
                 engine.backward(torch.nn.functional.mse_loss(engine(x), y))
@@ -271,6 +319,8 @@ def deepspeed():
             with torch.no_grad():
                 losses = [torch.nn.functional.mse_loss(engine(x), y).item() for x, y in loader(HELD_X, HELD_Y)]
             held.append(sum(losses) / len(losses))
+        if mode == "save":
+            engine.save_checkpoint("kept")
         print("HELD", *held)
     finally:
         finish(weights_of(model))
@@ -310,9 +360,12 @@ def ultralytics():
         return total, items
 
     DetectionModel.loss = loss
+    yolo = YOLO("kept/train/weights/last.pt" if DONE else "yolov8n.yaml")
+    if mode == "save":  # ended from outside: of a training that is over it keeps no optimizer
+        yolo.add_callback("on_model_save", lambda trainer: sys.exit(0) if trainer.epoch == EPOCHS - 1 else None)
     try:
-        YOLO("yolov8n.yaml").train(
-            data=f"{folder}/d.yaml", epochs=EPOCHS, imgsz=64, batch=2, nbs=2, device="cpu", workers=0, project=folder,
+        yolo.train(
+            data=f"{folder}/d.yaml", epochs=3, resume=bool(DONE), imgsz=64, batch=2, nbs=2, device="cpu", workers=0, project=os.path.abspath("kept"),
             plots=False, verbose=False, amp=False, val=True, mosaic=0.0, scale=0.0, translate=0.0,  # boxes are in all images then
         )  # fmt: skip
     finally:

@@ -44,6 +44,12 @@ rules:
 """
 NO_EVALUATION = {"stable_baselines3"}
 """Reinforcement learning has rewards instead of a held-out set."""
+SAVES_OTHERWISE = {
+    "keras": "Keras saves by h5py, not by torch",
+    "stable_baselines3": "it saves into a zip file",
+    "ultralytics": "it saves into memory first",
+}
+"""What is loaded is not recognised as a checkpoint of an earlier run."""
 WITHOUT_EPOCHS = {"timm", "stable_baselines3", "deepspeed"}
 
 pytestmark = pytest.mark.slow
@@ -62,7 +68,8 @@ class Ran:
     """One training."""
 
     def __init__(self, command: Callable[..., Any], folder: Path, library: str, mode: str) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
+        (folder / "report.json").unlink(missing_ok=True)
         (folder / "rules.yaml").write_text(RULES)
         path = os.pathsep.join([str(HERE), *filter(None, [aside(library)])])
         words = ("run", "--rules", "rules.yaml", "--report", "json=report.json", HERE / "loops.py", library, mode)
@@ -73,7 +80,7 @@ class Ran:
         )
         assert (folder / "report.json").exists(), self.result.stderr
         self.report = json.loads((folder / "report.json").read_text())
-        (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir() and not path.is_symlink()]
+        run = (folder / "runs" / "latest").resolve()
         self.samples: dict[str, list[tuple[int, float]]] = {}
         for line in (run / "samples.jsonl").read_text().splitlines():
             entry = json.loads(line)
@@ -95,7 +102,8 @@ def train(healthcheck_command: Callable[..., Any], tmp_path: Path) -> Callable[[
     def run(library: str, mode: str) -> Ran:
         if not installed(library):
             pytest.skip(f"{PACKAGES[library]} is not installed; `make zoo` installs it")
-        return Ran(healthcheck_command, tmp_path / f"{library}-{mode}", library, mode)
+        kept = "resumed" if mode in ("save", "resume") else mode  # one goes on from what the other has saved
+        return Ran(healthcheck_command, tmp_path / f"{library}-{kept}", library, mode)
 
     return run
 
@@ -171,3 +179,18 @@ def test_a_forward_pass_that_leaks_is_found_or_said_not_to_be_judged(
     else:
         assert "step-leak" in ran.alerts
         keep(library, leak="works")
+
+
+@pytest.mark.parametrize("library", PACKAGES)
+def test_a_training_goes_on_from_the_checkpoint_of_its_library(library: str, train: Callable[[str, str], Ran]) -> None:
+    before, after = train(library, "save"), train(library, "resume")
+    assert (before.result.returncode, after.result.returncode) == (0, 0), after.result.stderr
+    assert after.alerts.keys() <= ({"jump"} if library in NO_EVALUATION else set())
+    if library in SAVES_OTHERWISE:
+        assert after.report.get("resumed_from") is None
+        keep(library, resume=f"differs: a run of its own, for {SAVES_OTHERWISE[library]}")
+        return
+    assert after.report["resumed_from"] == before.report["steps"]
+    assert after.report["steps"] == before.report["steps"] * 3 // 2
+    assert "resume check after 20 steps" in after.result.stderr
+    keep(library, resume="works")

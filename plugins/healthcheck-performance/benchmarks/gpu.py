@@ -308,8 +308,10 @@ def bounds(cpu: bool) -> list[Row]:
         placed = {}
         with healthcheck.watch(model, optimizer, rules={"version": 1, "rules": {}}, **options) as health:
             for step, x in enumerate(batches, start=1):
-                # Fixed inputs stay on the card; those of the loader are copied, as they would be.
-                x = x.to(device, type_) if number == 0 else placed.setdefault("x", x.to(device, type_))
+                # Fixed inputs are copied once and stay on the card; those of the loader are copied, as they would be.
+                if number == 0 or not placed:
+                    placed["x"] = x.to(device, type_)
+                x = placed["x"]
                 loss = model(x).float().pow(2).mean()
                 loss.backward()
                 if work is not None:

@@ -2,7 +2,9 @@
 
 The steps of a profile are split into those five, and the largest share is the verdict. On a device the time of a step
 is the usual one, measured without the profiler, which slows the host down and not the kernels: what no kernel fills is
-the host's or the data's. (The split of a step and its names follow the "step breakdown" of PyTorch's own profiler and
+the host's or the data's, copies of batches to the device are the data's, and those back (``.item()``, ``.cpu()``) the
+host's. Kernels are known by their names; arithmetic counts at least the time that its FLOP take at the card's peak,
+whatever its kernels are called. (The split of a step and its names follow the "step breakdown" of PyTorch's own profiler and
 Mohan et al., 2021, arXiv:2007.06775; achieved against possible arithmetic is the model FLOPs utilization of PaLM,
 arXiv:2204.02311.)
 """
@@ -42,6 +44,15 @@ ADVICE: Mapping[str, str] = {
     "the loop, fused optimizers",
     "data": "more loader workers, prefetching, pinned memory, cheaper transforms, faster storage",
 }
+COPIED = (
+    "data bound, copies from host to device take most",
+    "pin_memory=True and non_blocking=True hide copies behind computation; copy what stays the same once, before the loop; send smaller "
+    "types (uint8, bfloat16) and convert on the device; where the copies are offloaded parameters, offload less",
+)
+READ_BACK = (
+    "host bound, copies from device to host take most",
+    "copy less from the device in each step: log sums every n steps, keep tensors there, no .cpu() of outputs in the loop",
+)
 CPU_HOST = "Python between the operators takes the time: torch.compile, a larger batch, no per-sample loops, no .item() in the loop"
 
 
@@ -87,12 +98,18 @@ def analyse(
     wait = max(loader, data_wait or 0.0)
     matrix, other = reading.matrix_us / 1e6 / steps, reading.other_us / 1e6 / steps
     talk = reading.communication_us / 1e6 / steps
+    peak = peak_of(reading.capable)
+    fetch, read = reading.to_device_us / 1e6 / steps, reading.to_host_us / 1e6 / steps
     if reading.device:
+        if peak is not None:  # kernels of unknown names: so much of their time is arithmetic in any case
+            least = min(matrix + other, reading.flops / steps / peak)
+            matrix, other = max(matrix, least), min(other, matrix + other - least)
         step = min(recorded, usual_step) if usual_step else recorded
-        step = max(step, matrix + other + talk)
-        idle = step - matrix - other - talk
+        step = max(step, matrix + other + talk + fetch + read)
+        idle = step - matrix - other - talk - fetch - read
         data = min(idle, wait)
-        host = idle - data
+        host = idle - data + read
+        data += fetch
     else:
         step = recorded
         data = min(step, loader)
@@ -105,8 +122,14 @@ def analyse(
     shares = {name: value / whole for name, value in seconds.items()}
     bound = max(BOUNDS, key=lambda name: shares[name])
     where = reading.capable or ("device" if reading.device else "CPU")
-    text = f"{_WORDS[bound]}: {shares[bound]:.0%} of a step of {step * 1e3:.3g} ms on {where}"
-    advice = CPU_HOST if bound == "host" and not reading.device else ADVICE[bound]
+    words, advice = _WORDS[bound], ADVICE[bound]
+    if bound == "data" and fetch > data / 2:
+        words, advice = COPIED
+    elif bound == "host" and read > host / 2:
+        words, advice = READ_BACK
+    elif bound == "host" and not reading.device:
+        advice = CPU_HOST
+    text = f"{words}: {shares[bound]:.0%} of a step of {step * 1e3:.3g} ms on {where}"
     evidence: list[dict[str, Any]] = [
         {"part": name, "ms": round(seconds[name] * 1e3, 4), "share": round(shares[name], 4)} for name in BOUNDS
     ]
@@ -114,16 +137,25 @@ def analyse(
         evidence.append(
             {"part": "communication behind computation", "ms": round(reading.overlapped_us / 1e3 / steps, 4)}
         )
+    for part, copied in (("copies to the device, in data", fetch), ("copies to the host, in host", read)):
+        if copied:
+            evidence.append({"part": part, "ms": round(copied * 1e3, 4), "share": round(copied / whole, 4)})
     if reading.flops:
         achieved = reading.flops / steps / step
-        row: dict[str, Any] = {"part": "achieved TFLOP/s", "value": round(achieved / 1e12, 4)}
-        if (peak := peak_of(reading.capable)) is not None:
-            row |= {"of_peak": round(achieved / peak, 4)}
+        row = _rate("achieved TFLOP/s", achieved, peak)
+        if peak is not None:
             text += f"; {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} of what the card can do in half precision"
         evidence.append(row)
+        if reading.device and matrix:
+            evidence.append(_rate("TFLOP/s while arithmetic runs", reading.flops / steps / matrix, peak))
     if busy is not None:
         evidence.append({"part": "device busy (NVML)", "share": round(busy, 4)})
     return Verdict(bound, shares[bound], shares, text, advice, evidence)
+
+
+def _rate(part: str, rate: float, peak: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part, "value": round(rate / 1e12, 4)}
+    return row if peak is None else row | {"of_peak": round(rate / peak, 4)}
 
 
 _WORDS = {

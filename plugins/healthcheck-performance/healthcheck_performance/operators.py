@@ -22,7 +22,9 @@ COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 LOADER = re.compile(r"^enumerate\(DataLoader\)")
-COPY = re.compile(r"^Mem(cpy|set)", re.IGNORECASE)
+TO_DEVICE = re.compile(r"^Memcpy ?HtoD|^CopyHostToDevice", re.IGNORECASE)
+TO_HOST = re.compile(r"^Memcpy ?DtoH|^CopyDeviceToHost", re.IGNORECASE)
+"""Copies over the bus, as CUPTI and ROCm name them: no kernel is at work in them, and no kernel can be made faster."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,10 @@ class Reading:
     """Communication during which nothing else is computed."""
     overlapped_us: float = 0.0
     """Communication behind which something is computed."""
+    to_device_us: float = 0.0
+    """Copies from the host to the device during which nothing else happens there."""
+    to_host_us: float = 0.0
+    """The same, from the device to the host."""
     loader_us: float = 0.0
     """The main thread waited in a DataLoader."""
     flops: float = 0.0
@@ -192,17 +198,33 @@ def _add(table: dict[tuple[str, str], Operator], event: Any, module: str) -> Non
 
 
 def _device_split(reading: Reading, kernels: list[tuple[float, float, str]]) -> None:
-    computing = _union((a, b) for a, b, name in kernels if not COMMUNICATION.search(name))
-    talking = _union((a, b) for a, b, name in kernels if COMMUNICATION.search(name))
-    both = _length(_union([*computing, *talking]))
-    reading.communication_us = both - _length(computing)
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for start, end, name in kernels:
+        spans.setdefault(_kind(name), []).append((start, end))
+    computing = _union([*spans.get("matrix", ()), *spans.get("other", ())])
+    talking = _union(spans.get("communication", ()))
+    both = _union([*computing, *talking])
+    reading.communication_us = _length(both) - _length(computing)
     reading.overlapped_us = _length(talking) - reading.communication_us
+    fetched = _union([*both, *spans.get("to device", ())])
+    reading.to_device_us = _length(fetched) - _length(both)
+    reading.to_host_us = _length(_union([*fetched, *spans.get("to host", ())])) - _length(fetched)
     # Kernels of several streams overlap: their kinds share the time in which anything is computed.
-    matrix = sum(b - a for a, b, name in kernels if MATRIX.search(name) and not COMMUNICATION.search(name))
-    other = sum(b - a for a, b, name in kernels if not MATRIX.search(name) and not COMMUNICATION.search(name))
+    matrix, other = (sum(b - a for a, b in spans.get(kind, ())) for kind in ("matrix", "other"))
     busy = _length(computing)
     reading.matrix_us = busy * matrix / ((matrix + other) or 1.0)
     reading.other_us = busy - reading.matrix_us
+
+
+def _kind(name: str) -> str:
+    """What a kernel or copy of a device does, by its name."""
+    if COMMUNICATION.search(name):
+        return "communication"
+    if TO_DEVICE.search(name):
+        return "to device"
+    if TO_HOST.search(name):
+        return "to host"
+    return "matrix" if MATRIX.search(name) else "other"
 
 
 def _host_split(reading: Reading, hosts: list[tuple[float, float]]) -> None:

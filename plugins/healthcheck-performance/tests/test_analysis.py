@@ -135,6 +135,64 @@ def test_kernels_that_fill_the_step_say_compute_or_memory() -> None:
     assert (matrix.bound, other.bound) == ("compute", "memory")
 
 
+def matrix_products(
+    device: str = "NVIDIA H200", *, kernel: str = "nvjet_tst_192x192_64x4", others: float = 0.0, copy: float = 0.0
+) -> Reading:
+    """Three bfloat16 layers of 8192 x 8192 on 8192 rows: 8 products of 1.1 TFLOP in a step, at 60 % of an H200's peak."""
+    took = 2 * 8192**3 / (0.6 * 989e12) * 1e6  # microseconds
+    kernels = [event(kernel, i * took, (i + 1) * took) for i in range(8)]
+    at = 8 * took
+    if others:
+        kernels.append(event("vectorized_elementwise_kernel", at, at + others))
+        at += others
+    if copy:
+        kernels.append(event("Memcpy HtoD (Pageable -> Device)", at, at + copy))
+        at += copy
+    calls = [event("aten::mm", i, i + 1, kind="CPU", flops=2 * 8192**3) for i in range(8)]
+    return read_profile([event("ProfilerStep*", 0, at, kind="CPU"), *kernels, *calls], device)
+
+
+def test_large_matrix_products_are_compute_bound_and_the_evidence_says_how_near_to_the_peak_they_come() -> None:
+    verdict = analyse(matrix_products(others=1500.0))
+    assert verdict is not None
+    assert verdict.bound == "compute"
+    rows = {row["part"]: row for row in verdict.evidence}
+    assert rows["TFLOP/s while arithmetic runs"]["value"] == pytest.approx(593.4)
+    assert rows["TFLOP/s while arithmetic runs"]["of_peak"] == pytest.approx(0.6)
+    assert rows["achieved TFLOP/s"]["of_peak"] == pytest.approx(0.6 * verdict.share, abs=1e-4)
+
+
+def test_arithmetic_in_kernels_of_unknown_names_counts_for_what_it_takes_at_the_peak() -> None:
+    verdict = analyse(matrix_products(kernel="my_fused_mlp"))
+    assert verdict is not None
+    assert verdict.bound == "compute"
+    assert verdict.share == pytest.approx(0.6)
+    unknown = analyse(matrix_products("Somebody's card", kernel="my_fused_mlp"))  # no peak, nothing to tell it by
+    assert unknown is not None
+    assert unknown.bound == "memory"
+
+
+def test_copies_of_batches_over_the_bus_are_no_work_of_the_device() -> None:
+    verdict = analyse(matrix_products(others=1500.0, copy=20_000.0))  # 268 MB a step from memory that is not pinned
+    assert verdict is not None
+    assert verdict.bound == "data"
+    assert "copies from host to device" in verdict.text
+    assert "pin_memory" in verdict.advice
+    assert verdict.shares["memory"] < 0.1
+
+
+def test_a_copy_that_computation_hides_costs_nothing_and_one_back_is_the_hosts() -> None:
+    hidden = device_profile(("gemm", 0, 9000), ("Memcpy HtoD (Pinned -> Device)", 1000, 8000))
+    assert hidden.to_device_us == 0
+    back = analyse(device_profile(("gemm", 0, 3000), ("Memcpy DtoH (Device -> Pageable)", 3000, 9500)))
+    assert back is not None
+    assert back.bound == "host"
+    assert "device to host" in back.text
+    within = analyse(device_profile(("gemm", 0, 3000), ("Memcpy DtoD (Device -> Device)", 3000, 9500)))
+    assert within is not None
+    assert within.bound == "memory"
+
+
 def test_only_communication_that_nothing_hides_counts() -> None:
     hidden = device_profile(("gemm", 0, 9000), ("ncclDevKernel_AllGather", 1000, 8000))
     assert (hidden.communication_us, hidden.overlapped_us) == (0, 7000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fault: str) -> None:
+def test_the_fault_is_found_by_its_rule_at_its_step(
+    runs: Any, trainer: str, fault: str, record_property: Callable[[str, object], None]
+) -> None:
     run, wanted = runs(trainer, fault), FAULTS[fault]
     assert run.session.report["internal_errors"] == []
     assert run.session.report["plugin_errors"] == []
@@ -51,6 +54,7 @@ def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fau
         return
     metric = next(rule.selector.metric for rule in run.session.rules.causes if rule.id == wanted.rule)
     if metric in declared_gaps(trainer):
+        record_property("gap", declared_gaps(trainer)[metric])
         assert run.session.report["rules"][wanted.rule]["verdict"] == "not judged"
         return
     steps = [step for name, step in run.fired if name == wanted.rule]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,9 @@ PAIRS = [(trainer, fault) for trainer in TRAINERS for fault in FAULTS if has_it(
 
 
 @pytest.mark.parametrize(("trainer", "fault"), PAIRS)
-def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fault: str) -> None:
+def test_the_fault_is_found_by_its_rule_at_its_step(
+    runs: Any, trainer: str, fault: str, record_property: Callable[[str, object], None]
+) -> None:
     run, wanted = runs(trainer, fault), FAULTS[fault]
     assert run.session.report["internal_errors"] == []
     assert run.session.report["plugin_errors"] == []
@@ -52,6 +55,7 @@ def test_the_fault_is_found_by_its_rule_at_its_step(runs: Any, trainer: str, fau
         return
     metric = next(rule.selector.metric for rule in run.session.rules.causes if rule.id == wanted.rule)
     if metric in declared_gaps(trainer):
+        record_property("gap", declared_gaps(trainer)[metric])
         verdict = run.session.report["rules"][wanted.rule]
         assert (verdict["verdict"], verdict["reason"]) == ("not judged", declared_gaps(trainer)[metric])
         return

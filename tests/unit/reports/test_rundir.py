@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,27 @@ class TestManyRanks:
         monkeypatch.setenv("RANK", "0")
         again, voice = rundir.open_run_dir("train.py", {})
         assert (again != made, voice) == (True, None)
+
+    def test_for_a_rank_0_that_is_known_to_come_the_first_rank_makes_the_folder_and_waits_for_nobody(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        notes: list[str] = []
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        monkeypatch.setenv("RANK", "1")
+        began = time.monotonic()
+        of_rank_1, voice = rundir.open_run_dir("train.py", {}, notes, rank_zero_comes=True)
+        assert of_rank_1 is not None
+        assert (of_rank_1.name, voice, notes) == ("rank-1", False, [])
+        assert time.monotonic() - began < 2.0
+        monkeypatch.setenv("RANK", "0")
+        made = of_rank_1.parent
+        assert rundir.open_run_dir("train.py", {}, notes, rank_zero_comes=True) == (made, None)
+        (made / "run.json").write_text("{}")
+        monkeypatch.setenv("RANK", "2")
+        assert rundir.open_run_dir("train.py", {}, notes, rank_zero_comes=True) == (made / "rank-2", False)
+        monkeypatch.setenv("RANK", "0")  # another launch under the same name
+        again, voice = rundir.open_run_dir("train.py", {}, notes, rank_zero_comes=True)
+        assert (again not in (None, made), voice) == (True, None)
 
     def test_a_rank_of_another_node_does_not_stand_in_for_a_rank_0_that_it_may_not_see(
         self, monkeypatch: pytest.MonkeyPatch

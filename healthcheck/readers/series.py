@@ -386,8 +386,8 @@ class Resume:
     def __str__(self) -> str:
         if self.from_start:
             return (
-                f"after step {self.before:,} the record begins again at step {self.step:,}; judged as a resume: "
-                "if it is another run, give each a file of its own"
+                f"after step {self.before:,} the record begins again at step {self.step:,}: "
+                "judged as another run if its loss begins again too, otherwise as a resume"
             )
         return f"after step {self.before:,} the record goes on at step {self.step:,} (resumed)"
 

@@ -69,7 +69,9 @@ def said_by_file(path: Path) -> str:
     name, before = path.name.removesuffix(".gz").rsplit(".", 1)[0], ""
     while name != before:
         name, before = _OF_FILES.sub("", name), name
-    return name if identify(name).known else ""
+    while name and not identify(name).known:
+        name = name.partition("_")[2]  # long_term_rewards
+    return name
 
 
 def safe(name: str) -> str:

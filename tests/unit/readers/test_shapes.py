@@ -520,6 +520,7 @@ NUMBERS = [float(i * i % 7) for i in range(20)]
     ("name", "text"),
     [
         ("rewards.csv", "\n".join(f"{v:.18e}" for v in NUMBERS) + "\n"),
+        ("long_term_rewards.txt", "\n".join(map(str, NUMBERS)) + "\n"),
         ("reward_history.json", json.dumps(NUMBERS)),
         ("training_rewards.csv", "\n".join(f"{i:.18e},{v:.18e}" for i, v in enumerate(NUMBERS)) + "\n"),
     ],
@@ -543,3 +544,10 @@ def test_a_long_document_whose_first_column_is_the_step_is_read_to_the_others(
     rewards = [i / 7 for i in range(12_000)]
     run = read("log.json", json.dumps({"timesteps": list(range(12_000)), "mean_rewards": rewards}))
     assert list(run.series()["reward"].values) == rewards
+
+
+def test_a_letter_is_a_discriminator_beside_its_adversary_only(read: Callable[..., RecordedRun]) -> None:
+    physics = read("a.csv", "epoch,loss_total,loss_H,loss_D\n1,2.0,1.5,0.5\n2,1.8,1.4,0.4\n")
+    adversaries = read("b.csv", "epoch,loss_G,loss_D\n1,2.0,0.5\n2,1.8,0.4\n")
+    assert not any("optimizer=discriminator" in name for name in physics.series())
+    assert "loss[optimizer=discriminator]" in adversaries.series()

@@ -382,6 +382,12 @@ class Alert:
         """What a cause found in this episode so far."""
         return next((finding for finding in self.findings if finding.cause == cause), None)
 
+    def end(self, step: int) -> None:
+        """Its episode is over with the run, which ended at ``step``."""
+        for finding in self.findings:
+            finding.cleared_step = step if finding.cleared_step is None else finding.cleared_step
+        self.cleared_step = step
+
     def settle(self) -> None:
         """Have the right cause speak for all that was found, at the highest severity of what counts."""
         self.findings.sort(key=lambda finding: finding.order)

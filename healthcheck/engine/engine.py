@@ -205,6 +205,19 @@ class Engine:
         self._forget()
         self.step = step
 
+    def begin_again(self, step: int, start_step: int) -> None:
+        """Another run begins inside of a record, at ``step``: nothing is known of it, and no episode goes on into it.
+
+        What was judged before counts for the verdicts. Derived metrics are the caller's, as are their windows.
+        """
+        for state in self.states:
+            state.begin_again(start_step)
+        for rule in self.rules.values():
+            rule.begin_again(self.step)
+        self.lookups.load_state_dict({"derived": {}, "last": {}})
+        self._forget()
+        self.step = step
+
     def _met(self, metric: str, labels: Labels) -> None:
         """A series comes for the first time."""
         if self.episodes.undecided and self.episodes.saw(metric, labels, self.step):

@@ -276,6 +276,12 @@ class RuleState:
             self.last_action_step = min(self.last_action_step, step)
         self._ran = {key: (turn, min(at, step)) for key, (turn, at) in self._ran.items()}
 
+    def begin_again(self, step: int) -> None:
+        """The run has ended at ``step``, and an episode under way with it; another one begins."""
+        if self.open is not None:
+            self.open.end(step)
+        self.open, self.last_action_step, self._ran = None, None, {}
+
     def save(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {

@@ -102,6 +102,7 @@ class CauseState:
         "firing",
         "fresh",
         "held",
+        "past",
         "phase",
         "series",
         "shut",
@@ -128,28 +129,40 @@ class CauseState:
 
     def start_fresh(self, start_step: int) -> None:
         """Begin with nothing seen, after ``start_step``."""
-        self.start_step = start_step
         self.series: dict[Labels, SeriesState | None] = {}
-        self.sides = [Side(selector, part) for selector, part in self.cause.condition.parts if selector]
-        self.firing: set[Labels] = set()
-        """Series that fire."""
+        self.past: list[SeriesState] = []
+        """Series of other runs, which came before in the same record."""
+        self.begin_again(start_step)
         self.findings: list[Finding] = []
         """What it found in the episodes of its rule."""
         self.held = 0
         """Samples that ``only_if`` held back."""
+
+    def begin_again(self, start_step: int) -> None:
+        """Another run, after ``start_step``: what was judged and found stays, what was learnt does not hold for it."""
+        self.start_step = start_step
+        self.past += self._known()
+        self.series = {}
+        self.sides = [Side(selector, part) for selector, part in self.cause.condition.parts if selector]
+        self.firing: set[Labels] = set()
+        """Series that fire."""
         self.reset_marks()
+
+    def judged(self) -> list[SeriesState]:
+        """All series, those of runs before in the same record too."""
+        return [*self.past, *(s for s in self.series.values() if s is not None)]
 
     @property
     def samples(self) -> int:
         """Samples that were judged or left to the owner of non-finite values."""
-        return sum(s.n + s.excused_count for s in self.series.values() if s is not None)
+        return sum(s.n + s.excused_count for s in self.judged())
 
     @property
     def closest(self) -> tuple[float, int] | None:
         """Score and step of the closest approach."""
         found: tuple[float, int] | None = None
-        for series in self.series.values():
-            if series is None or series.closest is None:
+        for series in self.judged():
+            if series.closest is None:
                 continue
             near = series.closest, series.closest_step
             if found is None or self.cause.condition.breaches.closer(near[0], found[0]):

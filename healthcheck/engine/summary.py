@@ -93,7 +93,7 @@ def _of_cause(state: CauseState, why_no_data: WhyNoData, broken: Mapping[str, st
     if cause.id in broken:
         verdict.outcome = Outcome.NOT_JUDGED
         verdict.reason = broken[cause.id]
-    elif not any(s is not None and s.state in (State.OK, State.PENDING, State.FIRING) for s in state.series.values()):
+    elif not any(s.state in (State.OK, State.PENDING, State.FIRING) for s in state.judged()):
         missing = _why_not(state, why_no_data, steps)
         verdict.outcome = Outcome.NOT_JUDGED if missing.applies or cause.required else Outcome.DOES_NOT_APPLY
         verdict.reason, verdict.remedy, verdict.needs_steps = missing.reason, missing.remedy, missing.steps
@@ -112,7 +112,7 @@ def _why_not(state: CauseState, why_no_data: WhyNoData, steps: int) -> Missing:
             guards = ", ".join(g.metric for g in cause.only_if)
             return Missing(f"its guard ({guards}) never held", applies=by_user)
         return why_no_data(cause)
-    had = max((s.n for s in state.series.values() if s is not None), default=0)
+    had = max((s.n for s in state.judged()), default=0)
     need = max(cause.min_samples, cause.condition.min_samples)
     if cause.warmup.amount and cause.warmup.unit == "samples":
         need = max(need, int(cause.warmup.amount) + 1)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from healthcheck.core.agents import of_agent
@@ -56,6 +57,21 @@ class Identity:
     """The name without its phase, for a column that does not become the metric."""
     part: str = ""
     """Of a loss: which part."""
+
+
+_OF_FILES = re.compile(
+    r"^(?:all|the)[_ -]|[_ -]?(?:history|logs?|list|data|values|curves?|records?|file|\d+)$", re.IGNORECASE
+)
+
+
+def said_by_file(path: Path) -> str:
+    """The metric that a file of bare numbers is named after (``rewards.csv``, ``loss_history.json``); empty if it is after none."""
+    name, before = path.name.removesuffix(".gz").rsplit(".", 1)[0], ""
+    while name != before:
+        name, before = _OF_FILES.sub("", name), name
+    while name and not identify(name).known:
+        name = name.partition("_")[2]  # long_term_rewards
+    return name
 
 
 def safe(name: str) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 from healthcheck.core.protocols import Position
 from healthcheck.core.text import has_huge_number, load_json
 from healthcheck.readers.base import UnreadableRunError, flat, head_text, open_text
-from healthcheck.readers.columns import identify
+from healthcheck.readers.columns import identify, said_by_file, step_rank
 
 _COLUMNS = re.compile(r'"([^"\\]{1,80})"\s*:\s*\[\s*-?\d')
 """The names of lists of numbers."""
+_NUMBERS = re.compile(r"\[\s*(?:-?\d[\d.eE+-]*|NaN|null)\s*[,\]]")
+"""The beginning of a list of numbers that nothing names."""
 _MOST_BYTES = 512 * 1024 * 1024
 _decode = json.JSONDecoder().raw_decode
 
@@ -28,7 +30,9 @@ class JsonDocumentReader:
     def recognises(self, path: Path, head: bytes) -> float:
         text = head_text(head).lstrip()
         if text.startswith("["):
-            return 0.8 if text[1:].lstrip().startswith("{") else 0.0
+            if text[1:].lstrip().startswith("{"):
+                return 0.8
+            return 0.7 if _NUMBERS.match(text) and said_by_file(path) else 0.0
         if not re.match(r'\{\s*"', text):
             return 0.0  # Python prints its dictionaries with other quotes
         if '"log_history"' in text:
@@ -38,7 +42,9 @@ class JsonDocumentReader:
         except ValueError:
             losses = '"loss' in text or "_loss" in text or "/loss" in text
             # The head ends within the document: columns of it may have names that we know.
-            return 0.45 if losses or any(identify(name).known for name in _COLUMNS.findall(text)) else 0.0
+            names = _COLUMNS.findall(text)
+            known = losses or any(identify(name).known or step_rank(name) is not None for name in names)
+            return 0.45 if known else 0.0
         return 0.8 if _rows_of(document) else 0.0
 
     def read(self, path: Path, notes: list[str]) -> Iterator[tuple[Position | None, dict[str, Any]]]:
@@ -58,6 +64,9 @@ def rows_of_file(path: Path, notes: list[str], key: str = "") -> Iterator[dict[s
         yield from _salvaged(path, text, key, notes, error)
         return
     rows = document.get(key) if key and isinstance(document, dict) else _rows_of(document)
+    if isinstance(document, list) and not rows and said_by_file(path):
+        rows = [{said_by_file(path): value} for value in document]
+        notes.append(f"a list of bare numbers, taken as {said_by_file(path)}")
     if not isinstance(rows, list) or not rows:
         raise UnreadableRunError(
             path, "this JSON document holds no list of rows", "see docs/reference/recorded-runs.md"

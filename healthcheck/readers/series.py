@@ -170,6 +170,12 @@ def _settle_families(known: dict[str, Identity]) -> None:
         # Ultralytics and YOLOv5: precision, recall and accuracy beside a mean average precision are of the same evaluation.
         for name in [n for n, i in known.items() if n.startswith("metrics/") and i.phase == "train"]:
             known[name] = identify(f"eval/{name.removeprefix('metrics/').removesuffix('(B)')}")
+    nets = {dict(i.labels).get("optimizer", "") for i in known.values()}
+    if "discriminator" in nets and "generator" not in nets:
+        # A letter is a discriminator beside its adversary; alone (of a damping, a distance) it is a part like others.
+        for name, identity in known.items():
+            if identity.part == "d" and ("optimizer", "discriminator") in identity.labels:
+                known[name] = replace(identity, labels=(("part", "d"),), rank=max(identity.rank, 40))
     if any(i.metric == "entropy" for i in known.values()):
         return
     for name, neighbour, scale in _ENTROPY_AS_LOSS:
@@ -386,8 +392,8 @@ class Resume:
     def __str__(self) -> str:
         if self.from_start:
             return (
-                f"after step {self.before:,} the record begins again at step {self.step:,}; judged as a resume: "
-                "if it is another run, give each a file of its own"
+                f"after step {self.before:,} the record begins again at step {self.step:,}: "
+                "judged as another run if its loss begins again too, otherwise as a resume"
             )
         return f"after step {self.before:,} the record goes on at step {self.step:,} (resumed)"
 

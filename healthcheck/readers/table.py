@@ -15,7 +15,7 @@ from typing import Any
 
 from healthcheck.core.protocols import Position
 from healthcheck.readers.base import UNNAMED, UnreadableRunError, cell, head_text, is_binary, open_text
-from healthcheck.readers.columns import identify, step_rank
+from healthcheck.readers.columns import identify, said_by_file, step_rank
 
 _DELIMITERS = (",", "\t", ";", "|")
 _START = 40
@@ -44,7 +44,7 @@ class TableReader:
             return 0.0
         delimiter = find_delimiter(lines)
         if not delimiter:
-            return 0.7 if _is_column(lines) else 0.0
+            return 0.7 if _is_column(lines, path) else 0.0
         rows = list(_split(lines, delimiter))
         width = len(rows[0])
         if width < 2 or len(rows) < 2:
@@ -56,7 +56,7 @@ class TableReader:
             return 0.6 if _is_ragged(rows) else 0.0
         header = not _is_nameless(rows[0])
         # Numbers that nothing names may be anything: asked for by name only.
-        score = 0.8 if header else 0.4 if delimiter == " " or _known_layout(rows[0]) else 0.35
+        score = 0.8 if header else 0.4 if delimiter == " " or _known_layout(rows[0], path) else 0.35
         return score - (0.15 if delimiter == " " else 0.0)
 
     def names(self, path: Path) -> list[str]:
@@ -174,14 +174,12 @@ def _is_triple(cells: list[str]) -> bool:
     return len(cells) == 3 and cells[0].isdigit() and cells[1].isidentifier() and isinstance(cell(cells[2]), float)
 
 
-def _is_column(lines: list[str]) -> bool:
-    """One column of numbers below a name that we know: ``reward``, ``loss``."""
+def _is_column(lines: list[str], path: Path) -> bool:
+    """One column of numbers below a name that we know (``reward``, ``loss``), or in a file that is named so."""
     names, numbers = [line.strip().strip("\"'") for line in lines[:1]], lines[1:]
+    named = said_by_file(path) if isinstance(cell(names[0]), float) else identify(names[0]).known
     return (
-        len(numbers) >= _COLUMN_ROWS
-        and not isinstance(cell(names[0]), float)
-        and identify(names[0]).known
-        and all(isinstance(cell(line.strip()), float) for line in numbers)
+        len(numbers) >= _COLUMN_ROWS and bool(named) and all(isinstance(cell(line.strip()), float) for line in numbers)
     )
 
 
@@ -288,15 +286,26 @@ def _is_nameless(first: list[str]) -> bool:
     return not any(step_rank(c) is not None or identify(c).known for c in first if not isinstance(cell(c), float))
 
 
-def _known_layout(first: list[str]) -> bool:
-    """Rows without names that say by their layout what they are: step and value, epoch, step and value."""
-    return _is_triple(first) or (len(first) in (2, 3) and all(c.strip().isdigit() for c in first[:-1]))
+def _known_layout(first: list[str], path: Path) -> bool:
+    """Rows without names that say by their layout what they are: step and value, epoch, step and value.
+
+    Whole numbers that are written with a point (numpy's ``savetxt``) count where the file is named after the value.
+    """
+    if _is_triple(first) or len(first) not in (2, 3):
+        return _is_triple(first)
+    if all(c.strip().isdigit() for c in first[:-1]):
+        return True
+    before = [cell(c) for c in first[:-1]]
+    return bool(said_by_file(path)) and all(isinstance(v, float) and v.is_integer() and v >= 0.0 for v in before)
 
 
 def _invented(path: Path, first: list[str], notes: list[str]) -> list[str]:
     width = len(first)
-    if _known_layout(first):
-        header = ["step", _series_of(path)] if width == 2 else ["epoch", "step", _series_of(path)]
+    if width == 1 and said_by_file(path):
+        header = [said_by_file(path)]
+    elif _known_layout(first, path):
+        value = said_by_file(path) or _series_of(path)
+        header = ["step", value] if width == 2 else ["epoch", "step", value]
     else:
         header = [f"{UNNAMED}{i + 1}" for i in range(width)]
     notes.append(f"no header; columns taken as {', '.join(header)}")

@@ -24,6 +24,7 @@ from healthcheck.extend import guard
 from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.readers.record import incomplete
 from healthcheck.readers.series import RecordedRun
+from healthcheck.replay.another import Beginnings
 from healthcheck.rulelang.accepted import Accepted, find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Cause, RuleSet
@@ -208,6 +209,8 @@ class Seen:
     seconds: float = 0.0
     metrics: dict[str, None] = field(default_factory=dict)
     """Names of the metrics, in the order in which they came."""
+    runs: int = 1
+    """Runs that the record holds one after the other, each judged by itself."""
     problem: str = ""
     """Why reading ended early; empty if it did not."""
 
@@ -231,6 +234,15 @@ class Play:
         """Of the metrics that a rule may find not finite: what they were before."""
         self.breakable = frozenset(c.selector.metric for c in rules.causes if c.condition.judges_nonfinite)
         self._observing = rules.settings.get("mode") == "observe"
+
+        self._derived = copy.deepcopy([derived.state() for derived in rules.derived])
+
+    def begin_again(self, step: int, start_step: int) -> None:
+        """Another run begins in the record: nothing that the one before has shown holds for it."""
+        for derived, state in zip(self.rules.derived, self._derived, strict=True):
+            derived.restore(copy.deepcopy(state))
+        self.history = History()
+        self.engine.begin_again(step, start_step)
 
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
@@ -333,14 +345,25 @@ def play(
     if head:
         seen.first_step = head[0][0]
         look = follow(plays) if follow is not None else None
-        _feed(chain(head, batches), run, plays, seen, look)
+        _feed(chain(head, batches), run, plays, seen, look, before_first=seen.first_step - start_step)
     return plays, seen
 
 
 def _feed(
-    batches: Iterator[Batch], run: RecordedRun, plays: Sequence[Play], seen: Seen, look: Callable[[], None] | None
+    batches: Iterator[Batch],
+    run: RecordedRun,
+    plays: Sequence[Play],
+    seen: Seen,
+    look: Callable[[], None] | None,
+    *,
+    before_first: int,
 ) -> None:
-    """The loop over the whole record."""
+    """The loop over the whole record.
+
+    :param before_first: how many steps a run of it has made before its first row.
+    """
+    beginnings = Beginnings()
+    foreign = run.reader.name != "record"
     ticking = any(p.engine.needs_watchdog for p in plays)
     resumes = run.resumes
     resumed = count = 0
@@ -353,8 +376,15 @@ def _feed(
         if step < last and resumed < len(resumes):
             resumed = len(resumes)
             _judge_block(plays, block, look)
+            another = foreign and resumes[-1].from_start and beginnings.another(samples)
+            seen.runs += another
             for p in plays:
-                p.engine.rewind(step)
+                if another:
+                    p.begin_again(step, max(0, step - before_first))
+                else:
+                    p.engine.rewind(step)
+        if foreign:
+            beginnings.saw(samples)
         if count <= _LOOK_CLOSELY or count % _LOOK_EVERY == 0:
             for sample in samples:
                 seen.metrics[sample.metric] = None
@@ -451,6 +481,7 @@ def replay_report(play: Play, run: RecordedRun, seen: Seen, registry: Registry, 
         "metrics": list(seen.metrics),
         "resumes": [{"before": r.before, "step": r.step} for r in run.resumes],
         "notes": list(dict.fromkeys(run.notes)),
+        "runs": seen.runs,
     }
     if seen.problem:
         record["problem"] = seen.problem

@@ -17,6 +17,7 @@ from healthcheck.rulelang.conditions.base import (
     choice_schema,
     flag_schema,
     min_samples_of,
+    number_schema,
     options_schema,
     sample_count,
     the_comparator,
@@ -170,38 +171,51 @@ class NoImprovement(UnboundedScorer):
 
 
 class Unchanged(UnboundedScorer):
-    """Score: how many samples in a row were equal, bit for bit, to the one before them."""
+    """Score: how many samples in a row were equal, bit for bit, to the one before them.
 
-    __slots__ = ("_last", "_run", "normal")
+    :param times: a run counts once it is so many times as long as the longest one before it; 0: always. A value that is
+        computed now and then and logged more often than that (an average over finished episodes, at each step) stands still
+        in between.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_last", "_longest", "_run", "_times", "normal")
+
+    def __init__(self, times: float = 0.0) -> None:
         self.normal: float | None = None
+        self._times = times
         self._last: float | None = None
-        self._run = 0.0
+        self._run = self._longest = 0.0
+        """The run at hand, and the longest one that is over."""
 
     def update(self, values: Sequence[float], steps: Sequence[int], quiet: Bound) -> Sequence[Scored]:
-        last, run = self._last, self._run
+        last, run, times = self._last, self._run, self._times
         found: Found = ()
         for value in values:
             if last is None:
                 found = found or []
                 found.append((None, None))
             else:
-                run = run + 1.0 if value == last else 0.0
+                if value == last:
+                    run += 1.0
+                else:
+                    if run > self._longest:
+                        self._longest = run
+                    run = 0.0
+                score = run if run >= times * self._longest else 0.0
                 if found:
-                    found.append((run, last))
-                elif not quiet.low <= run <= quiet.high:
-                    found = [(run, last)]
+                    found.append((score, last))
+                elif not quiet.low <= score <= quiet.high:
+                    found = [(score, last)]
                 self.normal = last
             last = value
         self._last, self._run = last, run
         return found
 
     def state(self) -> Any:
-        return [self._last, self._run, self.normal]
+        return [self._last, self._run, self.normal, self._longest]
 
     def restore(self, state: Any) -> None:
-        self._last, self._run, self.normal = state[0], float(state[1]), state[2]
+        self._last, self._run, self.normal, self._longest = state[0], float(state[1]), state[2], float(state[3])
 
 
 def compile_delta(options: Any, rule: Mapping[str, Any]) -> Condition:
@@ -261,10 +275,11 @@ def compile_unchanged(options: Any, rule: Mapping[str, Any]) -> Condition:
     if options is False:
         raise OptionError("`unchanged: false` checks nothing; to switch the rule off write `rule-id: off`")
     over = sample_count(options, "over", 1) if isinstance(options, Mapping) else 1
+    times = float(options.get("times", 0.0)) if isinstance(options, Mapping) else 0.0
     return CompiledCondition(
         "unchanged",
         Threshold("at_least", over, f"unchanged for {over} sample{'s' if over != 1 else ''}"),
-        Unchanged,
+        lambda: Unchanged(times),
         "{series} has been exactly {value} for {score:,.0f} samples more",
         min_samples=2,
         window=over,
@@ -317,6 +332,11 @@ UNCHANGED = ConditionType(
             "The value is bit for bit the same as before, `over` samples in a row.",
             compare=False,
             over=window_schema("Samples in a row that equal the one before them (1).", least=1),
+            times=number_schema(
+                "The run must be so many times as long as the longest one before it (0): what is logged more often than it "
+                "is computed stands still in between.",
+                minimum=0,
+            ),
         ),
         "type": ["object", "boolean"],
     },

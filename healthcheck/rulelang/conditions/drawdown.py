@@ -17,8 +17,10 @@ is what an early stop would have kept.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import sqrt
+from statistics import median
 from typing import Any
 
 from healthcheck.core.protocols import Bound, Condition, ConditionType, Scored
@@ -47,20 +49,27 @@ LEAST_SCATTER = 0.01
 """Scatter is at least this share of the peak: a reward that wavers by less stands still."""
 SETTLED = 4
 """Samples in the level from which on a fall counts where nothing to speak of had been gained before it."""
+LASTING = 8
+"""Samples below the best ones from which on single good samples do not end a fall."""
 
 
 class Drawdown(UnboundedScorer):
     """Score: (highest level - level) / (highest level - lowest level before it); 0 within the noise."""
 
     __slots__ = (
+        "_beside",
         "_count",
+        "_deepest",
         "_fallen",
+        "_for",
         "_jumps",
         "_last",
         "_lowest",
+        "_lowest_since",
         "_min_samples",
         "_moved_by",
         "_moves",
+        "_newest",
         "_noise",
         "_peak",
         "_peak_of",
@@ -71,6 +80,7 @@ class Drawdown(UnboundedScorer):
         "_smooth",
         "_trough",
         "_turned",
+        "_wandered",
         "normal",
     )
 
@@ -91,6 +101,13 @@ class Drawdown(UnboundedScorer):
         """The newest difference of neighbours, and how many there were."""
         self._turned, self._jumps = 0.0, (0.0, 0.0)
         """The sum of all differences of differences, and the two largest of them."""
+        self._lowest_since, self._wandered = 0.0, 0.0
+        """The lowest level since the highest, and the deepest fall that was made good."""
+        self._newest: deque[float] = deque(maxlen=SETTLED)
+        self._beside = 0.0
+        """The median of the newest samples when the highest level was reached."""
+        self._for, self._deepest = 0, 0.0
+        """For how many samples it has been fallen, and how far at most."""
         self._fallen = False
         """Whether the level lies below the peak by more than the noise: what the fall does is no noise."""
 
@@ -104,9 +121,10 @@ class Drawdown(UnboundedScorer):
             if recent.size < self._smooth:
                 recent.size = max(1, min(self._smooth, count // SHARE))
             push(value)
+            self._newest.append(value)
             level = recent.median
             if count == 1:
-                self._peak = self._peak_worse = self._trough = self._lowest = self.normal = level
+                self._peak = self._peak_worse = self._trough = self._lowest = self._lowest_since = self.normal = level
             else:
                 if not self._fallen:
                     differences.append(value - self._last)
@@ -125,8 +143,15 @@ class Drawdown(UnboundedScorer):
                         self._scatter = self._noise.usual() if self._noise.known >= FEWEST_DIFFERENCES else None
                 if level < self._lowest:
                     self._lowest = level
+                if level >= self._peak:
+                    # A fall that was made good says how far this series wanders.
+                    self._wandered = max(self._wandered, self._peak - self._lowest_since)
+                    self._lowest_since = level
+                elif level < self._lowest_since:
+                    self._lowest_since = level
                 if level > self._peak:
                     self._peak = self.normal = level
+                    self._beside = median(self._newest)
                     self._peak_worse, self._peak_of = ordered[len(ordered) // 4], len(ordered)
                     self._trough = self._lowest
             self._last = value
@@ -142,7 +167,13 @@ class Drawdown(UnboundedScorer):
                 # exploration are bad ones among good ones, and the best level of sparse rewards is a few lucky ones.
                 better = ordered[3 * n // 4]
                 fallen = fall > 0.0 and self._peak - better > asked and better < self._peak_worse
-                self._fallen = fallen and (gain > asked or n >= SETTLED)
+                # A best level of one or two samples is a lucky episode unless those before it were nearly as good.
+                fallen = fallen and (self._peak_of >= SETTLED or self._beside - better > 0.5 * fall)
+                fallen = fallen and (gain > asked or n >= SETTLED) and fall > self._wandered
+                # What has lasted is over when the level is half way back, not when the newest quarter is luckier once.
+                self._for = self._for + 1 if fallen or (self._for >= LASTING and fall > 0.5 * self._deepest) else 0
+                self._deepest = max(self._deepest, fall) if self._for else 0.0
+                self._fallen = self._for > 0
                 score = fall / max(gain, asked, scatter) if self._fallen else 0.0
             if found:
                 found.append((score, self.normal))
@@ -157,6 +188,7 @@ class Drawdown(UnboundedScorer):
             "numbers": [self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse],
             "found": [self.normal, self._fallen, self._scatter],
             "moved": [self._moved_by, self._moves, self._turned, *self._jumps, self._peak_of],
+            "wandered": [self._lowest_since, self._wandered, self._for, self._deepest, self._beside, *self._newest],
         }
 
     def restore(self, state: Any) -> None:
@@ -164,6 +196,8 @@ class Drawdown(UnboundedScorer):
         self.normal, self._fallen, self._scatter = state["found"]
         self._moved_by, self._moves, self._turned, first, second, self._peak_of = state["moved"]
         self._jumps = (first, second)
+        self._lowest_since, self._wandered, self._for, self._deepest, self._beside, *newest = state["wandered"]
+        self._newest = deque(newest, maxlen=SETTLED)
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
         self._noise.differences.clear()

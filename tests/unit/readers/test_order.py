@@ -59,7 +59,7 @@ def test_a_record_that_begins_again_may_be_another_run_and_that_is_said(read: Re
 
     assert steps(run) == [10, 20, 10, 20]
     assert run.resumes == [Resume(20, 10, from_start=True)]
-    assert "if it is another run, give each a file of its own" in run.notes[0]
+    assert "judged as another run if its loss begins again too, otherwise as a resume" in run.notes[0]
 
 
 def test_a_second_pass_starts_afresh(read: Read) -> None:

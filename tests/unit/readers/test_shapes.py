@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from healthcheck.readers.base import UnreadableRunError
 from healthcheck.readers.series import RecordedRun
 
 
@@ -510,3 +511,43 @@ def test_a_long_json_document_of_columns_is_known_by_the_names_of_its_first_ones
     rewards = [i / 7 for i in range(9000)]
     run = read("log.json", json.dumps({"ep_rewards": rewards, "ep_lengths": [5] * 9000}))
     assert list(run.series()["reward"].values) == rewards
+
+
+NUMBERS = [float(i * i % 7) for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rewards.csv", "\n".join(f"{v:.18e}" for v in NUMBERS) + "\n"),
+        ("long_term_rewards.txt", "\n".join(map(str, NUMBERS)) + "\n"),
+        ("reward_history.json", json.dumps(NUMBERS)),
+        ("training_rewards.csv", "\n".join(f"{i:.18e},{v:.18e}" for i, v in enumerate(NUMBERS)) + "\n"),
+    ],
+)
+def test_bare_numbers_are_what_their_file_is_named_after(
+    read: Callable[..., RecordedRun], name: str, text: str
+) -> None:
+    assert list(read(name, text).series()["reward"].values) == NUMBERS
+
+
+@pytest.mark.parametrize("name", ["numbers.csv", "results.json"])
+def test_bare_numbers_that_nothing_names_are_no_recording(read: Callable[..., RecordedRun], name: str) -> None:
+    text = json.dumps(NUMBERS) if name.endswith("json") else "\n".join(map(str, NUMBERS)) + "\n"
+    with pytest.raises(UnreadableRunError):
+        read(name, text)
+
+
+def test_a_long_document_whose_first_column_is_the_step_is_read_to_the_others(
+    read: Callable[..., RecordedRun],
+) -> None:
+    rewards = [i / 7 for i in range(12_000)]
+    run = read("log.json", json.dumps({"timesteps": list(range(12_000)), "mean_rewards": rewards}))
+    assert list(run.series()["reward"].values) == rewards
+
+
+def test_a_letter_is_a_discriminator_beside_its_adversary_only(read: Callable[..., RecordedRun]) -> None:
+    physics = read("a.csv", "epoch,loss_total,loss_H,loss_D\n1,2.0,1.5,0.5\n2,1.8,1.4,0.4\n")
+    adversaries = read("b.csv", "epoch,loss_G,loss_D\n1,2.0,0.5\n2,1.8,0.4\n")
+    assert not any("optimizer=discriminator" in name for name in physics.series())
+    assert "loss[optimizer=discriminator]" in adversaries.series()

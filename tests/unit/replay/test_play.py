@@ -161,3 +161,71 @@ def test_after_a_resume_buckets_cooldown_and_absence_count_from_the_new_step() -
     series = engine.by_id["kl"].series[()]
     assert series is not None
     assert (engine.by_id["kl"].samples, series.last_step) == (3, 60)
+
+
+RISE = """
+version: 1
+metrics: {smooth: "ewma(loss, 5) + 0 * loss"}
+rules:
+  rise: {metric: loss, when: {rebound: {above: 1.5}}, for: 3}
+  drift: {metric: smooth, when: {ratio: {above: 1.5, to: median, window: 10}}, for: 2}
+"""
+FALLING = [4.0 * 0.9**i for i in range(30)]
+
+
+def folds(path: Path, *runs: list[float], metric: str = "loss", from_step: int = 1) -> RecordedRun:
+    rows = [f"{i},{v}" for run in runs for i, v in enumerate(run, from_step)]
+    path.write_text("\n".join([f"epoch,{metric}", *rows]) + "\n")
+    return read_run(path)
+
+
+def test_runs_one_after_the_other_in_a_file_are_each_judged_by_themselves(tmp_path: Path) -> None:
+    (judged,), seen = play(folds(tmp_path / "folds.csv", FALLING, FALLING, FALLING), [rules(RISE)])
+
+    assert judged.alerts == []
+    assert seen.runs == 3
+
+
+def test_a_fault_in_the_second_of_them_is_told_and_does_not_go_on_into_the_third(tmp_path: Path) -> None:
+    risen = [*FALLING, 9.0, 9.5, 9.9, 9.7]
+    run = folds(tmp_path / "folds.csv", FALLING, risen, [*FALLING, *FALLING[-1:] * 9])
+    (judged,), seen = play(run, [rules(RISE)])
+
+    rise = next(alert for alert in judged.alerts if alert.rule == "rise")
+    assert (rise.fired_step, rise.cleared_step) == (34, 34)
+    report = replay_report(judged, run, seen, REGISTRY, path="folds.csv")
+    assert report["rules"]["rise"]["verdict"] == "warned"
+    assert report["record"]["runs"] == 3
+
+
+def test_what_was_judged_in_a_run_before_is_no_rule_without_data(tmp_path: Path) -> None:
+    run = folds(tmp_path / "folds.csv", FALLING, [4.0])
+    (judged,), seen = play(run, [rules(RISE)])
+
+    report = replay_report(judged, run, seen, REGISTRY, path="folds.csv")
+    assert report["rules"]["rise"]["verdict"] == "ok"
+    assert report["rules"]["rise"]["samples"] == 31
+
+
+def test_a_loss_that_goes_on_where_it_stood_is_of_the_same_run(tmp_path: Path) -> None:
+    # Steps that are counted in each epoch: the second pass over them goes on with the loss of the first.
+    on = [FALLING[-1] * 0.97**i for i in range(20)]
+    _, seen = play(folds(tmp_path / "a.csv", FALLING, on), [rules(RISE)])
+    assert seen.runs == 1
+
+    noise = [0.7 + 0.01 * (i % 3) for i in range(20)]
+    _, seen = play(folds(tmp_path / "b.csv", noise, noise), [rules(RISE)])
+    assert seen.runs == 1
+
+
+def test_a_resume_in_the_middle_is_no_other_run(tmp_path: Path) -> None:
+    path = tmp_path / "resumed.csv"
+    path.write_text("epoch,loss\n" + "".join(f"{i},{4.0 / i}\n" for i in (1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7)))
+    _, seen = play(read_run(path), [rules(RISE)])
+    assert seen.runs == 1
+
+
+def test_rewards_that_begin_again_are_of_another_run(tmp_path: Path) -> None:
+    seeds = folds(tmp_path / "seeds.csv", [float(i) for i in range(40)], [float(i) for i in range(40)], metric="reward")
+    _, seen = play(seeds, [rules(RISE)])
+    assert seen.runs == 2

@@ -475,3 +475,11 @@ def test_rebound_does_not_take_tasks_that_take_turns_for_a_rise(levels: tuple[fl
 def test_rebound_does_not_judge_what_has_been_negative() -> None:
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, -1, 3, 9]) == [None, 1.0, None, None, None]
     assert scores(condition("rebound", {"above": 1.05}), [5, 4, 0, 4, 8])[2:] == [None, 1.0, 2.0]
+
+
+def test_unchanged_can_ask_for_longer_than_it_ever_stood_before() -> None:
+    held = [1.0] * 4 + [2.0] * 4 + [3.0] * 14
+    found = scores(condition("unchanged", {"over": 2, "times": 3}), held)
+    assert found[:4] == [None, 1.0, 2.0, 3.0]  # nothing before it to compare with
+    assert found[4:17] == [0.0] * 13
+    assert found[17:] == [9.0, 10.0, 11.0, 12.0, 13.0]

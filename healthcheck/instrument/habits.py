@@ -82,16 +82,21 @@ class HabitHooks:
 
         return manual_seed
 
+    # Only functions may be in the closures of the two below: torch's compiler reads those of methods that it finds on objects
+    # made inside of a graph, and breaks the graph at anything else.
+
     def _sample(self, original: Function) -> Function:
         from torch.compiler import is_compiling
 
-        def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(distribution, *args, **kwargs)
-            if is_compiling():
-                return result
+        def note(distribution: Any, result: Any) -> None:
             machine = self._watching()
             if machine is not None and not machine.paused:
                 guarded(machine.session, _drawn, machine, distribution, result)
+
+        def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(distribution, *args, **kwargs)
+            if not is_compiling():
+                note(distribution, result)
             return result
 
         return sample
@@ -99,11 +104,14 @@ class HabitHooks:
     def _score(self, original: Function) -> Function:
         from torch.compiler import is_compiling
 
+        def note(distribution: Any) -> None:
+            machine = self._watching()
+            if machine is not None and getattr(distribution.loc, "requires_grad", False):
+                machine.session.facts.habits.scored = True
+
         def log_prob(distribution: Any, value: Any) -> Any:
             if not is_compiling():
-                machine = self._watching()
-                if machine is not None and getattr(distribution.loc, "requires_grad", False):
-                    machine.session.facts.habits.scored = True
+                note(distribution)
             return original(distribution, value)
 
         return log_prob

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from healthcheck.core.protocols import Probe
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
+from healthcheck.probes.arrangement import ArrangementProbe
 from healthcheck.probes.attention import AttentionProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
@@ -152,6 +153,7 @@ PROBES: tuple[type[Probe], ...] = (
     LabelOrderProbe,
     PaddingProbe,
     PaddedPositionsProbe,
+    ArrangementProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,

@@ -371,24 +371,32 @@ class LossSignProbe:
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
+        Metric(
+            "loss.entropy_minimised",
+            "1 if a loss of policy gradients grows with the entropy of the policy, so that training makes it smaller, else 0.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss", "a policy gradient with a term for its entropy"),
+        ),
     )
 
     def __init__(self) -> None:
         self.rests_until = 0
         self._looks = 0
-        self._sign: tuple[int, float] = (0, 0.0)
-        """Of which step, and which: 1 and -1 for errors that are all made smaller or larger, 0 for others."""
+        self._sign: tuple[int, float, float] = (0, 0.0, 0.0)
+        """Of which step, and which: 1 and -1 for errors that are all made smaller or larger, 0 for others. The last one is that
+        of the policy's entropy."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
             if event.loss_graph is not None and event.phase == "train" and demand.due("loss.maximised", event.step):
                 signs = set(_signs(event.loss_graph))
-                self._sign = (event.step, signs.pop() if len(signs) == 1 else 0.0)
+                entropy = _sign_of_entropy(event.loss_graph)
+                self._sign = (event.step, signs.pop() if len(signs) == 1 else 0.0, entropy)
             return ()
-        step, sign = self._sign
+        step, sign, entropy = self._sign
         if step != event.step or event.optimizer is None:
             return ()
-        self._sign = (0, 0.0)
+        self._sign = (0, 0.0, 0.0)
         self._looks += 1
         if self._looks >= SIGN_LOOKS:
             self.rests_until = sys.maxsize
@@ -396,7 +404,58 @@ class LossSignProbe:
         facts = {"optimizer": "maximize=True"} if up else {"loss": "negated"}
         facts |= where_made(event, event.optimizer) if up else where_called(event, "backward")
         value = float(sign == (1.0 if up else -1.0))
-        return (Sample("loss.maximised", step, value, detail=(lambda: facts) if value else None),)
+        samples = [Sample("loss.maximised", step, value, detail=(lambda: facts) if value else None)]
+        if entropy:
+            down = float(entropy == (-1.0 if up else 1.0))
+            place = where_called(event, "backward")
+            samples.append(Sample("loss.entropy_minimised", step, down, detail=(lambda: place) if down else None))
+        return samples
+
+
+def _sign_of_entropy(root: Any) -> float:
+    """1 if a loss of policy gradients grows with the entropy of the policy, -1 if it falls; 0 where it has no such term.
+
+    Entropies are known by the product of probabilities with their own logarithms, as ``Categorical.entropy`` and scripts
+    make it. Of losses without weighted log probabilities nothing is said: who makes predictions sharper does so on purpose.
+    """
+    if not any(kind == "Mul" and _weighs_log_probabilities(n) for n, kind in made_of(root, _BETWEEN, KIND_NODES)):
+        return 0.0
+    waiting, seen = [(root, 1.0)], 0
+    while waiting and seen < KIND_NODES:
+        node, sign = waiting.pop()
+        seen += 1
+        kind = kind_of(node)
+        if kind == "Mul" and _times_own_logarithm(node):
+            return -sign
+        if kind in _KEEPING:
+            waiting += [(parent, sign) for parent in parents_of(node)]
+        elif kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
+            waiting += [(parent, -sign) for parent in parents_of(node)]
+        elif kind == "Sub":
+            (first, _), *rest = node.next_functions
+            waiting += [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
+        elif kind in ("Mul", "Div") and (factor := _factor(node)):
+            waiting += [(parent, sign * factor) for parent in parents_of(node)]
+    return 0.0
+
+
+def _times_own_logarithm(node: Any) -> bool:
+    """Whether probabilities are multiplied with log probabilities, both of them trained: ``p * log p``."""
+    parents = [past_neutral(parent) for parent, _ in node.next_functions if parent is not None]
+    if len(parents) != 2:
+        return False
+    kinds = [kind_of(parent) for parent in parents]
+    for own, (other, kind) in ((kinds[0], (parents[1], kinds[1])), (kinds[1], (parents[0], kinds[0]))):
+        if own not in ("Softmax", "Exp"):
+            continue
+        if kind in ("LogSoftmax", "Log"):
+            return True
+        less = past_neutral(source_of(other)) if kind == "Clamp" else other
+        if kind_of(less) == "Sub" and any(
+            kind_of(past_neutral(parent)) == "Logsumexp" for parent, _ in less.next_functions
+        ):
+            return True
+    return False
 
 
 def _signs(root: Any) -> Iterator[float]:

@@ -189,6 +189,9 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "loss.constant_penalty",
         "modules.repeated",
         "modules.by_batch_in_eval",
+        "layers.mixed_by_view",
+        "layers.norm_of_one",
+        "output.at_padding",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

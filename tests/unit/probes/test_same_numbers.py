@@ -305,9 +305,23 @@ def clamped(play: Play) -> None:
         )
 
 
+def sequences(play: Play) -> None:
+    """Rows of different lengths, answered from their last position."""
+    torch.manual_seed(14)
+    embedding, time, output = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 8), nn.Linear(8, 3)
+    model = nn.ModuleList([embedding, time, output])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for play.step in range(1, STEPS + 1):
+        ids = torch.randint(1, 20, (16, 5)) * (torch.arange(5) < torch.randint(1, 6, (16, 1)))
+        y = torch.randint(0, 3, (16,))
+        play.update(
+            model, optimizer, [lambda ids=ids, y=y: F.cross_entropy(output(time(embedding(ids)).tanh()[:, -1]), y)]
+        )
+
+
 PLAYS = [
     classifier, regression, scaled, zero_gradients, autoencoder, adversaries, language, contrastive, policy, denoiser, rare,
-    evaluated, attending, clamped,
+    evaluated, attending, clamped, sequences,
 ]  # fmt: skip
 
 

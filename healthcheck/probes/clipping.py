@@ -77,6 +77,12 @@ class ClippingProbe:
             return ()
         self._given[index] = event.step
         step, labels = event.step, optimizer_labels(index)
+        if type(norm) is float:  # nearly always on a host, and each call costs
+            ratio = limit / (norm + 1e-6)
+            return [
+                Sample("clip.applied", step, 1.0 if norm > limit else 0.0, labels),
+                Sample("clip.ratio", step, 1.0 if ratio >= 1.0 else ratio, labels),
+            ]
         return [
             Sample("clip.applied", step, where(norm > limit, 1.0, 0.0), labels),
             Sample("clip.ratio", step, minimum(1.0, limit / (norm + 1e-6)), labels),

@@ -188,8 +188,8 @@ class GradientFacts:
         return [norm == 0 == norms[k] for norm, k in zip(norms, _with_weight(self.names), strict=True)]
 
 
-def _facts_of(stats: GradientStats, names: Sequence[str]) -> dict[str, Any]:
-    return GradientFacts(stats, names)()
+def _facts_of(stats: GradientStats, names: Sequence[str], factor: Any) -> dict[str, Any]:
+    return GradientFacts(stats, names, factor)()
 
 
 def _zeros_of(stats: GradientStats, names: Sequence[str]) -> dict[str, Any]:
@@ -387,20 +387,29 @@ class GradientProbe:
             for key, every in ordered:
                 if not step % every:
                     due.append(key)
-            if type(norm) is not float or norm - norm != 0.0 or factor is not None or row.grad_norm is not None:
+            given = row.grad_norm
+            value = norm if given is None and factor is None else given
+            if (
+                type(norm) is not float
+                or norm - norm != 0.0
+                or type(value) is not float
+                or value - value != 0.0
+                or (factor is not None and type(factor) is not float)
+            ):
                 made += self._of_row(row, stats, GradientFacts(stats, names, factor), due, dims, factor, index)
                 continue
-            # Nearly always so: finite, on the host, and neither clipped nor scaled.
+            # Nearly always so: finite, on the host, and the loop's own norm where it clips.
             labels = optimizer_labels(index) if index else NO_LABELS
-            detail = partial(_facts_of, stats, names)
-            made.append(Sample("grad_norm", step, norm, labels, "train", time, detail))
+            detail = partial(_facts_of, stats, names, factor)
+            made.append(Sample("grad_norm", step, value, labels, "train", time, detail))
             for key in due:
                 if key == "grad_nonfinite":
                     made.append(Sample(key, step, 0.0, labels, "train", time, detail))
                 elif key == "grads.zero" and 0.0 not in stats.numbers[len(stats.fields) :][: len(stats.indices)]:
                     made.append(Sample(key, step, 0.0, labels, "train", time, partial(_zeros_of, stats, names)))
                 else:
-                    made += self._of_row(row, stats, GradientFacts(stats, names), [key], dims, None, index)[1:]
+                    facts = GradientFacts(stats, names, factor)
+                    made += self._of_row(row, stats, facts, [key], dims, factor, index)[1:]
         return made
 
     def _of_row(

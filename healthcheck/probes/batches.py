@@ -211,12 +211,13 @@ class BatchProbe:
 
     def _count_targets(self, facts: BatchFacts, name: str, tensor: Any) -> None:
         known = name in self._convention
-        if not known and self._seen > SETTLED and self._seen % LOOK_EVERY:
+        # On a device, asking for a sign of the convention would be a wait.
+        if not known and (not on_host(tensor) or (self._seen > SETTLED and self._seen % LOOK_EVERY)):
             return
         left_out = tensor.detach() == IGNORE
         if not known:
-            if not on_host(left_out) or not bool(left_out.any()):
-                return  # no sign of the convention (on a device, asking would be a wait)
+            if not bool(left_out.any()):
+                return
             self._convention.add(name)
         facts.targets.append(number((~left_out).sum()))
 

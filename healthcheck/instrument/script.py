@@ -300,6 +300,7 @@ class ScriptTrainer:
     ) -> None:
         self.session = session
         self._job = job
+        self._begins_job = False
         self._leave = leave
         self._inside = InProcess(session, self._script_does_not_stop)
         self._patches = self._inside.patches
@@ -327,6 +328,7 @@ class ScriptTrainer:
         if self.session.watching:
             self._attach()
         if self._job is not None:
+            self._begins_job = True
             self._job.tell(os.environ)
         try:
             ending = self._execute(main)
@@ -433,7 +435,9 @@ class ScriptTrainer:
         self._finishing = True
         self._inside.machine.finish()
         unwatched = self._children.unwatched()
-        if self._job is not None:
+        if (
+            self._job is not None and self._begins_job
+        ):  # of a child's siblings it says nothing: whoever has begun the job does
             unwatched += self._job.not_watched()
             ending.children, ending.watched = self._job.summary()
         if unwatched and (self.session.step or ending.watched):

@@ -119,7 +119,7 @@ th[aria-sort=ascending] button::after { content: " \\2191"; } th[aria-sort=desce
 td:nth-child(1) { white-space: nowrap; }
 .n { text-align: right; }
 @media (max-width: 40rem) { main { padding: .8rem .7rem 3rem; } .plot { padding-left: 3.4rem; } .xt.few { display: none; }
-  td:nth-child(1) { white-space: normal; } .lane { grid-template-columns: 5.6rem 1fr; } .heatmap { grid-template-columns: 5.5rem 1fr; }
+  td:nth-child(1) { white-space: normal; } .lane { grid-template-columns: 7rem 1fr; } .ln { font-size: .74rem; } .heatmap { grid-template-columns: 5.5rem 1fr; }
   .tall .area { height: 12rem; } .key { margin-left: .3rem; } .scale { float: none; display: block; } }
 @media print { article, figure, tr { break-inside: avoid; } nav, .h { display: none; } main { max-width: none; padding: 0; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }

@@ -199,12 +199,17 @@ def live_end(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> End:
         return End(128 + ending.signal, "interrupted", f"ended by signal {ending.signal}")
     if ending.interrupted:
         return End(INTERRUPTED, "interrupted", "interrupted from the keyboard")
+    children = ending.children.failed or ending.children.warned or ending.watched
+    of_children = (
+        f"; {children}" if children else ""
+    )  # a script fails because a process that it started has, more often than not
     if ending.exception is not None:
         elsewhere = "; ".join(filter(None, (run.elsewhere.failed, run.elsewhere.unseen)))
         own = f"the script raised {type(ending.exception).__name__}"
-        return End(1, "script failed", f"{own} ({elsewhere})" if elsewhere else own)
+        return End(1, "script failed", (f"{own} ({elsewhere})" if elsewhere else own) + of_children)
     if ending.script_exit_code and not ruled:
-        return End(ending.script_exit_code, "script failed", f"the script itself exited with {ending.script_exit_code}")
+        own = f"the script itself exited with {ending.script_exit_code}"
+        return End(ending.script_exit_code, "script failed", own + of_children)
     ours, theirs = run.elsewhere, ending.children
     if theirs.failed or theirs.warned:
         run = replace(run, elsewhere=Elsewhere(ours.failed or theirs.failed, ours.warned or theirs.warned, ours.unseen))

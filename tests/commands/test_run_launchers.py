@@ -181,6 +181,25 @@ def test_a_child_is_stopped_by_the_rules_that_were_named_and_the_job_fails(
     assert "train.py: at step 21 by loss-not-finite" in result.stderr
 
 
+def test_a_script_that_fails_because_a_child_was_stopped_says_so(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    result = run(healthcheck_command, folder, "start.py", "nan", options=("--rules", "rules.yaml"))
+    assert result.returncode == 1
+    said = json.loads((record(folder) / "report.json").read_text())["exit_words"]
+    assert said.startswith("the script itself exited with 1; train.py: at step 21 by loss-not-finite")
+
+
+def test_a_healthy_process_is_not_blamed_for_another_one_of_its_job(
+    folder: Path, healthcheck_command: Callable[..., Any]
+) -> None:
+    (folder / "two.sh").write_text(f"{sys.executable} train.py nan; {sys.executable} train.py\n")
+    result = run(healthcheck_command, folder, "bash", "two.sh", options=("--rules", "rules.yaml"))
+    blocks = [line for line in result.stderr.splitlines() if line.startswith("healthcheck: ")]
+    assert any(line.startswith("healthcheck: OK, 25 steps") for line in blocks), result.stderr
+    assert blocks[-1].startswith("healthcheck: FAILED, train.py: at step 21 by loss-not-finite; exit 1")
+
+
 def test_mistakes_in_the_rules_are_told_before_anything_runs(
     folder: Path, healthcheck_command: Callable[..., Any]
 ) -> None:

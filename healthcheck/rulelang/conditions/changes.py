@@ -170,19 +170,27 @@ class NoImprovement(UnboundedScorer):
         self._recent.extend(state[2])
 
 
+NEARLY = 0.9
+"""Of what was gained since the first value, from which on a value stands at its best."""
+
+
 class Unchanged(UnboundedScorer):
     """Score: how many samples in a row were equal, bit for bit, to the one before them.
 
     :param times: a run counts once it is so many times as long as the longest one before it; 0: always. A value that is
         computed now and then and logged more often than that (an average over finished episodes, at each step) stands still
         in between.
+    :param within: share of the first value; what lies so near to it counts as equal to it.
+    :param better: 1 if higher is better, -1 if lower is: what stays at (nearly) its best, having been worse, does not count; 0: all does.
     """
 
-    __slots__ = ("_last", "_longest", "_run", "_times", "normal")
+    __slots__ = ("_best", "_better", "_first", "_last", "_longest", "_run", "_times", "_within", "normal")
 
-    def __init__(self, times: float = 0.0) -> None:
+    def __init__(self, times: float = 0.0, within: float = 0.0, better: int = 0) -> None:
         self.normal: float | None = None
-        self._times = times
+        self._times, self._within, self._better = times, within, better
+        self._first = self._best = 0.0
+        """The first value, and the best one."""
         self._last: float | None = None
         self._run = self._longest = 0.0
         """The run at hand, and the longest one that is over."""
@@ -192,16 +200,19 @@ class Unchanged(UnboundedScorer):
         found: Found = ()
         for value in values:
             if last is None:
+                self._first = self._best = value
                 found = found or []
                 found.append((None, None))
             else:
-                if value == last:
+                if value == last or (self._within and self._near(value) and self._near(last)):
                     run += 1.0
                 else:
                     if run > self._longest:
                         self._longest = run
                     run = 0.0
                 score = run if run >= times * self._longest else 0.0
+                if self._better and self._at_its_best(value):
+                    score = 0.0
                 if found:
                     found.append((score, last))
                 elif not quiet.low <= score <= quiet.high:
@@ -212,10 +223,20 @@ class Unchanged(UnboundedScorer):
         return found
 
     def state(self) -> Any:
-        return [self._last, self._run, self.normal, self._longest]
+        return [self._last, self._run, self.normal, self._longest, self._first, self._best]
 
     def restore(self, state: Any) -> None:
-        self._last, self._run, self.normal, self._longest = state[0], float(state[1]), state[2], float(state[3])
+        self._last, self._run, self.normal = state[0], float(state[1]), state[2]
+        self._longest, self._first, self._best = (float(x) for x in state[3:])
+
+    def _near(self, value: float) -> bool:
+        return abs(value - self._first) <= self._within * abs(self._first)
+
+    def _at_its_best(self, value: float) -> bool:
+        if (value - self._best) * self._better > 0.0:
+            self._best = value
+        gained = (self._best - self._first) * self._better
+        return gained > 0.0 and (value - self._first) * self._better >= NEARLY * gained and not self._near(value)
 
 
 def compile_delta(options: Any, rule: Mapping[str, Any]) -> Condition:
@@ -275,11 +296,18 @@ def compile_unchanged(options: Any, rule: Mapping[str, Any]) -> Condition:
     if options is False:
         raise OptionError("`unchanged: false` checks nothing; to switch the rule off write `rule-id: off`")
     over = sample_count(options, "over", 1) if isinstance(options, Mapping) else 1
-    times = float(options.get("times", 0.0)) if isinstance(options, Mapping) else 0.0
+    times, within, better = 0.0, 0.0, 0
+    if isinstance(options, Mapping):
+        times = float(options.get("times", 0.0))
+        try:
+            within = parse_quantity(options.get("within", 0.0))
+        except QuantityError as error:
+            raise OptionError(str(error), "within") from None
+        better = {"min": -1, "max": 1}.get(str(options.get("best", "")), 0)
     return CompiledCondition(
         "unchanged",
         Threshold("at_least", over, f"unchanged for {over} sample{'s' if over != 1 else ''}"),
-        lambda: Unchanged(times),
+        lambda: Unchanged(times, within, better),
         "{series} has been exactly {value} for {score:,.0f} samples more",
         min_samples=2,
         window=over,
@@ -336,6 +364,13 @@ UNCHANGED = ConditionType(
                 "The run must be so many times as long as the longest one before it (0): what is logged more often than it "
                 "is computed stands still in between.",
                 minimum=0,
+            ),
+            within={
+                "description": "What lies so near to the first value, as a share of it, counts as equal to it (0).",
+                "allOf": [QUANTITY],
+            },
+            best=choice_schema(
+                "Which way is better: what stays at its best, having been worse, is no breach (none).", "min", "max"
             ),
         ),
         "type": ["object", "boolean"],

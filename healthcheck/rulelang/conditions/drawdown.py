@@ -5,10 +5,13 @@ The *level* is the median of the newest samples, an eighth of all so far and at 
 highest level less the lowest one before it. 1 is back at the start, more than 1 below it. Unlike the ratios of ``rebound`` it
 holds for values of any sign. The peak is never forgotten: a reward that fell and stays is as bad after a thousand samples.
 
-The better quarter of the newest samples must lie below the worse quarter of those that made the peak.
+The better quarter of the newest samples must lie below the worse quarter of those that made the peak. A peak of one or
+two samples counts if those before it were nearly as good (a lucky episode is no level), and a fall must be deeper than one that
+was made good before. What has lasted is over when the level is half way back.
 
 ``sigmas`` keeps noise apart: while the fall is no more than so many times the scatter of single samples, the score is 0. While
-the level or the peak is a single sample, twice as much is asked for, since both are extremes. A series that had gained
+the level or the peak is a single sample, twice as much is asked for, since both are extremes. Scatter is measured between neighbours and,
+since averages over the last episodes resemble theirs, a level apart, each by differences of differences. A series that had gained
 nothing to speak of is measured by that scatter: a fall from a level that was there from the start counts as well.
 
 The maximum drawdown of finance, relative to the gain (Magdon-Ismail and Atiya, "Maximum drawdown", 2004); the peak
@@ -61,6 +64,9 @@ class Drawdown(UnboundedScorer):
         "_count",
         "_deepest",
         "_fallen",
+        "_far",
+        "_far_jumps",
+        "_fars",
         "_for",
         "_jumps",
         "_last",
@@ -78,6 +84,7 @@ class Drawdown(UnboundedScorer):
         "_scatter",
         "_sigmas",
         "_smooth",
+        "_span",
         "_trough",
         "_turned",
         "_wandered",
@@ -101,6 +108,11 @@ class Drawdown(UnboundedScorer):
         """The newest difference of neighbours, and how many there were."""
         self._turned, self._jumps = 0.0, (0.0, 0.0)
         """The sum of all differences of differences, and the two largest of them."""
+        self._span: deque[float] = deque(maxlen=2 * smooth + 1)
+        self._far, self._fars = 0.0, 0
+        """The sum of differences of differences a level apart, and how many there were."""
+        self._far_jumps: list[float] = []
+        """The largest of them, which may be the fall itself."""
         self._lowest_since, self._wandered = 0.0, 0.0
         """The lowest level since the highest, and the deepest fall that was made good."""
         self._newest: deque[float] = deque(maxlen=SETTLED)
@@ -122,6 +134,7 @@ class Drawdown(UnboundedScorer):
                 recent.size = max(1, min(self._smooth, count // SHARE))
             push(value)
             self._newest.append(value)
+            self._span.append(value)
             level = recent.median
             if count == 1:
                 self._peak = self._peak_worse = self._trough = self._lowest = self._lowest_since = self.normal = level
@@ -139,6 +152,12 @@ class Drawdown(UnboundedScorer):
                             self._jumps = (self._jumps[0], turn)
                     self._moved_by = difference
                     self._moves += 1
+                    lag = len(ordered)
+                    if len(self._span) > 2 * lag:
+                        turned = abs(value - 2.0 * self._span[-lag - 1] + self._span[-2 * lag - 1])
+                        self._far += turned
+                        self._fars += 1
+                        self._far_jumps = sorted((*self._far_jumps, turned))[-2:]
                     if count <= ALWAYS or not count % ANEW:
                         self._scatter = self._noise.usual() if self._noise.known >= FEWEST_DIFFERENCES else None
                 if level < self._lowest:
@@ -160,7 +179,9 @@ class Drawdown(UnboundedScorer):
                 fall, gain = self._peak - level, self._peak - self._trough
                 # The usual difference of sparse rewards is 0; the mean one is not. The two largest may be the fall itself.
                 mean = NORMAL_TURN * (self._turned - sum(self._jumps)) / self._moves
-                scatter = max(self._scatter, mean, LEAST_SCATTER * abs(self._peak))
+                # Averages over the last episodes resemble their neighbours: how far they wander shows a level apart.
+                apart = NORMAL_TURN * (self._far - sum(self._far_jumps)) / self._fars if self._fars else 0.0
+                scatter = max(self._scatter, mean, apart, LEAST_SCATTER * abs(self._peak))
                 n = len(ordered)
                 asked = self._sigmas * (1.0 + 1.0 / sqrt(min(n, self._peak_of))) * scatter
                 # The better quarter must have fallen as well, and below the worse quarter of the best ones: episodes of
@@ -188,6 +209,8 @@ class Drawdown(UnboundedScorer):
             "numbers": [self._count, self._last, self._peak, self._trough, self._lowest, self._peak_worse],
             "found": [self.normal, self._fallen, self._scatter],
             "moved": [self._moved_by, self._moves, self._turned, *self._jumps, self._peak_of],
+            "far": [self._far, self._fars, *self._far_jumps],
+            "span": list(self._span),
             "wandered": [self._lowest_since, self._wandered, self._for, self._deepest, self._beside, *self._newest],
         }
 
@@ -198,6 +221,8 @@ class Drawdown(UnboundedScorer):
         self._jumps = (first, second)
         self._lowest_since, self._wandered, self._for, self._deepest, self._beside, *newest = state["wandered"]
         self._newest = deque(newest, maxlen=SETTLED)
+        self._far, self._fars, *self._far_jumps = state["far"]
+        self._span = deque(state["span"], maxlen=2 * self._smooth + 1)
         self._recent.size = max(1, min(self._smooth, self._count // SHARE))
         self._recent.fill(state["recent"])
         self._noise.differences.clear()

@@ -483,3 +483,15 @@ def test_unchanged_can_ask_for_longer_than_it_ever_stood_before() -> None:
     assert found[:4] == [None, 1.0, 2.0, 3.0]  # nothing before it to compare with
     assert found[4:17] == [0.0] * 13
     assert found[17:] == [9.0, 10.0, 11.0, 12.0, 13.0]
+
+
+def test_unchanged_can_take_what_lies_near_the_first_value_for_equal_to_it() -> None:
+    found = scores(condition("unchanged", {"over": 2, "within": "1%"}), [1.0, 1.005, 0.995, 1.2, 1.205, 1.2])
+    assert found == [None, 1.0, 2.0, 0.0, 0.0, 0.0]
+
+
+def test_unchanged_can_leave_out_what_stays_at_its_best() -> None:
+    at_its_best = scores(condition("unchanged", {"over": 2, "best": "max"}), [1.0, 5.0, 5.0, 5.0])
+    lost = scores(condition("unchanged", {"over": 2, "best": "max"}), [1.0, 5.0, 2.0, 2.0, 2.0])
+    from_the_start = scores(condition("unchanged", {"over": 2, "best": "max"}), [1.0, 1.0, 1.0])
+    assert (at_its_best[-1], lost[-1], from_the_start[-1]) == (0.0, 2.0, 2.0)

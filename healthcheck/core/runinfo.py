@@ -250,6 +250,8 @@ class Habits:
     """Batches of the longest pass over a loader so far, of those that are trained on."""
     plain_gradients: int = 0
     """How often ``torch.autograd.grad`` was asked for gradients of inputs without a graph of their own."""
+    unheard: dict[str, str] = field(default_factory=dict)
+    """Values of a data set that were changed in two passes over it, or more, while its workers live on with the first ones."""
     unkept_random: str = ""
     """A part of the model with dropout that is computed again for the backward pass without its random state."""
 

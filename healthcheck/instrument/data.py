@@ -16,6 +16,7 @@ import random
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -158,10 +159,14 @@ def seen_draws(
     :param watching: to whom; None while nobody watches.
     """
 
+    settings = WorkerSettings()
+
     def drawn(to: DrawnTo, iterator: Any, batch: Any, waited: float) -> None:
         import torch
 
         try:
+            if getattr(iterator, "_persistent_workers", False) and iterator._num_yielded == 1:
+                to.session.facts.habits.unheard.update(settings.changed(iterator))
             dataset, gradients = getattr(iterator, "_dataset", None), torch.is_grad_enabled()
             if to.unwatched.left:
                 to.unwatched.draws(dataset, gradients=gradients)
@@ -215,6 +220,47 @@ def begins_pass(iterator: Any) -> bool:
     if "DistributedSampler" in kinds:
         return bool(getattr(sampler, "shuffle", False))
     return not kinds.isdisjoint(_AT_RANDOM)
+
+
+# -- what workers live with ---------------------------------------------------------------
+
+TWICE = 2
+"""Passes before which a value was changed, at the least: what is counted or filled in once is none that workers wait for."""
+
+
+class WorkerSettings:
+    """Values of data sets as the workers of a loader got them, which live through all passes (``persistent_workers``).
+
+    ``dataset.epoch = 3`` reaches the copy of the script's process alone.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], dict[str, int]]] = weakref.WeakKeyDictionary()
+        """Of each iterator: the values at the pass before, and how often each one was changed."""
+        self._first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    def changed(self, iterator: Any) -> dict[str, str]:
+        """To be asked at the first batch of each pass: values changed before two passes, and what they were."""
+        now = dict(_plain_values(iterator._dataset))
+        first = self._first.setdefault(iterator, now)
+        before, times = self._known.get(iterator, (now, {}))
+        for name, value in now.items():
+            if name in before and before[name] != value:
+                times[name] = times.get(name, 0) + 1
+        self._known[iterator] = now, times
+        return {name: f"{first[name]} to {now[name]}" for name, n in times.items() if n >= TWICE and name in first}
+
+
+def _plain_values(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Numbers, flags and words that a data set holds, and what it is a part of, and its transform."""
+    for prefix, thing in (
+        ("", dataset),
+        ("dataset.", getattr(dataset, "dataset", None)),
+        ("transform.", getattr(dataset, "transform", None)),
+    ):
+        for name, value in getattr(thing, "__dict__", {}).items():
+            if type(value) in (int, float, bool, str):
+                yield f"{prefix}{name}", value
 
 
 # -- what workers draw from ---------------------------------------------------------------

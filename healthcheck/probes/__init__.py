@@ -22,7 +22,7 @@ from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScale
 from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
-from healthcheck.probes.frozen import FrozenProbe
+from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
 from healthcheck.probes.label_order import LabelOrderProbe
@@ -138,6 +138,7 @@ PROBES: tuple[type[Probe], ...] = (
     RebuiltOptimizerProbe,
     IdleOptimizerProbe,
     FrozenProbe,
+    ZeroFactorProbe,
     IgnoredSettingProbe,
     UnusualSettingProbe,
     ScheduleStepsProbe,

@@ -10,7 +10,8 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.probes.labels import first_few, where_in_model, where_made
+from healthcheck.device.deferred import number
+from healthcheck.probes.labels import first_few, optimizer_labels, where_in_model, where_made
 
 LOOKS = 20
 """Looks in a run: who unfreezes later does so in its first part."""
@@ -114,3 +115,67 @@ def _is_frozen(norm: Any) -> bool:
     """Whether it has parameters, all frozen. A layer without any was not frozen by anybody."""
     own = list(norm.parameters(recurse=False))
     return bool(own) and not any(p.requires_grad for p in own)
+
+
+ZERO_LOOKS = (10, 20)
+"""Updates at which weights are compared with zero: by then a factor that was zero at first has moved."""
+
+
+class ZeroFactorProbe:
+    """Counts weight matrices that are all zero and get a gradient of zero, at two updates.
+
+    Of two factors one may begin with zeros (the second one of LoRA, the last layer of a branch): it gets a gradient from the
+    other. Where both are zero, each keeps the gradient of the other at zero, for good.
+    """
+
+    name = "zero-factors"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "params.zero_for_good",
+            "Trained weight matrices that are all zero and whose gradients are all zero.",
+            cost=Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = ZERO_LOOKS[0]
+        self._seen: dict[int, int] = {}
+        """Looks at each optimizer."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        looks = self._seen.get(event.optimizer_index, 0)
+        if event.optimizer is None or looks >= len(ZERO_LOOKS) or event.step < ZERO_LOOKS[looks]:
+            return ()
+        self._seen[event.optimizer_index] = looks + 1
+        if all(n >= len(ZERO_LOOKS) for n in self._seen.values()):
+            self.rests_until = sys.maxsize
+        held = [p for group in event.optimizer.param_groups for p in group["params"] if _is_matrix(p)]
+        if not held:
+            return ()
+        import torch
+
+        still = torch._foreach_norm(held, float("inf")), torch._foreach_norm([p.grad for p in held], float("inf"))
+        zero = [((weight == 0) & (gradient == 0)).to(held[0].device) for weight, gradient in zip(*still, strict=True)]
+        names = {id(p): name for name, p in event.model.named_parameters()} if event.model is not None else {}
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(names.get(id(p), "?") for p, hit in zip(held, zero, strict=True) if bool(hit))}
+
+        count = number(torch.stack(zero).sum())
+        return (
+            Sample("params.zero_for_good", event.step, count, optimizer_labels(event.optimizer_index), detail=facts),
+        )
+
+
+def _is_matrix(parameter: Any) -> bool:
+    """Weights of two dimensions or more that have a gradient. Shards are left alone: one may be empty or padded."""
+    gradient = parameter.grad
+    return (
+        gradient is not None
+        and parameter.dim() > 1
+        and parameter.numel() > 0
+        and gradient.layout is parameter.layout
+        and not hasattr(parameter, "_local_tensor")
+        and parameter.is_floating_point()
+    )

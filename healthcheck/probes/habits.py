@@ -65,6 +65,12 @@ class HabitProbe:
             needs=("a ReduceLROnPlateau",),
         ),
         Metric(
+            "workers.unheard",
+            "Values of a data set that are changed from pass to pass while its workers live on with the first ones.",
+            cost=Cost.HOST,
+            needs=("loader workers that live through all passes",),
+        ),
+        Metric(
             "random.unkept",
             "1 if a part of the model with dropout is computed again for the backward pass without its random state, else 0.",
             cost=Cost.HOST,
@@ -93,6 +99,9 @@ class HabitProbe:
                 value = float(_redrawn(event, after_load=True))
             elif key == "params.redrawn":
                 value = float(_redrawn(event, after_load=False))
+            elif key == "workers.unheard":
+                which = first_few(f"{name}, {change}" for name, change in habits.unheard.items())
+                value, facts = float(len(habits.unheard)), {"which": which} | where_called(event, "loader")
             elif key == "random.unkept":
                 value, facts = float(bool(habits.unkept_random)), {"which": habits.unkept_random}
             else:

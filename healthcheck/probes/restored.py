@@ -12,10 +12,13 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Labels, Metric, Sample
-from healthcheck.device.deferred import calculate
+from healthcheck.device.deferred import calculate, numbers
 from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
 from healthcheck.probes.labels import first_few, optimizer_labels, where_called
 from healthcheck.probes.weight_size import looked_at
+
+AT_BOUND = 3
+"""Elements as large as the largest one of their tensor from which on it is taken for clamped."""
 
 
 @dataclass(slots=True)
@@ -25,13 +28,16 @@ class _Watch:
     before: list[SampledRows]
     moved: Sequence[Any] | None = None
     """What the update changed, as :meth:`ElementSampler.compare` sums it up."""
+    bound: Sequence[Any] = ()
+    """Elements of each tensor that are as large as its largest one."""
 
 
 class RestoredWeightProbe:
     """Compares sampled weights before an update, after it, and before the next one.
 
     A tensor is *restored* if the update changed it and it then was again what it had been, to the last bit. A clamp
-    that holds weights at plus or minus one bound does that by design: rows of one size throughout are left out.
+    that holds weights within bounds does that by design: tensors of which several elements are as large as the largest one,
+    to the last bit, are left out.
     """
 
     name = "restored-weights"
@@ -66,12 +72,13 @@ class RestoredWeightProbe:
                     del self._watches[index]
                     return ()
                 watch.moved = watch.sampler.compare(watch.before, watch.before)
+                watch.bound = [numbers(_at_largest(rows.values)) for rows in watch.before]
             return ()
         samples = []
         if watch is not None and watch.moved is not None:
             del self._watches[index]
             now = watch.sampler.compare(watch.before, watch.before)
-            samples.append(_restored(watch.moved, now, event.step, optimizer_labels(index)))
+            samples.append(_restored(watch.moved, now, watch.bound, event.step, optimizer_labels(index)))
         if demand.due("params.restored", event.step):
             sampler = watch.sampler if watch is not None else ElementSampler(looked_at(optimizer))
             if sampler.groups:
@@ -81,22 +88,32 @@ class RestoredWeightProbe:
         return samples
 
 
-def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Labels) -> Sample:
+def _at_largest(values: Any) -> Any:
+    """How many elements of each row are as large as its largest one, to the last bit."""
+    size = values.abs()
+    return (size == size.amax(1, keepdim=True)).sum(1)
+
+
+def _restored(moved: Sequence[Any], now: Sequence[Any], bound: Sequence[Any], step: int, labels: Labels) -> Sample:
     """The share of restored tensors, from sums of each one's elements after the update and now, against those before it.
 
     Weights of one size throughout have as many squares of the largest as they have elements that are not zero.
     """
     counted: list[int] = []
+    groups = len(moved)
 
     def compute(*vectors: Sequence[float]) -> float:
         hits = moves = count = 0
-        for then, today in zip(vectors[: len(moved)], vectors[len(moved) :], strict=True):
+        for then, today, largest_ones in zip(
+            vectors[:groups], vectors[groups : 2 * groups], vectors[2 * groups :], strict=True
+        ):
             n = len(then) // ROWS
             count += n
             for k in range(n):
                 squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
-                # Changed by the update, and not a clamp that holds all weights at one size.
-                if changed and not math.isclose(squares, there * largest * largest, rel_tol=1e-5):
+                # Changed by the update, and not a clamp that holds all weights at one size, or many at a bound.
+                one_size = math.isclose(squares, there * largest * largest, rel_tol=1e-5)
+                if changed and not one_size and largest_ones[k] < AT_BOUND:
                     moves += 1
                     hits += not today[2 * n + k]
         counted[:] = [hits, count]
@@ -105,7 +122,7 @@ def _restored(moved: Sequence[Any], now: Sequence[Any], step: int, labels: Label
     def facts() -> Mapping[str, Any]:
         return {"tensors": f"{counted[0]:,} of {counted[1]:,} sampled tensors"} if counted else {}
 
-    return Sample("params.restored", step, calculate(compute, *moved, *now), labels, detail=facts)
+    return Sample("params.restored", step, calculate(compute, *moved, *now, *bound), labels, detail=facts)
 
 
 class LoadedStateProbe:

@@ -42,12 +42,16 @@ class IgnoredSettingProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._looks = 0
+        self._last = 0
+        """Step of the last look: of several optimizers, the first that steps in it is asked. A second training of one process
+        has another one."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.model is None or event.optimizer is None or event.optimizer_index > 0:
+        if event.model is None or event.optimizer is None or event.step == self._last:
             return ()
         if not demand.due("settings.ignored", event.step):
             return ()
+        self._last = event.step
         self._looks += 1
         self.rests_until = sys.maxsize if self._looks >= LOOKS else event.step + LOOK_EVERY * self._looks
         optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()

@@ -190,6 +190,7 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "modules.repeated",
         "modules.by_batch_in_eval",
         "layers.mixed_by_view",
+        "params.zero_for_good",
         "layers.norm_of_one",
         "output.at_padding",
     }

@@ -140,6 +140,21 @@ def test_weights_that_stay_where_the_update_took_them_are_not() -> None:
     assert restored(lambda model, first: None) == [(3, 0.0), (5, 0.0)]
 
 
+def test_weights_of_which_a_clamp_holds_some_at_its_bounds_are_not() -> None:
+    """As in a Wasserstein critic: the others get no gradient, or go on by themselves."""
+    model = nn.Linear(8, 8, bias=False)
+    with torch.no_grad():
+        model.weight[:4] = 0.1
+        model.weight[4:].mul_(0.1)
+    watched = Watched([RestoredWeightProbe()], Everything(every=2))
+    loop = Loop(watched, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(6):
+        loop.one(lambda: -model.weight[:4].sum())
+        with torch.no_grad():
+            model.weight.clamp_(-0.1, 0.1)
+    assert {value for _, value in watched.of("params.restored")} == {0.0}
+
+
 def test_weights_that_a_clamp_holds_at_its_bound_are_not() -> None:
     def clamp(model: nn.Module, first: object) -> None:
         with torch.no_grad():

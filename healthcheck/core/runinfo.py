@@ -78,7 +78,7 @@ class Places:
 
     def note_call(self, role: str, place: str) -> None:
         """Keep a place at which a function was called: ``zero_grad``, ``backward``, ``clip``, ``loader``, ``eval``,
-        ``load`` (of a state that fits nowhere, or is the module's own)."""
+        ``load`` (of a state that fits nowhere, or is the module's own), ``loss_in_train_mode`` (without gradients)."""
         known = self._calls.setdefault(role, [])
         if place and place not in known:
             known.append(place)

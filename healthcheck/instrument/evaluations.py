@@ -56,7 +56,7 @@ class Evaluations:
             wanted=lambda: session.wants(EventKind.EVAL_END),
             wants_labels=lambda: session.board.reads(EventKind.EVAL_END, "label_counts"),
             training=self._in_train_mode,
-            in_train_mode=lambda: session.facts.losses_in_train_mode.append(step()),
+            in_train_mode=self._loss_in_train_mode,
         )
         self.dropout = EvaluationDropout(
             wanted=lambda: session.board.reads(EventKind.EVAL_END, "dropping"),
@@ -69,6 +69,12 @@ class Evaluations:
         """Whether :meth:`end` has something to do."""
         self._evaluated: list[weakref.ref[Any]] = []
         """Data sets that were drawn from in this pause."""
+
+    def _loss_in_train_mode(self, place: str) -> None:
+        """Losses were computed without gradients in train mode, first at this place of the script."""
+        facts = self._session.facts
+        facts.losses_in_train_mode.append(self._step())
+        facts.places.note_call("loss_in_train_mode", place)
 
     def announce(self, announced: bool) -> None:
         """From now on a framework says when it evaluates, or does so no longer."""

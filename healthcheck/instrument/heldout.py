@@ -12,12 +12,14 @@ batch was drawn for an evaluation, or the rows are those that are trained on.
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from healthcheck.device.tensors import no_grad, on_host
+from healthcheck.instrument.places import place_of
 from healthcheck.probes.graph import near
 
 LOSS_FUNCTIONS = (
@@ -95,7 +97,8 @@ class HeldOutLosses:
     :param wanted: whether anybody wants the loss of an evaluation.
     :param wants_labels: whether anybody wants to know how often each class was a label in it.
     :param training: whether all that is trained is in train mode.
-    :param in_train_mode: called once for each pause in which losses were computed in that mode, of rows not trained on.
+    :param in_train_mode: called once for each pause in which losses were computed in that mode, of rows not trained on, with
+        the place of the first call.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class HeldOutLosses:
         wanted: Callable[[], bool],
         wants_labels: Callable[[], bool],
         training: Callable[[], bool],
-        in_train_mode: Callable[[], None],
+        in_train_mode: Callable[[str], None],
     ) -> None:
         self._evaluating = evaluating
         self._batch = batch
@@ -118,6 +121,8 @@ class HeldOutLosses:
         self._in_train_mode = in_train_mode
         self._loose: list[weakref.ref[Any]] = []
         """Targets of losses computed without gradients in train mode, since the last one with gradients."""
+        self._loose_place = ""
+        """Where the first of them was called."""
         self._labels: Any = None
         """How often each class was a label in the calls of a pause: a tensor on their device."""
         self.on = False
@@ -203,6 +208,8 @@ class HeldOutLosses:
         given = _bound(original, args, kwargs)
         target = given.get("target")
         if name in self.served and len(self._loose) < _LOOSE and self._training() and not self._is_trained_on(target):
+            if not self._loose:
+                self._loose_place = place_of(sys._getframe(1))
             self._loose.append(weakref.ref(target))
         if not self._evaluating():
             return
@@ -235,7 +242,7 @@ class HeldOutLosses:
         """A loss with gradients follows: those without it were of other rows, or of these."""
         loose, self._loose = [ref() for ref in self._loose], []
         if not any(rows is not None and target is not None and _same_memory(rows, target) for rows in loose):
-            self._in_train_mode()
+            self._in_train_mode(self._loose_place)
 
     def _is_trained_on(self, target: Any) -> bool:
         """Whether these are the rows of the last call with gradients, or of the batch that was drawn to be trained on."""

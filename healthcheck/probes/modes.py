@@ -299,6 +299,7 @@ class TrainModeLossProbe:
         self._last = steps[-1]
         often = (steps[-1] - steps[0]) < APART * (len(steps) - 1)
         hit: list[str] = []
+        place = where_called(event, "loss_in_train_mode")
         if len(steps) >= PAUSES and not often:
             modules = event.model.named_modules()
             hit = [part.name for part in sensitive_parts(modules) if part.module.training]
@@ -309,7 +310,7 @@ class TrainModeLossProbe:
             return {
                 "which": first_few(hit),
                 "pauses": f"the last {len(steps)}" if len(steps) == steps.maxlen else f"{len(steps)} so far",
-            }
+            } | place
 
         return (Sample("modules.train_in_loss", event.step, float(len(hit)), detail=facts if hit else None),)
 

@@ -11,6 +11,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import CROSS_ENTROPIES, kind_of, log_probabilities, near, saved
+from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import ask_again, next_look
 
 FEWEST, EACH = 200, 10
@@ -107,12 +108,13 @@ class UnseenClassProbe:
         if counts is None or not self._classes.known or len(counts) != len(seen) or counts.device != seen.device:
             return ()
         missing = counts * ~seen
+        place = where_called(event, "loader") or where_called(event, "eval")
 
         def facts() -> Mapping[str, Any]:
             which = missing.nonzero().flatten().tolist()
             return {
                 "classes": ", ".join(map(str, which[:8])) + (f" and {len(which) - 8} more" if len(which) > 8 else "")
-            }
+            } | place
 
         share = missing.sum() / counts.sum().clamp(min=1)
         return (Sample("targets.unseen", event.step, number(share), phase="eval", detail=facts),)

@@ -119,6 +119,23 @@ for epoch in range(40):
         if (i + 1) % 4 == 0:
             optimizer.step()
 """
+NO_EVAL_CALL = """
+import torch
+from torch.nn.functional import cross_entropy
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+x = torch.randn(640, 6)
+y = x[:, :3].argmax(1)
+for i in range(300):
+    rows = torch.randint(0, 500, (32,))
+    optimizer.zero_grad()
+    cross_entropy(net(x[rows]), y[rows]).backward()
+    optimizer.step()
+    if i % 50 == 49:
+        with torch.no_grad():
+            held_out = cross_entropy(net(x[500:]), y[500:])
+"""
 
 
 @pytest.mark.slow
@@ -127,8 +144,9 @@ for epoch in range(40):
     [
         (TARGET, "copy-not-updated", "target.load_state_dict"),
         (NO_STEP, "update-loop-broken", "backward()"),
+        (NO_EVAL_CALL, "train-eval-mode", "held_out = cross_entropy"),
     ],
-    ids=["a copy that loads itself", "passes without an update"],
+    ids=["a copy that loads itself", "passes without an update", "a held-out loss in train mode"],
 )
 def test_causes_about_the_loop_name_the_call_that_they_are_about(
     tmp_path: Path, healthcheck_warm: Callable[..., Any], text: str, rule: str, line: str

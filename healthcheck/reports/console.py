@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from healthcheck.core.alerts import Alert, Severity, Transition
+from healthcheck.core.alerts import Alert, Kind, Severity, Transition
 from healthcheck.core.text import number, plural, shorten, step, visible, wrapped
 from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
@@ -394,8 +394,11 @@ class ConsoleReport:
             self.out.write(wrapped(text, self.out.width, INDENT, ""), colour=(0, len(label), _COLOUR[alert.severity]))
             return
         speaks = last.cause == alert.cause
-        if not speaks and last.kind < alert.kind and last.severity <= alert.findings[0].severity:
-            return  # less certain than what was said, and no worse: most likely it follows from it
+        follows = (
+            last.kind < alert.kind or last.kind is alert.kind is Kind.TREND
+        )  # a second curve shows the same disease
+        if not speaks and follows and last.severity <= alert.findings[0].severity:
+            return  # no more certain than what was said, and no worse: most likely it follows from it
         label = LABEL[last.severity]
         text = (
             f"{label} {alert.rule}  step {step(last.fired_step)}: {'the cause is' if speaks else 'also'} {last.cause}"

@@ -79,6 +79,28 @@ def test_a_warning_names_value_score_normal_and_limit(watched: Watched) -> None:
     assert "why: healthcheck why    record: runs/latest" in result.stderr
 
 
+@pytest.mark.parametrize(("kind", "lines"), [("trend", 1), ("measure", 2)])
+def test_a_second_curve_of_one_disease_adds_no_line_and_what_is_more_certain_does(
+    watched: Watched, kind: str, lines: int
+) -> None:
+    rules = {
+        "version": 1,
+        "external": ["loss", "norm"],
+        "rules": {
+            "bad": {
+                "message": "it is bad",
+                "causes": {
+                    "one": {"kind": "trend", "metric": "loss", "when": {"above": 3}, "message": "high"},
+                    "other": {"kind": kind, "metric": "norm", "when": {"above": 3}, "message": "high as well"},
+                },
+            }
+        },
+    }
+    late = [*HEALTHY[:45], *[5.0] * 15]
+    result = watched(rules=rules, series={"loss": [*HEALTHY[:40], *[5.0] * 20], "norm": late})
+    assert result.stderr.count("\nWARN ") == lines, result.stderr
+
+
 def test_an_explained_alert_has_no_block_but_is_named_at_the_end(watched: Watched) -> None:
     result = watched(series={"loss": DIES, "norm": DIES})
     assert result.stderr.count("\nERROR ") == 1

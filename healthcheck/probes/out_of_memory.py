@@ -84,7 +84,8 @@ class OutOfMemoryProbe:
             self._model = event.model
         if event.kind is EventKind.EXCEPTION:
             return self._report(event)
-        if event.kind is EventKind.LOSS and event.step >= WALKED_AT:
+        # Once: where several optimizers step, nobody rests.
+        if event.kind is EventKind.LOSS and event.step >= WALKED_AT and not self.rests_until:
             self.rests_until = self.events_from = sys.maxsize
             if event.loss_graph is not None and event.model is not None:
                 with no_grad():

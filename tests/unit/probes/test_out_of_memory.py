@@ -84,6 +84,21 @@ def test_what_was_asked_for_and_which_layers_keep_most_is_said() -> None:
     assert "at step 2, most by" in said["kept for backward"]
 
 
+def test_the_graph_is_walked_once_also_where_several_optimizers_step_and_nobody_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walked: list[Any] = []
+    monkeypatch.setattr(
+        "healthcheck.probes.out_of_memory.kept_by_layer", lambda *given: walked.append(given) or ({}, 0)
+    )
+    model, _ = trained()
+    probe = OutOfMemoryProbe(Device(1, 1, 1))
+    for step in range(1, 30):
+        graph = model(torch.randn(4, 64)).sum().grad_fn
+        probe.sample(Event(EventKind.LOSS, step, loss_graph=graph, model=View(model)), None)  # type: ignore[arg-type]
+    assert len(walked) == 1
+
+
 def test_an_error_that_is_not_about_memory_makes_no_report() -> None:
     assert report(Device(1, 1, 1), ValueError("shape mismatch")) == {}
     assert not ran_out(RuntimeError("CUDA error: device-side assert triggered"))

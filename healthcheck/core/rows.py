@@ -112,5 +112,5 @@ class UsedBatch:
     """What the rules want; ``due_now`` is of this step."""
     tensors: Sequence[tuple[str, Any]] = ()
     """Its tensors, with the path to each."""
-    dataset: Callable[[], Any] = _nothing
-    """A weak reference to what its loader draws from; gives None where no loader was seen."""
+    rows: Callable[[], int | None] = _nothing
+    """How many rows there are to draw from; None where no loader was seen, or where its data set does not know."""

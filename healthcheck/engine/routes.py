@@ -19,7 +19,7 @@ class RuleDemand:
         self.every: dict[str, int] = {}
         self._settled: dict[str, int] = {}
         """What takes the place of ``every`` once the run has settled."""
-        self._has_settled = False
+        self.has_settled = False
         self.stretch: dict[str, int] = {}
         """Factors by which the overhead budget stretched ``every``."""
         self.agents = AgentNames(self)
@@ -54,12 +54,12 @@ class RuleDemand:
         """Want what ``other`` does from now on, and nothing else."""
         self.every.clear()
         self._settled = dict(other._settled)
-        self.every.update(other._settled if self._has_settled else other.every)
+        self.every.update(other._settled if self.has_settled else other.every)
 
     def settle(self) -> bool:
         """So many steps were made that some metrics are wanted less often from now on; False if none is."""
         changed = any(self.every.get(key, settled) != settled for key, settled in self._settled.items())
-        self._has_settled = True
+        self.has_settled = True
         self.every.update(self._settled)
         return changed
 

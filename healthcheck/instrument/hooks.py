@@ -380,41 +380,36 @@ class TorchHooks:
 
     def _clip_with_norm(self, original: Function) -> Function:
         def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            machine = self.watching()
-            if machine is not None:
-                known = self._norm is total_norm
-                self._norm = None
-                if machine.unwatched.left:
-                    machine.unwatched.clipping()
-                else:
-                    parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
-                    self._clipping(machine, parameters, total_norm if known else None, max_norm)
+            known, self._norm = total_norm if self._norm is total_norm else None, None
+            parameters = self._clipping(parameters, known, max_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_
 
     def _clip_value(self, original: Function) -> Function:
         def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            machine = self.watching()
-            if machine is not None:
-                if machine.unwatched.left:
-                    machine.unwatched.clipping()
-                else:
-                    parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
-                    self._clipping(machine, parameters, None, None)
-            return original(parameters, *args, **kwargs)
+            return original(self._clipping(parameters, None, None), *args, **kwargs)
 
         return clip_grad_value_
 
-    def _clipping(self, machine: StepMachine, parameters: list[Any], norm: Any, max_norm: Any) -> None:
+    def _clipping(self, parameters: Any, norm: Any, max_norm: Any) -> Any:
+        """Gradients are about to be clipped; returns the parameters, which may have come as an iterator, for the original."""
+        machine = self.watching()
+        if machine is None:
+            return parameters
+        if machine.unwatched.left:
+            machine.unwatched.clipping()
+            return parameters
+        parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
         if machine.paused or not machine.optimizers.trains(parameters):
-            return
+            return parameters
         limit = None if max_norm is None or hasattr(max_norm, "detach") else float(max_norm)
         looks_only = limit == float("inf")  # a norm that is wanted for itself
         limit = None if looks_only else limit
         clipped = None if looks_only else parameters
         scaled = self._scaler is not None and self._still_scaled()
         guarded(machine.session, machine.clipped, norm, limit, scaled, clipped)
+        return parameters
 
     def _still_scaled(self) -> bool:
         """Whether the loss was scaled and ``unscale_`` was called for no optimizer since."""

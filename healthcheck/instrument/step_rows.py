@@ -8,14 +8,14 @@ listeners that want them in this step.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.device.deferred import Deferred, number
-from healthcheck.instrument.data import batch_counts
+from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.probes.batches import named_tensors
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class StepNotes:
         self._used = UsedBatch(session.demand)
         self._last: Any = None
         """The batch of the step at hand that probes have looked at."""
-        self._dataset = 0
-        """The id of what batches are drawn from."""
+        self._dataset: Callable[[], Any] = lambda: None
+        """What batches are drawn from."""
 
     def open(self, step: int) -> StepRow:
         """A new row; one that is still open is finished."""
@@ -95,15 +95,17 @@ class StepNotes:
             self._session.board.look_closely()
         before = self._batches or (0.0, 0, 0)
         self._batches = (before[0] + (waited or 0.0), before[1] + (samples or 0), before[2] + (tokens or 0))
-        if id(dataset) != self._dataset:
-            self._dataset, self._used.dataset = id(dataset), weak(dataset)
+        if self._dataset() is not dataset:
+            drawn_from = self._dataset = weak(dataset)
+            self._used.rows = lambda: length_of(drawn_from())
 
     def batch_used(self, batch: Any) -> None:
         """A pass over this batch begins: show it to the probes that look at every one, once a step."""
         row = self.row
-        if batch is self._last or row is None:
+        board = self._session.board
+        if batch is self._last or row is None or not board.batch_looks:
             return
-        self._last, used, board = batch, self._used, self._session.board
+        self._last, used = batch, self._used
         used.tensors = named_tensors(batch)
         for name, look in board.batch_looks:
             try:

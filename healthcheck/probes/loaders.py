@@ -28,9 +28,6 @@ LONG = 50
 TENSORS = 4
 """Tensors of a batch that are remembered, weakly."""
 
-NEVER = sys.maxsize
-"""A step that no run reaches."""
-
 _INPUTS = ("target", "indices", "mat1", "self", "input")
 """Names under which operations keep what they were given."""
 
@@ -173,11 +170,11 @@ class PassOrderProbe:
                 self._begins = False
                 self._marks = marks(event.batch)
             elif not self._begins and self._marks is None:
-                self.events_from = NEVER
+                self.events_from = sys.maxsize
                 if event.batch is None:
                     self.rests_until = ask_again(event.step)
         elif self._marks is not None and event.optimizer is not None and event.optimizer_index == 0:
-            new, self._marks, self.events_from = self._marks, None, NEVER
+            new, self._marks, self.events_from = self._marks, None, sys.maxsize
             # Folds and trials may be seeded alike on purpose, each with an optimizer of its own.
             same = self._optimizer() is event.optimizer and bool(new & self._before)
             self._row = self._row + 1 if same else 0

@@ -427,15 +427,7 @@ def _sign_of_entropy(root: Any) -> float:
         kind = kind_of(node)
         if kind == "Mul" and _times_own_logarithm(node):
             return -sign
-        if kind in _KEEPING:
-            waiting += [(parent, sign) for parent in parents_of(node)]
-        elif kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
-            waiting += [(parent, -sign) for parent in parents_of(node)]
-        elif kind == "Sub":
-            (first, _), *rest = node.next_functions
-            waiting += [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
-        elif kind in ("Mul", "Div") and (factor := _factor(node)):
-            waiting += [(parent, sign * factor) for parent in parents_of(node)]
+        waiting += _parts_of(node, kind, sign) or ()
     return 0.0
 
 
@@ -470,19 +462,29 @@ def _signs(root: Any) -> Iterator[float]:
             yield 0.0
         elif _is_error(node, kind):
             yield sign
-        elif kind in _KEEPING:
-            waiting += [(parent, sign) for parent in parents_of(node)]
-        elif kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
-            waiting += [(parent, -sign) for parent in parents_of(node)]
-        elif kind == "Sub":
-            (first, _), *rest = node.next_functions
-            waiting += [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
-        elif kind in ("Mul", "Div") and (factor := _factor(node)):
-            waiting += [(parent, sign * factor) for parent in parents_of(node)]
+        elif (parts := _parts_of(node, kind, sign)) is not None:
+            waiting += parts
         else:
             yield 0.0
         if seen > NODES:
             return
+
+
+def _parts_of(node: Any, kind: str, sign: float) -> list[tuple[Any, float]] | None:
+    """What a part of the loss is made of, each with its sign in the loss; None where signs are not known any further.
+
+    :param sign: of the part itself.
+    """
+    if kind in _KEEPING:
+        return [(parent, sign) for parent in parents_of(node)]
+    if kind in ("Neg", "Rsub") or (kind == "Sub" and node.next_functions[0][0] is None):
+        return [(parent, -sign) for parent in parents_of(node)]
+    if kind == "Sub":
+        (first, _), *rest = node.next_functions
+        return [(first, sign), *((parent, -sign) for parent, _ in rest if parent is not None)]
+    if kind in ("Mul", "Div") and (factor := _factor(node)):
+        return [(parent, sign * factor) for parent in parents_of(node)]
+    return None
 
 
 def _is_error(node: Any, kind: str) -> bool:

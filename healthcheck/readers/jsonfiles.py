@@ -64,9 +64,9 @@ def rows_of_file(path: Path, notes: list[str], key: str = "") -> Iterator[dict[s
         yield from _salvaged(path, text, key, notes, error)
         return
     rows = document.get(key) if key and isinstance(document, dict) else _rows_of(document)
-    if isinstance(document, list) and not rows and said_by_file(path):
-        rows = [{said_by_file(path): value} for value in document]
-        notes.append(f"a list of bare numbers, taken as {said_by_file(path)}")
+    if isinstance(document, list) and not rows and (name := said_by_file(path)):
+        rows = [{name: value} for value in document]
+        notes.append(f"a list of bare numbers, taken as {name}")
     if not isinstance(rows, list) or not rows:
         raise UnreadableRunError(
             path, "this JSON document holds no list of rows", "see docs/reference/recorded-runs.md"

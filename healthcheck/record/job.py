@@ -84,10 +84,8 @@ class Job:
         if launch is not None and launch == key() and job_size() > 1:
             return True, False
         if (mine := _attempt()) is not None and attempt is not None and mine[0] == attempt[0] and mine[1] > attempt[1]:
-            return (
-                True,
-                not process_rank(),
-            )  # the launcher has started its ranks anew: a run that goes on from the last one
+            # The launcher has started its ranks anew: a run that goes on from the last one.
+            return True, not process_rank()
         name = f"rank-{process_rank()}" if job_size() > 1 and process_rank() else f"process-{os.getpid()}"
         return Path(run) / "processes" / name, False
 

@@ -234,7 +234,6 @@ class Play:
         """Of the metrics that a rule may find not finite: what they were before."""
         self.breakable = frozenset(c.selector.metric for c in rules.causes if c.condition.judges_nonfinite)
         self._observing = rules.settings.get("mode") == "observe"
-
         self._derived = copy.deepcopy([derived.state() for derived in rules.derived])
 
     def begin_again(self, step: int, start_step: int) -> None:

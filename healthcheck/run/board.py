@@ -174,7 +174,6 @@ class ProbeBoard:
         self._closed = False
         self._step = -1
         self._steps = 0
-        self._settled = False
         self._weight = 0
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
         self._marks: list[tuple[int, int, int]] = []
@@ -304,11 +303,9 @@ class ProbeBoard:
         quiet = step - self._step if self.quiet_from <= self._step < step < self.busy_at + TIMED_EVERY else 1
         self._step = step
         self._steps += quiet
-        if self._steps >= SETTLED and not self._settled:
-            self._settled = True
-            if self._demand.settle():
-                self.reschedule()
-                self._step = step
+        if self._steps >= SETTLED and not self._demand.has_settled and self._demand.settle():
+            self.reschedule()
+            self._step = step
         if self._answered:
             self._answered.clear()
         if self.device_time is not None:

@@ -200,9 +200,8 @@ def live_end(run: JudgedRun, ending: Ending, judged: list[Verdict]) -> End:
     if ending.interrupted:
         return End(INTERRUPTED, "interrupted", "interrupted from the keyboard")
     children = ending.children.failed or ending.children.warned or ending.watched
-    of_children = (
-        f"; {children}" if children else ""
-    )  # a script fails because a process that it started has, more often than not
+    # A script fails because a process that it started has, more often than not.
+    of_children = f"; {children}" if children else ""
     if ending.exception is not None:
         elsewhere = "; ".join(filter(None, (run.elsewhere.failed, run.elsewhere.unseen)))
         own = f"the script raised {type(ending.exception).__name__}"

@@ -38,7 +38,7 @@ MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
 APART = 8
 """Distances between the window's samples, in steps, from which on the last sample is too long ago to jump from."""
-USUAL, FEW = 0.1, 3
+USUAL, FEW = 0.03, 2
 """Part of the older half of the window that makes a high value a usual one, and how many at least."""
 
 

@@ -37,6 +37,8 @@ FEWEST = 16
 """Samples from which on it judges."""
 INDEPENDENT = 0.5
 """Share of the samples asked for that must be worth an independent one."""
+PLAIN = 0.7
+"""From here on it is better, however alike neighbours are."""
 
 
 class Superiority(UnboundedScorer):
@@ -112,21 +114,22 @@ class Superiority(UnboundedScorer):
         usual = sum((2 * i - many + 1) * value for i, value in enumerate(kept)) / pairs
         if usual <= 0.0:
             return None  # a constant: no sample is better than another one, and none could show it
-        independent = self._count * min(1.0, self._moved / (self._count - 1) / usual) ** 2
-        if independent < INDEPENDENT * self._min_samples:
-            return None
         first = sorted(value for block in blocks[:quarter] for value in block)
         self.normal = first[len(first) // 2]
         # Of each later block: how many pairs with the first quarter are won, ties half.
-        won = [sum(bisect_left(first, value) + bisect_right(first, value) for value in block) for block in blocks[quarter:]]
+        won = [
+            sum(bisect_left(first, value) + bisect_right(first, value) for value in block) for block in blocks[quarter:]
+        ]
         per_quarter = 2 * len(first) * quarter * len(blocks[0])
         total = best = sum(won[:quarter])
         for gone, come in zip(won, won[quarter:], strict=False):
             total += come - gone
             if (total > best) == (self._sign > 0.0):
                 best = total
-        share = best / per_quarter
-        return share if self._sign > 0.0 else 1.0 - share
+        share = best / per_quarter if self._sign > 0.0 else 1.0 - best / per_quarter
+        # A rise makes neighbours alike as well: only the lack of one needs many samples to be seen.
+        independent = self._count * min(1.0, self._moved / (self._count - 1) / usual) ** 2
+        return share if share >= PLAIN or independent >= INDEPENDENT * self._min_samples else None
 
     def state(self) -> Any:
         numbers = [self._size, self._stride, self._filled, self._count]

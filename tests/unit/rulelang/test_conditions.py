@@ -497,7 +497,7 @@ def test_unchanged_can_leave_out_what_stays_at_its_best() -> None:
     assert (at_its_best[-1], lost[-1], from_the_start[-1]) == (0.0, 2.0, 2.0)
 
 
-def best_share(values: Sequence[float], min_samples: int = 100, **options: Any) -> float | None:
+def best_share(values, min_samples=100, **options):
     """The last score of ``superiority``."""
     return scores(condition("superiority", {"below": 0.55, **options}, min_samples=min_samples), list(values))[-1]
 
@@ -508,7 +508,8 @@ def test_superiority_needs_no_scale_and_no_shape() -> None:
     risen = [*noisy(200, level=0.0), *noisy(200, level=1.0, seed=1)]
     for values, low, high in ((flat, 0.45, 0.58), (risen, 0.95, 1.0)):
         found = best_share(values)
-        assert found is not None and low <= found <= high
+        assert found is not None
+        assert low <= found <= high
         assert best_share([math.exp(9 * v) - 50 for v in values]) == pytest.approx(found, abs=1e-9)
         assert best_share([-v for v in values], direction="down") == pytest.approx(found, abs=1e-9)
 
@@ -516,7 +517,8 @@ def test_superiority_needs_no_scale_and_no_shape() -> None:
 def test_superiority_counts_a_level_that_was_reached_and_lost() -> None:
     lost = [*noisy(150, level=0.0), *noisy(120, level=2.0), *noisy(130, level=0.0, seed=1)]
     found = best_share(lost)
-    assert found is not None and found > 0.9
+    assert found is not None
+    assert found > 0.9
 
 
 def test_superiority_waits_for_independent_samples() -> None:

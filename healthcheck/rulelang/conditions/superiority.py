@@ -28,15 +28,15 @@ from healthcheck.rulelang.conditions.base import (
     choice_schema,
     min_samples_of,
     options_schema,
+    sample_count,
     the_comparator,
+    window_schema,
 )
 
 MOST, KEPT = 32, 16
 """Blocks at most, from half as many on neighbours were joined; samples kept of a block."""
 FEWEST = 16
 """Samples from which on it judges."""
-INDEPENDENT = 0.5
-"""Share of the samples asked for that must be worth an independent one."""
 PLAIN = 0.7
 """From here on it is better, however alike neighbours are."""
 
@@ -48,6 +48,7 @@ class Superiority(UnboundedScorer):
         "_blocks",
         "_count",
         "_filled",
+        "_independent",
         "_last",
         "_min_samples",
         "_moved",
@@ -58,9 +59,9 @@ class Superiority(UnboundedScorer):
         "normal",
     )
 
-    def __init__(self, min_samples: int, sign: float = 1.0) -> None:
+    def __init__(self, min_samples: int, independent: int, sign: float = 1.0) -> None:
         self.normal: float | None = None
-        self._min_samples, self._sign = min_samples, sign
+        self._min_samples, self._independent, self._sign = min_samples, independent, sign
         self._blocks: list[list[float]] = []
         """The last one is being filled."""
         self._size = self._stride = 1
@@ -129,7 +130,7 @@ class Superiority(UnboundedScorer):
         share = best / per_quarter if self._sign > 0.0 else 1.0 - best / per_quarter
         # A rise makes neighbours alike as well: only the lack of one needs many samples to be seen.
         independent = self._count * min(1.0, self._moved / (self._count - 1) / usual) ** 2
-        return share if share >= PLAIN or independent >= INDEPENDENT * self._min_samples else None
+        return share if share >= PLAIN or independent >= self._independent else None
 
     def state(self) -> Any:
         numbers = [self._size, self._stride, self._filled, self._count]
@@ -144,11 +145,12 @@ class Superiority(UnboundedScorer):
 def compile_superiority(options: Any, rule: Mapping[str, Any]) -> Condition:
     breaches = the_comparator(options, "superiority")
     min_samples = max(FEWEST, min_samples_of(rule, 1_000_000, default=100))
+    independent = sample_count(options, "independent", min_samples // 2, least=0)
     sign = -1.0 if options.get("direction", "up") == "down" else 1.0
     return CompiledCondition(
         "superiority",
         breaches,
-        lambda: Superiority(min_samples, sign),
+        lambda: Superiority(min_samples, independent, sign),
         "a sample of the best later quarter of {series} is better than one of the first with probability {score:.2f}: {threshold}",
         baseline=True,
         min_samples=min_samples,
@@ -159,6 +161,10 @@ SUPERIORITY = ConditionType(
     "superiority",
     options_schema(
         "The probability that a sample of the best later quarter is better than one of the first quarter (0.5: no progress).",
+        independent=window_schema(
+            "Samples worth independent ones that must be there before it says that nothing is better (half of `min_samples`).",
+            least=0,
+        ),
         direction=choice_schema("Which way is better: `up` (default) or `down`.", "up", "down"),
     ),
     compile_superiority,

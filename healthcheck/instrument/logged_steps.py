@@ -44,7 +44,8 @@ class LoggedSteps:
     def attempt(self, step: int) -> int:
         """An update is attempted, or its step said to be over, by who has called us; returns ``step``."""
         self._step = step
-        self._place = _place(sys._getframe(1))
+        # A framework says itself when its steps are over, from under dozens of frames.
+        self._place = None if self._machine.ended_by is EndedBy.FRAMEWORK else _place(sys._getframe(1))
         return step
 
     def left_out(self, step: int) -> None:

@@ -136,7 +136,7 @@ class StepNotes:
             value = value * weight
         row.loss = value if row.loss is None else row.loss + value
         row.parts += 1
-        row.averaged = weight is None
+        row.averaged, row.breach = weight is None, None
         return type(value) is not float or value - value == 0.0
 
     def reported(self, step: int, index: int, loss: Any, weight: float | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,21 +159,21 @@ class Optimizers:
         self.plans[key] = plan
         return plan
 
-    def trains(self, parameters: Iterable[Any]) -> bool:
+    def trains(self, parameters: Sequence[Any]) -> bool:
         """Whether one of these parameters belongs to an optimizer that is looked at."""
         if self.only is None:
             return True
-        ids = set(map(id, parameters))
         for optimizer in self.only:
             plan = self.plans.get(id(optimizer))
             if (
                 plan is not None
                 and plan.optimizer() is optimizer
                 and plan.sizes == sizes_of(optimizer)
-                and not ids.isdisjoint(plan.parameters)
+                and not plan.parameters.isdisjoint(map(id, parameters))  # ends at the first that is there
             ):
                 return True
         # Not among those of the plans: an optimizer is new, or its parameters have been exchanged.
+        ids = set(map(id, parameters))
         return any(not ids.isdisjoint(map(id, parameters_of(optimizer))) for optimizer in self.only)
 
 
@@ -261,7 +261,7 @@ class UpdateHold:
         # Whoever looks at gradients first keeps their Python objects for the others, and for the optimizer.
         gradients = facts.kept_gradients = HeldGradients()
         controls.update, gate.waits = running, way == "wait"
-        gate.now, gate.kept, gate.idle = [], False, way == "none"
+        gate.now, gate.kept, gate.idle, gate.breach = [], False, way == "none", None
         grad_enabled = torch.is_grad_enabled()  # as `no_grad` does, at two calls less in every step
         torch._C._set_grad_enabled(False)
         try:
@@ -273,6 +273,7 @@ class UpdateHold:
                 if not notes.noting:
                     self._events.show(kinds, step, facts, optimizer, plan.index)
                 else:
+                    plan.update.limits = gate.device_limits(plan.index, step) if way == "device" else None
                     row = notes.final(step, optimizer, plan.update, facts)
                     if row.alarming or (way != "none" and not gate.keeps(row, way)):
                         session.judge.alarmed = True
@@ -301,7 +302,9 @@ class UpdateHold:
         """The loop is about to clip gradients that are complete: show them to those who look at every update."""
         session, notes, capturing = self._session, self._notes, self._events.capturing
         if capturing is None or not capturing():
-            notes.look(notes.complete(step, facts), Update(self._events.view, session.demand, final=False))
+            limits = self._gate.device_limits(0, step)  # whoever will use them: nearly always the first optimizer
+            update = Update(self._events.view, session.demand, final=False, limits=limits)
+            notes.look(notes.complete(step, facts), update)
 
     def after(self, optimizer: Any, running: Running) -> None:
         """Its step is over: leave the optimizer and its gradients as they were found."""

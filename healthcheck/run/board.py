@@ -499,9 +499,10 @@ class ProbeBoard:
         return made
 
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
-        if not rows:
-            return
-        for call in calls:
+        for row in rows:
+            if row.late:
+                row.arrived()
+        for call in calls if rows else ():
             began = perf_counter_ns()
             try:
                 self._made += call.ask(rows, self._demand)

@@ -27,22 +27,12 @@ from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
-from healthcheck.instrument.logged_steps import LoggedSteps
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
-from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
+from healthcheck.instrument.step_events import EndedBy, Running, Stage, StepEvents, UpdateHold
+from healthcheck.instrument.step_rows import LoggedSteps, LossMath, StepNotes, UpdateFacts, detached
+from healthcheck.instrument.unseen import InnerUpdates, UnattemptedUpdates
 from healthcheck.instrument.unwatched import UnwatchedSteps
-from healthcheck.instrument.updates import (
-    PARAMS,
-    InnerUpdates,
-    Optimizers,
-    Running,
-    UnattemptedUpdates,
-    UpdateHold,
-    UpdatePlan,
-    found_inf_on_host,
-    with_closure,
-)
+from healthcheck.instrument.updates import PARAMS, Optimizers, UpdatePlan, found_inf_on_host, with_closure
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -117,7 +107,7 @@ class StepMachine:
         """Called once, before anything of the first step is shown."""
         self.unwatched = UnwatchedSteps(self)
         self._asked_end = AskedEnd(session)
-        self.logged = LoggedSteps(self)
+        self.logged = LoggedSteps(self, numbered=ended_by is EndedBy.FRAMEWORK)
 
     @property
     def stage(self) -> Stage:
@@ -560,8 +550,9 @@ class StepMachine:
         self._standing = Stage.ENDED
         facts_of_run = self.session.facts
         loads: StateLoads | None = None
-        if facts_of_run.loads:
-            loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
+        found = facts_of_run.loads
+        if found.unmatched or found.own or found.copies:
+            loads, facts_of_run.loads = found, StateLoads()  # said once, whether or not anybody listens
         elif self.number == self.began_after + 1:
             loads = StateLoads()
         flags = self.gate.flags

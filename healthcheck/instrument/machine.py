@@ -249,7 +249,7 @@ class StepMachine:
             losses = self.losses
             loss = losses.of(tensors, self.number)
             if losses.scale is not None:
-                self.facts.loss_scale = losses.scale
+                self.facts.take(loss_scale=losses.scale)
             notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
             if loss is not None and (notes.noting or EventKind.LOSS in wanted):
                 self._loss_shown_in = self.number
@@ -298,9 +298,8 @@ class StepMachine:
                 return  # nothing was differentiated yet
             self.begin_step(wait=True)
         facts = self.facts
-        if norm is not None:
-            facts.grad_norm = detached(norm)
-        facts.max_norm, facts.clipped_scaled = max_norm, scaled
+        known = facts.grad_norm if norm is None else detached(norm)
+        facts.take(grad_norm=known, max_norm=max_norm, clipped_scaled=scaled)
         if parameters is not None:
             facts.clipped = [*(facts.clipped or ()), *parameters]
         if not facts.backward_ended:
@@ -313,7 +312,7 @@ class StepMachine:
 
     def scaled_by(self, scale: Any) -> None:
         """A ``GradScaler`` with this scale is about to step."""
-        self.facts.loss_scale = scale
+        self.facts.take(loss_scale=scale)
 
     # -- updates ----------------------------------------------------------------------
 
@@ -396,7 +395,7 @@ class StepMachine:
         if self.stop.state.request is not None:
             self.stop.check()
         plan = self.attempt(optimizer)
-        self.facts.loss_scale = scale
+        self.facts.take(loss_scale=scale)
         self.update_over(optimizer, plan.index, True)
 
     def attempt(self, optimizer: Any) -> UpdatePlan:
@@ -515,10 +514,10 @@ class StepMachine:
             self.session.board.look_closely()
         if reported and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
-        if facts.grad_norm is None:
-            facts.grad_norm = detached(grad_norm)
-        if facts.max_norm is None:
-            facts.max_norm = max_norm
+        if facts.grad_norm is None and grad_norm is not None:
+            facts.take(grad_norm=detached(grad_norm))
+        if facts.max_norm is None and max_norm is not None:
+            facts.take(max_norm=max_norm)
         skipped = facts.skipped if skipped is None else skipped
         self.end_step(facts.optimizer, facts.index, skipped=skipped, loss=loss, losses=losses, **more)
 

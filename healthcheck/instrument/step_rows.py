@@ -31,8 +31,13 @@ _FLOATS = {float}
 
 @dataclass(slots=True)
 class UpdateFacts:
-    """What is known of the update at hand. A new one takes its place when the update is over."""
+    """What is known of the update at hand. A new one takes its place when the update is over.
 
+    What a row has of it as well is set by :meth:`take`, so that it is noted there once.
+    """
+
+    taken: int = 0
+    """How often something was taken."""
     grad_norm: Any = None
     """L2 norm of the gradients before clipping, where the loop has worked it out; a number or a 0-dim tensor."""
     max_norm: float | None = None
@@ -55,6 +60,12 @@ class UpdateFacts:
     """The first optimizer that stepped, where a loop or a framework says later that its step is over."""
     index: int = 0
     skipped: bool | None = None
+
+    def take(self, **facts: Any) -> None:
+        """Something was said of the update: norm, threshold or loss scale, by the names here."""
+        self.taken += 1
+        for name, value in facts.items():
+            setattr(self, name, value)
 
     def made(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An optimizer has stepped. What a loop says of its step belongs to the first of several optimizers."""
@@ -176,11 +187,7 @@ class StepNotes:
         rates = row.rates = tuple(map(_RATE, optimizer.param_groups))
         if set(map(type, rates)) != _FLOATS:
             self._rates(row, rates)
-        if (
-            row.max_norm is not facts.max_norm
-            or row.loss_scale is not facts.loss_scale
-            or (row.grad_norm is None and facts.grad_norm is not None)
-        ):
+        if row.facts != facts.taken:
             self._know(row, facts)
         board.open_row = row
         known = board.optimizers.get(index)
@@ -246,6 +253,7 @@ class StepNotes:
             if isinstance(row.loss_scale, Deferred):
                 row.late.append(row.loss_scale)
         row.max_norm, row.clipped_scaled = facts.max_norm, facts.clipped_scaled
+        row.facts = facts.taken
 
     @staticmethod
     def _hold(row: StepRow, held_back: Mapping[int, Any]) -> None:
@@ -288,11 +296,7 @@ class StepNotes:
                     row.n_samples = reported["n_samples"]
                 if reported.get("n_tokens") is not None:
                     row.n_tokens = reported["n_tokens"]
-            if (
-                row.max_norm is not facts.max_norm
-                or row.loss_scale is not facts.loss_scale
-                or (row.grad_norm is None and facts.grad_norm is not None)
-            ):
+            if row.facts != facts.taken:
                 self._know(row, facts)
             if held_back:
                 row.held_back = held_back

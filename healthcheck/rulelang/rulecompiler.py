@@ -144,7 +144,7 @@ class RuleCompiler:
             required=draft.value("required", False),
             preview=draft.value("preview", False),
             origin=draft.document.origin(draft.where, key=True),
-            # As `Entry.origin` has it, without 1,500 calls for the recommended rules.
+            # As `Entry.origin` has it, without 2,500 calls for the recommended rules.
             key_origins={key: entry.document.origin(entry.where, key=True) for key, entry in draft.entries.items()},
         )
 

@@ -8,11 +8,14 @@ from typing import Any
 
 from healthcheck.core.events import Event
 from healthcheck.core.references import weak
+from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
 SETTLED = 20
 """Steps in which a run may still show what it has: a scaler, batches, updates that are decided upon."""
 LOOK_EVERY = 10
 """Steps between two looks afterwards."""
+LOOK_SELDOM = 50
+"""The same in a run that has settled, of a probe that has found nothing so far."""
 
 
 def next_look(step: int, every: int = LOOK_EVERY) -> int:
@@ -22,8 +25,11 @@ def next_look(step: int, every: int = LOOK_EVERY) -> int:
 
 
 def ask_again(step: int) -> int:
-    """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young."""
-    return next_look(step) if step > SETTLED else step
+    """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young, and a longer one once it has
+    settled. What it has not shown by then it mostly never shows; a new optimizer ends every rest."""
+    if step <= SETTLED:
+        return step
+    return next_look(step, LOOK_EVERY if step < RUN_SETTLED else LOOK_SELDOM)
 
 
 PAUSE = 1000
@@ -62,8 +68,8 @@ class GraphLooks:
         # More than one may have passed during a rest; they count as one look.
         while self._ahead and self._passes >= self._ahead[-1]:
             self._ahead.pop()
-        if self._ahead:
-            self.rests_until = step + 1 + (self._ahead[-1] - self._passes - 1) // self._in_step
+        left = (self._ahead[-1] - self._passes - 1) // self._in_step if self._ahead else PAUSE
+        self.rests_until = step + 1 + left
         return looks
 
 

@@ -112,7 +112,8 @@ class StepPlans:
         self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
         self._demand = demand
         self._probes: dict[str, Probe] = {}
-        self._bits: dict[tuple[int, int], int] = {}
+        self._due: list[tuple[str, int]] = []
+        """Keys of what is wanted, with the bit of the steps in which each is due; 0: in all."""
         self._calls: dict[bool, dict[EventKind, list[Call]]] = {}
         """All calls, due or not, by whether the step is noted in rows."""
 
@@ -121,9 +122,11 @@ class StepPlans:
         wired = self._probes = {probe.name: probe for listed in by_kind.values() for probe in listed}
         schedules = {name: self._schedule_of(probe) for name, probe in wired.items()}
         marks = {mark for marks in schedules.values() for mark in marks}
-        marks |= {(self._demand.every_of(key), 0) for key in self._demand.every} - {(1, 0)}
+        paces = {key: (self._demand.every_of(key), 0) for key in self._demand.every}
+        marks |= set(paces.values()) - {(1, 0)}
         self.marks = [(every, ahead, 1 << n) for n, (every, ahead) in enumerate(sorted(marks))]
-        self._bits = {(every, ahead): bit for every, ahead, bit in self.marks}
+        bits = {(every, ahead): bit for every, ahead, bit in self.marks}
+        self._due = [(key, bits.get(pace, 0)) for key, pace in paces.items()]
 
         def call(probe: Probe, kind: EventKind, rows: bool) -> Call:
             once = getattr(probe, "answers_once", ())
@@ -135,7 +138,7 @@ class StepPlans:
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
                 pauses=_rest_of(probe, rows),
-                marks=sum(self._bits[mark] for mark in schedules[probe.name]) if due else 0,
+                marks=sum(bits[mark] for mark in schedules[probe.name]) if due else 0,
                 seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
             )
 
@@ -169,17 +172,12 @@ class StepPlans:
 
     def make(self, hit: int, rows: bool) -> StepPlan:
         """The plan of all steps that hit these marks; whoever asks has not found it in :attr:`known`."""
-        demand, bits = self._demand, self._bits
         calls: dict[EventKind, list[Call]] = {}
         for kind, listed in self._calls[rows].items():
             chosen = [call for call in listed if not call.marks or call.marks & hit]
             if chosen:
                 calls[kind] = chosen
-        due = set()
-        for key in demand.every:
-            bit = bits.get((demand.every_of(key), 0))
-            if bit is None or bit & hit:  # no bit: at every step
-                due.add(key)
+        due = frozenset([key for key, bit in self._due if not bit or bit & hit])
         pausing = {call.name: call for listed in calls.values() for call in listed if call.pauses}
         at_times = {kind for kind, listed in calls.items() if all(call.pauses or call.seldom for call in listed)}
         after = calls.get(EventKind.AFTER_UPDATE, [])
@@ -194,7 +192,7 @@ class StepPlans:
         always = [pause for pause in pauses if getattr(pause[0], "rests_always", False)]
         plan = self.known[hit, rows] = StepPlan(
             calls,
-            frozenset(due),
+            due,
             pauses,
             always,
             frozenset(key for _, _, key in always),

@@ -108,7 +108,7 @@ class ProbeBoard:
         self._weight = 0
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
         self._plans = StepPlans(demand)
-        self._plan = StepPlan({}, frozenset(), (), (), frozenset(), frozenset(), (), None, False)
+        self._plan = StepPlan()
         """Of the step at hand."""
         self._paused: set[Key] = set()
         """Who has nothing to do in this step."""
@@ -237,11 +237,8 @@ class ProbeBoard:
         """Something happens in the step at hand: those are asked who otherwise hear of it from its row, while it is there
         to be seen, and the events are built at which rules are judged."""
         self.busy_at = 0
-        for probe, rest, key in self._plan.pausing:
-            if rest == "events_from":
-                self._paused.discard(key)
-                self.wanted.update(kind for kind in probe.listens_to if kind in self._plan.calls)
-        self.wanted.update(self._elsewhere)
+        self._paused -= self._plan.closely
+        self.wanted.update(self._plan.kinds_closely, self._elsewhere)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
         """Whether an event of this step is worth building."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -66,24 +66,26 @@ class RowCall:
 class StepPlan:
     """What all steps have in common in which the same is due."""
 
-    calls: Mapping[EventKind, Sequence[Call]]
-    due: frozenset[str]
+    calls: Mapping[EventKind, Sequence[Call]] = field(default_factory=dict)
+    due: frozenset[str] = frozenset()
     """Keys of the metrics that are due."""
-    pausing: Sequence[Pause]
+    pausing: Sequence[Pause] = ()
     """Probes among the called that pause at times."""
-    pausing_always: Sequence[Pause]
+    pausing_always: Sequence[Pause] = ()
     """Those of them that pause also where optimizers take turns."""
-    steady: frozenset[Key]
+    steady: frozenset[Key] = frozenset()
     """The same by their keys: no new optimizer ends their pause."""
-    kinds: frozenset[EventKind]
+    closely: frozenset[Key] = frozenset()
+    """Those who otherwise hear of the step from its row, and are called where something happens in it."""
+    kinds_closely: frozenset[EventKind] = frozenset()
+    """Kinds of event at which they are."""
+    kinds: frozenset[EventKind] = frozenset()
     """Kinds at which somebody is called who never pauses."""
-    unless_paused: Sequence[tuple[EventKind, frozenset[Key]]]
+    unless_paused: Sequence[tuple[EventKind, frozenset[Key]]] = ()
     """Kinds at which nobody is called if all of these pause."""
-    after_update: tuple[frozenset[Key], frozenset[Key]] | None
+    after_update: tuple[frozenset[Key], frozenset[Key]] | None = None
     """So that nobody is left to call after the update: who has to pause, and who has to pause or to have answered
     before it. None: somebody always is."""
-    rows: bool
-    """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
 
 
 def _noted(probe: Probe) -> tuple[EventKind, ...]:
@@ -177,7 +179,6 @@ class StepPlans:
             chosen = [call for call in listed if not call.marks or call.marks & hit]
             if chosen:
                 calls[kind] = chosen
-        due = frozenset([key for key, bit in self._due if not bit or bit & hit])
         pausing = {call.name: call for listed in calls.values() for call in listed if call.pauses}
         at_times = {kind for kind, listed in calls.items() if all(call.pauses or call.seldom for call in listed)}
         after = calls.get(EventKind.AFTER_UPDATE, [])
@@ -190,15 +191,17 @@ class StepPlans:
             self.known.clear()
         pauses = [(self._probes[name], call.pauses, call.first) for name, call in pausing.items()]
         always = [pause for pause in pauses if getattr(pause[0], "rests_always", False)]
+        woken = [pause for pause in pauses if pause[1] == "events_from" and pause not in always]
         plan = self.known[hit, rows] = StepPlan(
-            calls,
-            due,
-            pauses,
-            always,
-            frozenset(key for _, _, key in always),
-            frozenset(calls.keys() - at_times),
-            [(kind, frozenset(call.first for call in calls[kind] if call.pauses)) for kind in at_times],
-            after_update,
-            rows,
+            calls=calls,
+            due=frozenset([key for key, bit in self._due if not bit or bit & hit]),
+            pausing=pauses,
+            pausing_always=always,
+            steady=frozenset([key for _, _, key in always]),
+            closely=frozenset([key for _, _, key in woken]),
+            kinds_closely=frozenset([kind for probe, _, _ in woken for kind in probe.listens_to if kind in calls]),
+            kinds=frozenset(calls.keys() - at_times),
+            unless_paused=[(kind, frozenset([c.first for c in calls[kind] if c.pauses])) for kind in at_times],
+            after_update=after_update,
         )
         return plan

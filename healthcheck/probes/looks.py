@@ -73,6 +73,26 @@ class GraphLooks:
         return looks
 
 
+class GraphProbe:
+    """What probes share that look at the graph of the loss in a few backward passes, and rest in between.
+
+    One listens to ``EventKind.LOSS``, and there begins with ``if not self.due(event): return ()``.
+    """
+
+    looks_at: Sequence[int] = ()
+    """Numbers of the passes that are looked at, from 1."""
+
+    def __init__(self) -> None:
+        self._looks = GraphLooks(self.looks_at)
+        self.rests_until = 0
+
+    def due(self, event: Event) -> bool:
+        """Whether this is a backward pass of the training that is looked at; counts it, and says until when to rest."""
+        due = event.phase == "train" and self._looks.due(event)
+        self.rests_until = self._looks.rests_until
+        return due
+
+
 class Searches:
     """Steps after which the process is searched for what lives in it, some 20 ms each: early, and once more."""
 

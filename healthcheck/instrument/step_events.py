@@ -246,7 +246,7 @@ class UpdateHold:
         # Whoever looks at gradients first keeps their Python objects for the others, and for the optimizer.
         gradients = facts.kept_gradients = HeldGradients()
         controls.update, gate.waits = running, way == "wait"
-        gate.now, gate.kept, gate.idle = [], False, way == "none"
+        gate.now, gate.kept, gate.idle, gate.breach = [], False, way == "none", None
         grad_enabled = torch.is_grad_enabled()  # as `no_grad` does, at two calls less in every step
         torch._C._set_grad_enabled(False)
         try:
@@ -258,6 +258,7 @@ class UpdateHold:
                 if not notes.noting:
                     self._events.show(kinds, step, facts, optimizer, plan.index)
                 else:
+                    plan.update.limits = gate.device_limits(plan.index, step) if way == "device" else None
                     row = notes.final(step, optimizer, plan.update, facts)
                     if row.alarming or (way != "none" and not gate.keeps(row, way)):
                         session.judge.alarmed = True
@@ -286,7 +287,9 @@ class UpdateHold:
         """The loop is about to clip gradients that are complete: show them to those who look at every update."""
         session, notes, capturing = self._session, self._notes, self._events.capturing
         if capturing is None or not capturing():
-            notes.look(notes.complete(step, facts), Update(self._events.view, session.demand, final=False))
+            limits = self._gate.device_limits(0, step)  # whoever will use them: nearly always the first optimizer
+            update = Update(self._events.view, session.demand, final=False, limits=limits)
+            notes.look(notes.complete(step, facts), update)
 
     def after(self, optimizer: Any, running: Running) -> None:
         """Its step is over: leave the optimizer and its gradients as they were found."""

@@ -151,7 +151,7 @@ class StepNotes:
             value = value * weight
         row.loss = value if row.loss is None else row.loss + value
         row.parts += 1
-        row.averaged = weight is None
+        row.averaged, row.breach = weight is None, None
         return type(value) is not float or value - value == 0.0
 
     def reported(self, step: int, index: int, loss: Any, weight: float | None) -> bool:
@@ -539,7 +539,8 @@ class LoggedSteps:
     def attempt(self, step: int) -> int:
         """An update is attempted, or its step said to be over, by who has called us; returns ``step``."""
         self._step = step
-        self._place = _place(sys._getframe(1))
+        # A framework says itself when its steps are over, from under dozens of frames.
+        self._place = None if self._numbered else _place(sys._getframe(1))
         return step
 
     def left_out(self, step: int) -> None:

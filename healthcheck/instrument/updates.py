@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -151,21 +151,21 @@ class Optimizers:
         self.plans[key] = plan
         return plan
 
-    def trains(self, parameters: Iterable[Any]) -> bool:
+    def trains(self, parameters: Sequence[Any]) -> bool:
         """Whether one of these parameters belongs to an optimizer that is looked at."""
         if self.only is None:
             return True
-        ids = set(map(id, parameters))
         for optimizer in self.only:
             plan = self.plans.get(id(optimizer))
             if (
                 plan is not None
                 and plan.optimizer() is optimizer
                 and plan.sizes == sizes_of(optimizer)
-                and not ids.isdisjoint(plan.parameters)
+                and not plan.parameters.isdisjoint(map(id, parameters))  # ends at the first that is there
             ):
                 return True
         # Not among those of the plans: an optimizer is new, or its parameters have been exchanged.
+        ids = set(map(id, parameters))
         return any(not ids.isdisjoint(map(id, parameters_of(optimizer))) for optimizer in self.only)
 
 

@@ -344,6 +344,9 @@ class ProbeBoard:
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
         if not rows:
             return
+        for row in rows:
+            if row.late:
+                row.arrived()
         last, found = rows[-1].step, set[str]().union(*map(_FOUND, rows))
         for call in calls:
             if call.found and call.name not in found:

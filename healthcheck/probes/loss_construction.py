@@ -35,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again
+from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
 from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)
@@ -46,7 +46,7 @@ _SQUASHING = ("Relu", "Sigmoid", "Tanh")
 """Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
 
 
-class LossGraphProbe(GraphProbe):
+class LossGraphProbe:
     """Counts constructions in the graph of the loss that are mistakes wherever they stand.
 
     Only what needs no guess: a softmax under a cross entropy that takes one itself, a sigmoid under one that takes one
@@ -55,7 +55,6 @@ class LossGraphProbe(GraphProbe):
     """
 
     name = "loss-graph"
-    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -67,8 +66,13 @@ class LossGraphProbe(GraphProbe):
         ),
     )
 
+    def __init__(self) -> None:
+        self._looks = GraphLooks(LOOKS)
+        self.rests_until = 0
+
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self.due(event):
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
             return ()
         root = event.loss_graph
         found = list(dict.fromkeys((*_mistakes(root), *shape_mistakes(root))))
@@ -199,7 +203,7 @@ _AVERAGING = ("Mean", "Sum", "Div", "Add", "Pow", "Stack", "Cat", *NEUTRAL)
 _HINGES = ("Clamp", "ClampMin", "Relu", "MultiMarginLoss", "MultilabelMarginLoss")
 
 
-class LossKindProbe(GraphProbe):
+class LossKindProbe:
     """Tells two kinds of loss by what they are made of. A run whose loss is of neither kind has no sample.
 
     Of chosen actions is a loss in which one output per row was picked and compared with a number (Q-learning), or
@@ -209,7 +213,6 @@ class LossKindProbe(GraphProbe):
     """
 
     name = "loss-kind"
-    looks_at = KIND_LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -229,14 +232,16 @@ class LossKindProbe(GraphProbe):
     )
 
     def __init__(self) -> None:
-        super().__init__()
+        self._looks = GraphLooks(KIND_LOOKS)
         self._said: set[str] = set()
+        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if len(self._said) == 2:
             self.rests_until = event.step + PAUSE
             return ()
-        if not self.due(event):
+        if not self._looks.due(event):
+            self.rests_until = self._looks.rests_until
             return ()
         found = {metric: value for metric, value in _kinds(event.loss_graph) if metric not in self._said}
         self._said.update(found)

@@ -71,6 +71,8 @@ class StepRow:
     """Whether the host knows that loss or gradients are not finite."""
     grad_norm: Any = None
     """As in an :class:`~healthcheck.core.events.Event`, and so are those that follow."""
+    facts: int = 0
+    """How often something was said of the update (norm, threshold, loss scale) up to what this row has of it."""
     max_norm: float | None = None
     clipped_scaled: bool | None = None
     loss_scale: Any = None

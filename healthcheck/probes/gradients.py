@@ -353,7 +353,7 @@ class GradientProbe:
         names = self._trained.names
         if names is not self._dims[0]:
             self._dims = names, [p.dim() for p in params]
-        row.found["gradients"] = stats, names, factor, index, self._dims[1]
+        row.found["gradients"] = stats, names, factor, index, self._dims[1], update.demand.due_now
         if type(norm) is not float:
             row.late.append(stats.numbers)
         elif norm - norm != 0.0:
@@ -385,13 +385,12 @@ class GradientProbe:
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
-        ordered = [(key, demand.every_of(key)) for key in self._besides]
         for row in rows:
             step, found = row.step, row.found.get("gradients")
             if found is None:
                 made += self._reported(row)
                 continue
-            stats, names, factor, index, dims = found
+            stats, names, factor, index, dims, due_now = found
             words = row.found.pop("between", None)
             if words is not None:
                 made += self._between(words, row, optimizer_labels(index))
@@ -401,8 +400,8 @@ class GradientProbe:
             if type(stats.numbers) is DeviceVector and stats.numbers.here:
                 stats.arrived()
             norm, time, due = stats.norm, row.update_time, list[str]()
-            for key, every in ordered:
-                if not step % every:
+            for key in self._besides:
+                if key in due_now:
                     due.append(key)
             given = row.grad_norm
             value = norm if given is None and factor is None else given

@@ -19,12 +19,18 @@ from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, 
 from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
-from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
+from healthcheck.probes.evaluation_data import (
+    EvaluationScaleProbe,
+    HeldOutRowsProbe,
+    RenumberedClassProbe,
+    TrainedOnEvaluationProbe,
+)
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
+from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
 from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -33,6 +39,7 @@ from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
+from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
 from healthcheck.probes.loss_parameters import LossParameterProbe
@@ -70,7 +77,7 @@ from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
-from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -139,8 +146,11 @@ PROBES: tuple[type[Probe], ...] = (
     IdleOptimizerProbe,
     FrozenProbe,
     ZeroFactorProbe,
+    SharedMemoryProbe,
+    FrozenMovedProbe,
     IgnoredSettingProbe,
     UnusualSettingProbe,
+    SamplerProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -161,6 +171,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossValueProbe,
     ClassWeightProbe,
     MissingDetachProbe,
+    LossComparisonProbe,
     UndefinedDerivativeProbe,
     UnreachableTargetProbe,
     FrequencyProbe,
@@ -184,6 +195,7 @@ PROBES: tuple[type[Probe], ...] = (
     HeldOutRowsProbe,
     EvaluationScaleProbe,
     TrainedOnEvaluationProbe,
+    RenumberedClassProbe,
     LatentProbe,
     BatchLayoutProbe,
     CompilationProbe,

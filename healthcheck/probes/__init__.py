@@ -73,6 +73,7 @@ from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
+from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
@@ -198,6 +199,8 @@ PROBES: tuple[type[Probe], ...] = (
     RenumberedClassProbe,
     LatentProbe,
     BatchLayoutProbe,
+    CarriedStateProbe,
+    HalfReadProbe,
     CompilationProbe,
     OwnCostProbe,
     EvaluationProbe,

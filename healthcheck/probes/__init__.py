@@ -17,9 +17,11 @@ from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
+from healthcheck.probes.constant_targets import ConstantTargetProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
 from healthcheck.probes.evaluation_data import (
+    AugmentedEvaluationProbe,
     EvaluationScaleProbe,
     HeldOutRowsProbe,
     RenumberedClassProbe,
@@ -197,6 +199,8 @@ PROBES: tuple[type[Probe], ...] = (
     EvaluationScaleProbe,
     TrainedOnEvaluationProbe,
     RenumberedClassProbe,
+    AugmentedEvaluationProbe,
+    ConstantTargetProbe,
     LatentProbe,
     BatchLayoutProbe,
     CarriedStateProbe,

@@ -12,6 +12,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.labels import first_few, where_called
+from healthcheck.probes.loaders import marks
 
 PAUSES = 8
 """Evaluations whose first batch is compared with the training's."""
@@ -147,6 +148,47 @@ def _spread(values: Any) -> Any:
 
 def _apart(one: float, other: float) -> float | None:
     return max(one, other) / min(one, other) if min(one, other) > 0 else None
+
+
+class AugmentedEvaluationProbe:
+    """Counts evaluations in a row that began with the labels of the one before, and with other inputs.
+
+    The same rows in the same order, and each time with other values: what is drawn at random for the training, noise, flips, crops,
+    is drawn for the evaluation as well, as where both are parts of one data set. Only labels that are classes say which rows came.
+    Batches on the host are read.
+    """
+
+    name = "augmented-evaluation"
+    listens_to: tuple[EventKind, ...] = (EventKind.EVAL_STEP,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "eval.inputs_changed",
+            "Evaluations in a row whose first batch had the labels of the one before, in their order, and other inputs.",
+            cost=Cost.HOST,
+            needs=("evaluation", "a batch from a loader", "labels that are classes"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._paused_at = -1
+        self._pauses = self._row = 0
+        self._before: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.batch is None or event.step == self._paused_at or self._pauses >= PAUSES:
+            return ()
+        self._paused_at = event.step
+        self._pauses += 1
+        tensors = named_tensors(event.batch)
+        labels = marks([t for _, t in tensors if t.dim() == 1 and not t.is_floating_point()])
+        inputs = marks([t for _, t in tensors if t.dim() > 1 and t.is_floating_point()])
+        if not labels or not inputs:
+            return ()
+        same = labels == self._before[0] and inputs.isdisjoint(self._before[1])
+        self._row = self._row + 1 if same else 0
+        self._before = labels, inputs
+        place = where_called(event, "eval")
+        return (Sample("eval.inputs_changed", event.step, float(self._row), phase="eval", detail=lambda: place),)
 
 
 LEAST_ROWS = 10

@@ -27,7 +27,7 @@ class SharedMemoryProbe:
     name = "shared-memory"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
-        Metric(_SHARED, "Parameters in optimizers that lie in the memory of another one.", cost=Cost.HOST),
+        Metric(_SHARED, "Parameters in optimizers whose memory is that of another one.", cost=Cost.HOST),
     )
 
     def __init__(self) -> None:
@@ -138,6 +138,3 @@ class FrozenMovedProbe:
                 detail=facts if found else None,
             ),
         )
-
-
-

@@ -207,12 +207,19 @@ def _is_overlap(node: Any, under: Any) -> bool:
         parents = [parent for parent, _ in node.next_functions] if node is not None else []
         graphs = [parent for parent in parents if parent is not None]
         if kind == "Sum":
-            inner = past_neutral(graphs[0]) if graphs else None
+            inner: Any = past_neutral(graphs[0]) if graphs else None
             factors = [parent for parent, _ in inner.next_functions] if kind_of(inner) == "Mul" else []
             mask: Any = saved(inner, "other" if factors and factors[0] is not None else "self") if factors else None
-            if factors.count(None) != 1 or not is_tensor(mask) or tuple(mask.shape) != shape_of(inner) or mask.numel() < 2:
+            if (
+                factors.count(None) != 1
+                or not is_tensor(mask)
+                or tuple(mask.shape) != shape_of(inner)
+                or mask.numel() < 2
+            ):
                 return False
-            return doubled or any(part is node for part, _ in made_of(under, ("Add", "Sub", "Rsub", "Clamp", "ClampMin")))
+            return doubled or any(
+                part is node for part, _ in made_of(under, ("Add", "Sub", "Rsub", "Clamp", "ClampMin"))
+            )
         if kind not in ("Mul", "Add", *NEUTRAL) or len(graphs) != 1:
             return False
         if kind == "Mul":
@@ -230,14 +237,14 @@ def compared_with_itself(root: Any) -> Iterator[Flag]:
         elif kind in ("Mm", "Bmm"):
             yield from _equal_views(node)
         elif kind == "Mul":
-            parents = [parent for parent, _ in node.next_functions]
-            if len(parents) == 2 and None not in parents and len(shape_of(node)) >= 2:
-                yield from _equal(saved(node, "self"), saved(node, "other"), parents)
+            made = [past_neutral(parent) for parent, _ in node.next_functions]
+            if len(made) == 2 and None not in made and len(shape_of(node)) >= 2:
+                yield from _equal(saved(node, "self"), saved(node, "other"), made)
 
 
 def _own_candidates(loss: Any) -> Iterator[Flag]:
     softmax = past_neutral(source_of(loss))
-    scores = past_neutral(source_of(softmax)) if kind_of(softmax) == "LogSoftmax" else None
+    scores: Any = past_neutral(source_of(softmax)) if kind_of(softmax) == "LogSoftmax" else None
     for _ in range(6):  # a temperature, a mask
         if kind_of(scores) not in ("Div", "Mul", "Sub", "Add", "MaskedFill", "Where", *NEUTRAL):
             break
@@ -248,7 +255,12 @@ def _own_candidates(loss: Any) -> Iterator[Flag]:
     inputs = [past_neutral(parent) for parent, _ in scores.next_functions]
     if len(inputs) != 2 or inputs[0] is None or inputs[0] is not inputs[1] or kind_of(inputs[0]) == "AccumulateGrad":
         return
-    if not is_tensor(result) or not is_tensor(target) or tuple(result.shape) != shape or tuple(target.shape) != shape[:1]:
+    if (
+        not is_tensor(result)
+        or not is_tensor(target)
+        or tuple(result.shape) != shape
+        or tuple(target.shape) != shape[:1]
+    ):
         return
     import torch
 

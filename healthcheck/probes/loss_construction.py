@@ -35,8 +35,8 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
+from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)

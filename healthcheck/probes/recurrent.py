@@ -179,7 +179,7 @@ def half_read(root: Any) -> Iterator[str]:
         if along > 1 or sizes[along] < 2 or index % sizes[along] != sizes[along] - 1:
             continue
         source = node.next_functions[0][0]
-        while kind_of(source) in _ON_THE_WAY and readers.get(id(source)) == 1:
+        while _is_on_the_way(source) and readers.get(id(source)) == 1:
             source = source.next_functions[0][0]
         if readers.get(id(source)) != 1 or not _both_directions(source):
             continue
@@ -187,6 +187,13 @@ def half_read(root: Any) -> Iterator[str]:
                for reader in nodes for parent, _ in reader.next_functions):  # fmt: skip
             continue
         yield f"step {sizes[along] - 1} of {sizes[along]}, of {sizes[2]} features of both directions"
+
+
+def _is_on_the_way(node: Any) -> bool:
+    """Whether this arranges values anew, or drops some: a product with a mask without gradients."""
+    return kind_of(node) in _ON_THE_WAY or (
+        kind_of(node) == "Mul" and [parent for parent, _ in node.next_functions].count(None) == 1
+    )
 
 
 def _both_directions(node: Any) -> bool:
@@ -199,7 +206,9 @@ def _both_directions(node: Any) -> bool:
     kinds = [kind_of(part) for part in parts]
     if kinds == ["MkldnnRnnLayer"] * 2:
         return [bool(part._saved_reverse) for part in parts] == [False, True]
-    return kinds == ["Stack"] * 2 and _reads(parts[0], -1, -2) and _reads(parts[1], 0, 1) and not _reads(parts[1], -1, -2)
+    return (
+        kinds == ["Stack"] * 2 and _reads(parts[0], -1, -2) and _reads(parts[1], 0, 1) and not _reads(parts[1], -1, -2)
+    )
 
 
 def _reads(stack: Any, one: int, other: int) -> bool:

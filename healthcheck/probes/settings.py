@@ -184,9 +184,9 @@ SAMPLER_LOOKS = (3, 200)
 
 
 def _of_sampler(sampler: Any, loader: Any) -> Iterator[str]:
-    weights = getattr(sampler, "weights", None)
+    weights: Any = getattr(sampler, "weights", None)
     try:
-        given, samples = len(weights), len(loader.dataset)  # type: ignore[arg-type]
+        given, samples = len(weights), len(loader.dataset)
     except Exception:  # of a script's own kind, or a data set without a length
         return
     if 2 * given <= samples:

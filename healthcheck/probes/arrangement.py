@@ -269,6 +269,8 @@ def _all_linear(nodes: Sequence[Any]) -> list[int]:
             break
         elif kind in ("NativeDropout", "View", "UnsafeView", "Reshape", "Clone", "ToCopy", "Squeeze", "Unsqueeze"):
             node = source_of(node)
+        elif kind == "Mul" and node.next_functions[1:] and node.next_functions[1][0] is None:
+            node = source_of(node)  # dropout: a product with a mask
         else:
             return []
     widths.reverse()

@@ -92,7 +92,7 @@ class EvaluationScaleProbe:
         if event.batch is None:
             return ()
         if event.kind is EventKind.LOSS:
-            if event.phase == "train" and demand.due_now & {"eval.inputs_spread", "eval.targets_apart"}:
+            if event.phase == "train" and {"eval.inputs_spread", "eval.targets_apart"} & demand.due_now:
                 inputs = _inputs(event.batch)
                 if inputs is not None:
                     self._trained, self._shape = number(_spread(inputs)), tuple(inputs.shape[1:])

@@ -54,6 +54,9 @@ class HeldOutRowsProbe:
         return (Sample("eval.trained_rows", event.step, self._least, phase="eval"),)
 
 
+_OF_DATA = frozenset(("eval.inputs_spread", "eval.targets_apart"))
+
+
 class EvaluationScaleProbe:
     """Compares the spread of the inputs of an evaluation with that of the training's.
 
@@ -92,7 +95,7 @@ class EvaluationScaleProbe:
         if event.batch is None:
             return ()
         if event.kind is EventKind.LOSS:
-            if event.phase == "train" and {"eval.inputs_spread", "eval.targets_apart"} & demand.due_now:
+            if event.phase == "train" and _OF_DATA & demand.due_now:
                 inputs = _inputs(event.batch)
                 if inputs is not None:
                     self._trained, self._shape = number(_spread(inputs)), tuple(inputs.shape[1:])

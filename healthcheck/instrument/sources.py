@@ -10,7 +10,7 @@ from healthcheck.core.samples import Sample
 from healthcheck.instrument.controls import TorchControls
 from healthcheck.instrument.gate import why_not_gateable
 from healthcheck.instrument.machine import StepMachine
-from healthcheck.instrument.step_events import PassLosses
+from healthcheck.instrument.step_rows import PassLosses
 from healthcheck.probes.labels import optimizer_labels
 
 

@@ -19,10 +19,11 @@ from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
 from healthcheck.device import tensors
 from healthcheck.device.between import WORDS
-from healthcheck.device.deferred import DeviceVector, numbers
+from healthcheck.device.deferred import DeviceScalar, DeviceVector, numbers
 from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
 
 _BYTES = operator.attrgetter("nbytes")
+_ANY = (-math.inf, math.inf)
 
 
 class GradientStats:
@@ -40,7 +41,19 @@ class GradientStats:
     :param words: ends with what was kept of the steps before that nobody read (:data:`~healthcheck.device.between.WORDS`).
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers", "words")
+    __slots__ = (
+        "_columns",
+        "breach",
+        "fields",
+        "given",
+        "indices",
+        "lengths",
+        "loss",
+        "nonfinite",
+        "norm",
+        "numbers",
+        "words",
+    )
 
     def __init__(
         self,
@@ -61,6 +74,12 @@ class GradientStats:
         """L2 norm of all gradients together: a float or a deferred number."""
         self.nonfinite: Any = None
         """Elements that are not finite, where they were counted beside the numbers: a tensor."""
+        self.loss: Any = None
+        """The loss of the step, as a deferred number that needs no copy of its own; None where none was read."""
+        self.given: Any = None
+        """The same of the norm that the loop has worked out itself."""
+        self.breach: Any = None
+        """As :attr:`healthcheck.core.rows.StepRow.breach`."""
         self._columns = columns
 
     def word(self, name: str) -> Any:
@@ -138,10 +157,19 @@ class GradientPass:
         self._small = False
 
     def measure(
-        self, params: Sequence[Any], same: object = None, hold: HeldGradients | None = None
+        self,
+        params: Sequence[Any],
+        same: object = None,
+        hold: HeldGradients | None = None,
+        loss: Any = None,
+        given: Any = None,
+        limits: tuple[float, float, float, float] | None = None,
     ) -> GradientStats | None:
         """Statistics of the gradients that exist; None without any.
 
+        :param loss: of the step: a float or a deferred number; the kernel reads it where it is one element on its device.
+        :param given: the loop's own norm, likewise.
+        :param limits: as :attr:`healthcheck.core.rows.Update.limits`.
         :param hold: gets the list of gradients, for a caller under which others will ask for them too.
         :param same: an object that stands for this list of parameters: while it is the same object, the
             caller knows that the parameters are the same, and nothing is compared.
@@ -159,14 +187,35 @@ class GradientPass:
                 return gradient_stats(params)
         if hold is not None:
             hold.small = self._small
-        table = self._table.measure(addresses, final=not self._sharded)
-        between = None if self._sharded else table
-        if self._sharded:
-            _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns
-        return GradientStats(
-            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=between
+        if self._sharded:  # what the whole is like is known only when all ranks have met
+            table = self._table.measure(addresses, final=False)
+            _reduce(table.tensor, len(self._table.fields), self._sharded)
+            return GradientStats(
+                self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths
+            )
+        scalar, norm = self._read(loss), self._read(given)
+        table = self._table.measure(addresses, loss=scalar, given=norm, limits=limits)
+        stats = GradientStats(
+            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=table
         )
+        at = self._table.at_loss
+        if scalar is not None:
+            stats.loss = table[at]
+        if norm is not None:
+            stats.given = table[at + 1]
+        if (
+            limits is not None
+            and (scalar is not None or loss is None or limits[:2] == _ANY)
+            and (norm is not None or given is None)
+        ):
+            stats.breach = self._table.flag, table[at + 2]
+        return stats
+
+    def _read(self, number: Any) -> Any:
+        """The tensor of a deferred number that the kernel can read; None of any other."""
+        tensor = number.tensor if type(number) is DeviceScalar else None
+        return tensor if tensor is not None and self._table.reads(tensor) else None
 
     def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:
         """Measure a step whose numbers nobody reads; the next :meth:`measure` says what it was like, with others like it.

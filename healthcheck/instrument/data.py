@@ -262,7 +262,8 @@ def _plain_values(dataset: Any) -> Iterator[tuple[str, Any]]:
         ("transform.", getattr(dataset, "transform", None)),
     ):
         values = [(n, v) for n, v in getattr(thing, "__dict__", {}).items() if type(v) in (int, float, bool, str)]
-        read = read_by_workers(type(thing)) if values else frozenset()
+        kind: Any = type(thing)
+        read = read_by_workers(kind) if values else frozenset[str]()
         for name, value in values:
             if name in read:
                 yield f"{prefix}{name}", value

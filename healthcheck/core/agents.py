@@ -43,6 +43,10 @@ NAMES: dict[str, tuple[str, ...]] = {
         "completions_clipped_ratio", "completion_clipped_ratio", "response_length_clip_ratio", "response_clip_ratio", "clipped_ratio",
         "completions_clipped", "truncated_ratio", "truncation_rate", "response_aborted_ratio",
     ),
+    "exploration": (
+        "exploration_rate", "rollout_exploration_rate", "epsilon", "eps", "exploration", "eps_greedy", "epsilon_greedy", "exploration_epsilon",
+        "rollout_epsilon", "current_epsilon", "explore_rate", "exploration_eps", "charts_epsilon",
+    ),
     "episode_length": (
         "episode_length", "ep_length", "ep_len", "episodic_length", "episode_len", "eplen", "eplenmean", "averageeplen",
     ),

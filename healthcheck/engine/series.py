@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthcheck.core.alerts import State
+from healthcheck.core.alerts import Kind, State
 from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scored, Scorer
 from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
 from healthcheck.rulelang.rule import Cause
@@ -36,6 +36,9 @@ _COUNTS = (
     "breached_since",
 )
 _TIMES = ("since", "clear_since", "first_time")
+
+PATIENCE, PATIENT = 4, 4
+"""How much longer an episode must be over each time that it came again, and how often that grows."""
 
 
 class Mark:
@@ -80,6 +83,7 @@ class SeriesState:
         "excused",
         "excused_count",
         "first_time",
+        "flips",
         "healthy",
         "hits",
         "idle_from",
@@ -141,6 +145,8 @@ class SeriesState:
         self.every = cause.every
         self.need = hold.need
         self.seconds = hold.seconds
+        self.flips = cause.kind is not Kind.FACT and all(spec.stage == "observe" for spec in cause.actions)
+        """Whether it may turn around its threshold and nothing is done about it but to say so."""
         self.recent: deque[bool] | None = deque(maxlen=hold.of) if hold.of > hold.need else None
         """Of the last samples, which ones breached; those before the first breach are left out."""
         self.hits = 0
@@ -430,7 +436,7 @@ class SeriesState:
                 self.clear_since = now
             enough = now - self.clear_since >= self.seconds
         else:
-            enough = self.clear_streak >= self.need
+            enough = self.clear_streak >= self.need * self._patience()
         if not enough:
             return NOTHING
         self._change(_OK)
@@ -440,6 +446,13 @@ class SeriesState:
             self.recent.clear()
             self.hits = 0
         return CLEARED
+
+    def _patience(self) -> int:
+        """How many times ``for`` it must be healthy: each time that it came again, four times as long as before.
+
+        A curve that flips around its threshold is one story, not a block for each turn.
+        """
+        return PATIENCE ** min(self.episodes - 1, PATIENT) if self.episodes > 1 and self.flips else 1
 
     def _remember(self, recent: deque[bool], breach: bool) -> None:
         if len(recent) == recent.maxlen:

@@ -280,11 +280,11 @@ class UpdateGate:
         low, high = {"loss": -math.inf, "grad_norm": -math.inf}, {"loss": math.inf, "grad_norm": math.inf}
         asked = [Sample(metric, step, 0.0, labels) for metric in sorted(self._rules.metrics)]
         rules: list[str] = []
-        plain, excused = True, False
+        plain, excused, finite = True, set[str](), set[str]()
         for sample, limit in self._rules.limits(asked):
             rules.append(limit.rule)
-            excused = excused or limit.excused
             metric, bound = sample.metric, limit.bound
+            (excused if limit.excused else finite).add(metric)  # no bound lets NaN pass
             if metric in low:
                 low[metric], high[metric] = max(low[metric], bound.low), min(high[metric], bound.high)
             elif metric != "grad_nonfinite" or not bound.low <= 0.0 <= bound.high:  # a finite norm proves that none is
@@ -293,7 +293,7 @@ class UpdateGate:
             low["grad_norm"], high["grad_norm"] = max(low["grad_norm"], FINITE.low), min(high["grad_norm"], FINITE.high)
         found = (low["loss"], high["loss"], low["grad_norm"], high["grad_norm"]) if plain else None
         self._asking[index] = rules
-        (self._excused.add if excused else self._excused.discard)(index)
+        (self._excused.add if excused - finite else self._excused.discard)(index)
         if self._rules.steady(asked):
             self._bounds[index] = found
         return found

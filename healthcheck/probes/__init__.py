@@ -17,14 +17,22 @@ from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
+from healthcheck.probes.constant_targets import ConstantTargetProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
-from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
+from healthcheck.probes.evaluation_data import (
+    AugmentedEvaluationProbe,
+    EvaluationScaleProbe,
+    HeldOutRowsProbe,
+    RenumberedClassProbe,
+    TrainedOnEvaluationProbe,
+)
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
+from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
 from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
@@ -33,6 +41,7 @@ from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
+from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
 from healthcheck.probes.loss_parameters import LossParameterProbe
@@ -66,11 +75,12 @@ from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.rare_labels import RareLabelProbe
+from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
-from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
@@ -139,8 +149,11 @@ PROBES: tuple[type[Probe], ...] = (
     IdleOptimizerProbe,
     FrozenProbe,
     ZeroFactorProbe,
+    SharedMemoryProbe,
+    FrozenMovedProbe,
     IgnoredSettingProbe,
     UnusualSettingProbe,
+    SamplerProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -161,6 +174,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossValueProbe,
     ClassWeightProbe,
     MissingDetachProbe,
+    LossComparisonProbe,
     UndefinedDerivativeProbe,
     UnreachableTargetProbe,
     FrequencyProbe,
@@ -184,8 +198,13 @@ PROBES: tuple[type[Probe], ...] = (
     HeldOutRowsProbe,
     EvaluationScaleProbe,
     TrainedOnEvaluationProbe,
+    RenumberedClassProbe,
+    AugmentedEvaluationProbe,
+    ConstantTargetProbe,
     LatentProbe,
     BatchLayoutProbe,
+    CarriedStateProbe,
+    HalfReadProbe,
     CompilationProbe,
     OwnCostProbe,
     EvaluationProbe,

@@ -496,6 +496,8 @@ class TrainedParameters:
         self._lists: tuple[list[int], list[int]] = ([], [])
         """Identities and lengths of the optimizer's lists at the last full look."""
         self._ends: tuple[Any, Any] = (None, None)
+        self._thawed = (True, True)
+        """Whether the first and the last tensor of those lists required gradients."""
         self._order: list[int] | None = None
         self._age = LOOK_EVERY
 
@@ -516,6 +518,7 @@ class TrainedParameters:
                 flat
                 and first() is flat[0]
                 and last() is flat[-1]
+                and self._thawed == (flat[0].requires_grad, flat[-1].requires_grad)
                 and self._lists == (list(map(id, lists)), list(map(len, lists)))
             ):
                 return flat if self._order is None else [flat[i] for i in self._order]
@@ -532,13 +535,20 @@ class TrainedParameters:
             if optimizer is not None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 named = [pair for pair in named if id(pair[1]) in own]
+        # Of what is frozen a gradient of zeros may be left; where all are frozen, gradients are written by hand.
+        frozen = {id(p) for _, p in named if not p.requires_grad}
+        if 0 < len(frozen) < len(named):
+            named = [pair for pair in named if id(pair[1]) not in frozen]
+        else:
+            frozen = set()
         names, params = [name for name, _ in named], [p for _, p in named]
         self._optimizer, self._age = lambda: None, LOOK_EVERY
         if len(optimizers) == 1:
             flat = [p for group in optimizers[0].param_groups for p in group["params"]]
             places = {id(p): place for place, p in enumerate(flat)}
             trained = [(name, p) for name, p in named if id(p) in places]
-            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
+            held = len(flat) - sum(id(p) in frozen for p in flat) if frozen else len(flat)
+            if flat and len(trained) == held and all(p.grad is None for p in params if id(p) not in places):
                 names, params = [name for name, _ in trained], [p for _, p in trained]
                 order = [places[id(p)] for p in params]
                 self._order = None if order == list(range(len(flat))) else order
@@ -546,6 +556,7 @@ class TrainedParameters:
                 lists = list(map(_PARAMS, optimizers[0].param_groups))
                 self._lists = (list(map(id, lists)), list(map(len, lists)))
                 self._ends = (weak(flat[0]), weak(flat[-1]))
+                self._thawed = (flat[0].requires_grad, flat[-1].requires_grad)
                 self._age = 0
         # The same list object while nothing changes: callers compare it instead of a thousand names.
         ids = list(map(id, params))

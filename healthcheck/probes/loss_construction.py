@@ -36,6 +36,7 @@ from healthcheck.probes.graph import (
 )
 from healthcheck.probes.labels import where_called, where_made
 from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
+from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)
@@ -75,7 +76,8 @@ class LossGraphProbe:
             self.rests_until = self._looks.rests_until
             return ()
         root = event.loss_graph
-        found = list(dict.fromkeys((*_mistakes(root), *shape_mistakes(root))))
+        ways = (_mistakes, shape_mistakes, arguments_swapped, normalised_over_batch)
+        found = list(dict.fromkeys(said for way in ways for said in way(root)))
         facts = {"which": "; ".join(found)} | where_called(event, "backward")
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)
 

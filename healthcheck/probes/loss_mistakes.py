@@ -53,7 +53,10 @@ def shape_mistakes(root: Any) -> Iterator[str]:
             yield from _wrong_classes(node)
             yield from _one_target_of_similarities(node)
             yield from _flat_similarities(node)
-        if kind == "Sub":
+        if kind == "LogSoftmax" and (shape := shape_of(node)) and shape[dimension(node, len(shape))] == 1:
+            # Under a cross entropy with one probability for each class.
+            yield f"a softmax over one value ({shape}) is always 1: for one output use binary_cross_entropy_with_logits"
+        elif kind == "Sub":
             yield from _rate_for_logarithm(node)
         elif kind == "Pow" and _of_a_mean(node):
             yield (

@@ -105,6 +105,8 @@ class UnseenClassProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         counts, seen = event.label_counts, self._classes.seen
+        if counts is not None and counts.dim() > 1:
+            counts = counts.sum(1)
         if counts is None or not self._classes.known or len(counts) != len(seen) or counts.device != seen.device:
             return ()
         missing = counts * ~seen

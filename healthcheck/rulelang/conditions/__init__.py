@@ -19,6 +19,7 @@ from healthcheck.rulelang.conditions.gain import GAIN
 from healthcheck.rulelang.conditions.levels import AGGREGATES, NONFINITE, OUTLIER, THRESHOLDS
 from healthcheck.rulelang.conditions.rebound import REBOUND
 from healthcheck.rulelang.conditions.spikes import ROBUST_Z, ZSCORE
+from healthcheck.rulelang.conditions.superiority import SUPERIORITY
 from healthcheck.rulelang.conditions.trends import DRIFT, SLOPE
 
 CONDITIONS: tuple[ConditionType, ...] = (
@@ -35,6 +36,7 @@ CONDITIONS: tuple[ConditionType, ...] = (
     REBOUND,
     DRAWDOWN,
     GAIN,
+    SUPERIORITY,
     NO_IMPROVEMENT,
     UNCHANGED,
     STALE,

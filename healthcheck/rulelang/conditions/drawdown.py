@@ -52,6 +52,8 @@ LEAST_SCATTER = 0.01
 """Scatter is at least this share of the peak: a reward that wavers by less stands still."""
 SETTLED = 4
 """Samples in the level from which on a fall counts where nothing to speak of had been gained before it."""
+MANY = 16
+"""Samples in a level up to which its fall is measured by the scatter of single samples."""
 LASTING = 8
 """Samples below the best ones from which on single good samples do not end a fall."""
 
@@ -184,6 +186,9 @@ class Drawdown(UnboundedScorer):
                 scatter = max(self._scatter, mean, apart, LEAST_SCATTER * abs(self._peak))
                 n = len(ordered)
                 asked = self._sigmas * (1.0 + 1.0 / sqrt(min(n, self._peak_of))) * scatter
+                # Medians of many samples are surer than the samples.
+                if n > MANY:
+                    asked *= sqrt(MANY / n)
                 # The better quarter must have fallen as well, and below the worse quarter of the best ones: episodes of
                 # exploration are bad ones among good ones, and the best level of sparse rewards is a few lucky ones.
                 better = ordered[3 * n // 4]

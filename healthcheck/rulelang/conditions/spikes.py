@@ -38,7 +38,7 @@ MEAN_DEVIATION_TO_SIGMA = 1.2533
 """For windows in which more than half of the values are equal: Iglewicz and Hoaglin's fallback."""
 APART = 8
 """Distances between the window's samples, in steps, from which on the last sample is too long ago to jump from."""
-USUAL, FEW = 0.1, 3
+USUAL, FEW = 0.03, 2
 """Part of the older half of the window that makes a high value a usual one, and how many at least."""
 
 
@@ -114,7 +114,7 @@ class RobustZ:
     :param min_ratio: a value that is less than so many times away from the median cannot breach: its score is then its
         share of that distance (in logarithms), as a share of the limit, so that it stays on the healthy side and the
         closest approach still tells how near it came. Where the median or the value is not positive a ratio means
-        nothing, and the score stands. Nor can a value breach then if one in ten of the window's older half was at
+        nothing, and the score stands. Nor can a value breach then if two of the window's older half (or 3 % of it) were at
         least half as far away: tasks that take turns, each with a level of its own, make no spikes. What grows has
         reached only the newer half. And the sample before must be near: where a run is watched less often from some
         step on, a slow change between two samples is no jump.
@@ -469,7 +469,7 @@ ROBUST_Z = ConditionType(
         log=flag_schema("Judge logarithms while the whole window is positive: for losses that fall by factors."),
         min_ratio=number_schema(
             "While all is positive, only a value at least this many times above or below the median can breach, and not if"
-            " one in ten of the window's older half was at least half as far away (1).",
+            " two of the window's older half (or 3 % of it) were at least half as far away (1).",
             minimum=1,
         ),
     ),

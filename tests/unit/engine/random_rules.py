@@ -74,6 +74,11 @@ CONDITIONS: dict[str, st.SearchStrategy[Any]] = {
     "gain": st.builds(
         lambda b, d: {"gain": {"below": b, "direction": d}}, st.sampled_from([0.5, 2]), st.sampled_from(["up", "down"])
     ),
+    "superiority": st.builds(
+        lambda b, d: {"superiority": {"below": b, "direction": d}},
+        st.sampled_from([0.55, 0.7]),
+        st.sampled_from(["up", "down"]),
+    ),
     "unchanged": st.builds(lambda n: {"unchanged": {"over": n}}, st.integers(2, 5)),
     "stale": st.builds(lambda s: {"stale": {"after": f"{s}s", "first": "2s"}}, st.integers(2, 6)),
     "missing": st.builds(lambda n: {"missing": n}, st.integers(2, 6)),

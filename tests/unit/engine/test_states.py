@@ -211,3 +211,37 @@ def test_an_alert_names_the_series_first_that_breaches_by_most(bench):
     b.family(1, "w", {"a": 11.0, "b": -7.0, "c": 13.0, "d": 5.0, "e": float("nan")})
     (alert,) = b.engine.alerts
     assert [fact.name for fact in alert.series] == ["w[e]", "w[b]", "w[c]", "w[a]"]
+
+
+FLIPS = "external: [x]\nrules: {high: {metric: x, when: {above: 1}%s}}"
+
+
+def test_a_value_that_flips_around_its_threshold_is_told_ever_more_rarely(bench):
+    b = bench(FLIPS % "")
+    b.series("x", [0, 2, 0, 0, 0] * 100)
+    assert b.fired("high") == [2, 7, 12]  # away for 1 sample, for 4, for 16, of which there are never so many
+    b.series("x", [*[0] * 16, 2], start=501)
+    assert b.cleared("high")[:3] == [3, 11, 513]
+    assert b.fired("high")[3:] == [517]
+
+
+def test_a_recovery_is_as_quick_as_ever_the_first_time_and_sure_in_the_end(bench):
+    b = bench(FLIPS % ", for: 2")
+    b.series("x", [2, 2, 0, 0, *[2, 2, 0, 0, 0] * 3, *[0] * 8])
+    assert (b.fired("high"), b.cleared("high")) == ([2, 6], [4, 24])
+
+
+def test_facts_and_what_acts_on_a_run_are_taken_one_by_one(bench):
+    for more in (", kind: fact", ", then: [stop]"):
+        b = bench(FLIPS % more)
+        b.series("x", [0, 2] * 20)
+        assert len(b.fired("high")) == 20
+
+
+def test_a_resumed_run_remembers_how_often_a_value_has_flipped(bench):
+    first = bench(FLIPS % "")
+    first.series("x", [0, 2, 0, 2])
+    again = bench(FLIPS % "", start_step=4)
+    assert again.engine.load_state_dict(first.engine.state_dict()) == []
+    again.series("x", [0, 0, 2, 0, 0, 0, 0, 2], start=5)
+    assert again.fired("high") == [12]

@@ -87,6 +87,7 @@ EXAMPLES: dict[str, Any] = {
     "rebound": {"above": 1.05, "sigmas": 3, "fell": "5%", "behind": "10%"},
     "drawdown": {"above": 0.5, "sigmas": 3},
     "gain": {"below": 0.5, "confidence": 0.9},
+    "superiority": {"below": 0.55, "independent": 10, "direction": "down"},
     "no_improvement": {"over": 10, "min_rel": 0.01, "smooth": 3},
     "unchanged": {"over": 3},
     "stale": {"after": "300s", "times": 3},

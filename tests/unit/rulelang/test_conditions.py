@@ -495,3 +495,40 @@ def test_unchanged_can_leave_out_what_stays_at_its_best() -> None:
     lost = scores(condition("unchanged", {"over": 2, "best": "max"}), [1.0, 5.0, 2.0, 2.0, 2.0])
     from_the_start = scores(condition("unchanged", {"over": 2, "best": "max"}), [1.0, 1.0, 1.0])
     assert (at_its_best[-1], lost[-1], from_the_start[-1]) == (0.0, 2.0, 2.0)
+
+
+def best_share(values, min_samples=100, **options):
+    """The last score of ``superiority``."""
+    return scores(condition("superiority", {"below": 0.55, **options}, min_samples=min_samples), list(values))[-1]
+
+
+def test_superiority_needs_no_scale_and_no_shape() -> None:
+    """A few enormous values, many ties and another sign change nothing in who is better than whom."""
+    flat = noisy(400, level=0.0)
+    risen = [*noisy(200, level=0.0), *noisy(200, level=1.0, seed=1)]
+    for values, low, high in ((flat, 0.45, 0.58), (risen, 0.95, 1.0)):
+        found = best_share(values)
+        assert found is not None
+        assert low <= found <= high
+        assert best_share([math.exp(9 * v) - 50 for v in values]) == pytest.approx(found, abs=1e-9)
+        assert best_share([-v for v in values], direction="down") == pytest.approx(found, abs=1e-9)
+
+
+def test_superiority_counts_a_level_that_was_reached_and_lost() -> None:
+    lost = [*noisy(150, level=0.0), *noisy(120, level=2.0), *noisy(130, level=0.0, seed=1)]
+    found = best_share(lost)
+    assert found is not None
+    assert found > 0.9
+
+
+def test_superiority_waits_for_independent_samples() -> None:
+    """A running mean of a thousand rows may be a handful of episodes: it has neither risen nor is that long."""
+    noise, mean = noisy(2000, level=0.0), []
+    at = 0.0
+    for value in noise:
+        at += 0.005 * (value - at)
+        mean.append(at)
+    assert best_share(noise, 400) is not None
+    found = best_share(mean[:600], 400)
+    assert found is None or found >= 0.7
+    assert best_share([0.25] * 500, 400) is None

@@ -166,7 +166,8 @@ class Event:
     inferred: str = ""
     """How these metrics were found, where the script has not reported them itself (``eval_end``)."""
     label_counts: Any = None
-    """How often each class was a label of the losses computed in a pause (``eval_end``): a tensor (classes), else None."""
+    """How often each class was a label of the losses computed in a pause (``eval_end``): a tensor (classes), or, of a few hundred
+    classes at most, one of (labels, answers) that says what was answered, too; else None."""
     trained_share: float | None = None
     """Part of the rows of the evaluated data set that are rows of the training data set too, of the set with the fewest
     (``eval_end``); None where no loader showed both."""

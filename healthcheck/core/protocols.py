@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.events import Event, EventKind
-from healthcheck.core.runinfo import Elsewhere, RunInfo
+from healthcheck.core.runinfo import RunInfo
 from healthcheck.core.samples import Metric, Sample
 
 if TYPE_CHECKING:
@@ -154,39 +154,6 @@ class Controls(Protocol):
         """Send metrics to the trainer's own logger; does nothing without one."""
 
 
-class Agreement(Protocol):
-    """How the ranks of one job decide together. The core calls it; plugins only see its outcome."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether a proposal made now will be decided by all ranks."""
-
-    @property
-    def broken(self) -> str:
-        """Why the ranks cannot agree; empty while they can."""
-
-    def propose(self, request: Mapping[str, Any]) -> None:
-        """Ask all ranks for something at the next sync point; with ``unanimous``, if all of them ask for it."""
-
-    def withdraw(self, rule: str) -> None:
-        """Ask no longer for what this rule wanted."""
-
-    def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
-        """At the end of every step on every rank: what all ranks do now, in this order."""
-
-    def together(self, step: int) -> bool:
-        """Whether all ranks know at this step that they agree, so that each holds back what the others do."""
-
-    def close(self, failed: str = "", warned: str = "") -> Elsewhere:
-        """This rank is done; the others must not wait for it. Returns for the rank that speaks what it hears of others.
-
-        :param failed: what fails the run on this rank, in words; ``warned``: what it warns of and does not fail for.
-        """
-
-    def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
-        """This rank's process exits next; with ``failing`` only once the others have finished as well."""
-
-
 # --------------------------------------------------------------------------- probes
 
 
@@ -230,7 +197,8 @@ class Probe(Protocol):
     step before such a step, too. ``answers_once`` names kinds of event at which it is not called once it has
     given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
     A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
-    to be called again. A new optimizer ends every such pause, and with several optimizers nobody pauses.
+    to be called again. A new optimizer ends every such pause, and with several optimizers nobody pauses, but for
+    probes with ``rests_always = True``: what they look at has nothing to do with optimizers.
 
     A probe that needs no more of a step than what a :class:`~healthcheck.core.rows.StepRow` says has ``sample_rows(rows,
     demand)`` and names in ``noted`` the kinds of event that rows spare it. It gets the rows of some steps at once, in
@@ -240,7 +208,8 @@ class Probe(Protocol):
     a rule has to know of an update before it is made, and once more when it is over: it must not answer the same twice.
     One whose ``idle`` is true once training has begun is left out. ``look(row, update)`` is called for each row while its
     gradients are final, and may put what it finds into ``row.found``. ``events_from`` takes the place of ``rests_until`` in
-    steps that are noted in rows. One that measures time has ``untimed(since, until)``: what happens between these readings of
+    steps that are noted in rows. ``rows_with`` names a field of the row: one that is asked only where some row has it, or with
+    ``found`` only where it has left something in some row itself, under its name. One that measures time has ``untimed(since, until)``: what happens between these readings of
     ``time.monotonic`` is not the training's time (``until`` is None when it begins)."""
 
     @property
@@ -572,25 +541,6 @@ class Reader(Protocol):
         ``position`` is None where step, time and phase all have to be found in the columns. ``columns`` maps names to
         numbers (NaN and infinity are floats), text, or ``None`` (JSON ``null``); a column without a value is absent.
         """
-
-
-class Mailbox(Protocol):
-    """Brings device scalars to the host without waiting for them."""
-
-    def post(self, step: int, samples: Sequence[Sample]) -> None:
-        """Take the samples of one step; device values start their copy now."""
-
-    def hold(self, step: int, numbers: Sequence[Any]) -> None:
-        """Have deferred numbers travel with the next post or :meth:`send`; samples made of them are posted later."""
-
-    def send(self) -> bool:
-        """Start the copies of what is held: the step is over, and nothing was posted. Returns whether some is still held."""
-
-    def ready(self) -> list[Sample]:
-        """Samples whose values have arrived, oldest first, as numbers. Never waits."""
-
-    def drain(self) -> list[Sample]:
-        """Everything that is still under way. Waits for the device."""
 
 
 class Clock(Protocol):

@@ -64,10 +64,15 @@ class StepRow:
     norm: Any = None
     """L2 norm of the gradients just before the update, or before the loop clipped them, where a probe has measured it: a
     float or a deferred number."""
+    breach: Any = None
+    """Of an update with :attr:`Update.limits`: 1 if one of them is broken, else 0. A 0-dim float32 tensor on the device, until
+    the next step, and the same as a deferred number. None where nobody has compared them."""
     alarming: bool = False
     """Whether the host knows that loss or gradients are not finite."""
     grad_norm: Any = None
     """As in an :class:`~healthcheck.core.events.Event`, and so are those that follow."""
+    facts: int = 0
+    """How often something was said of the update (norm, threshold, loss scale) up to what this row has of it."""
     max_norm: float | None = None
     clipped_scaled: bool | None = None
     loss_scale: Any = None
@@ -87,6 +92,17 @@ class StepRow:
     late: list[Any] = field(default_factory=list)
     """Deferred numbers and vectors of the row that are still on a device: they are sent to the host together."""
 
+    def arrived(self) -> None:
+        """What has come from a device by now is a float from now on: who asks for it has less to do."""
+        self.loss, self.norm, self.grad_norm = _float(self.loss), _float(self.norm), _float(self.grad_norm)
+        self.loss_scale = _float(self.loss_scale)
+        if self.held_back is not None:
+            self.held_back = {index: _float(flag) for index, flag in self.held_back.items()}
+
+
+def _float(number: Any) -> Any:
+    return number.value() if getattr(number, "here", False) else number
+
 
 @dataclass(slots=True)
 class Update:
@@ -102,6 +118,9 @@ class Update:
     """False before the loop clips: gradients are complete, but will be changed."""
     kept_gradients: Any = None
     """As in an :class:`~healthcheck.core.events.Event`."""
+    limits: tuple[float, float, float, float] | None = None
+    """Where a device decides whether the update is made: what the loss must be at least and at most, then the norm of the
+    gradients. Whoever measures them there compares them, and leaves the answer in :attr:`StepRow.breach`."""
 
 
 @dataclass(slots=True)

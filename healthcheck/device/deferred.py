@@ -34,6 +34,9 @@ class Deferred:
 
     __slots__ = ()
 
+    here = False
+    """Whether the number has arrived, so that nobody waits for it; False also where nobody has found out."""
+
     def value(self) -> float | None:
         """The number, or None if there is none. Waits for the device if it has not been sent or is still under way."""
         raise NotImplementedError
@@ -122,8 +125,7 @@ class DeviceScalar(Deferred):
         return float(self._page[self._index])
 
     @property
-    def here(self) -> bool:
-        """Whether the number has arrived, so that nobody waits for it."""
+    def here(self) -> bool:  # type: ignore[override]
         return self._page is not None and self._fetch is None
 
     def on_device(self) -> Any:
@@ -228,6 +230,10 @@ class _Element(Deferred):
     def __init__(self, vector: DeviceVector, position: int) -> None:
         self.vector = vector
         self.position = position
+
+    @property
+    def here(self) -> bool:  # type: ignore[override]
+        return self.vector.here
 
     def value(self) -> float:
         return self.vector.number(self.position)

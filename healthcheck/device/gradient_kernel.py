@@ -44,7 +44,11 @@ for _name, _kind in (("float8_e4m3fn", tl.float8e4nv), ("float8_e5m2", tl.float8
         ELEMENTS[getattr(torch, _name)] = _kind
 
 
-@triton.jit(do_not_specialize=["step", "unread"])  # type: ignore[untyped-decorator]
+SCALARS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
+"""Types of a single number that the kernel can read; 0 stands for none."""
+
+
+@triton.jit(do_not_specialize=["loss", "loss_type", "given", "given_type", "step", "unread"])  # type: ignore[untyped-decorator]
 def statistics(  # type: ignore[no-untyped-def]
     addresses,
     lengths,
@@ -53,8 +57,14 @@ def statistics(  # type: ignore[no-untyped-def]
     partial,
     arrived,
     words,
+    limits,
+    flag,
     result,
     page,
+    loss,
+    loss_type,
+    given,
+    given_type,
     step,
     unread,
     offset,
@@ -70,10 +80,15 @@ def statistics(  # type: ignore[no-untyped-def]
 
     ``addresses``, ``lengths``: int64 per tensor. ``first_chunk``, ``arrived``: int32, one more than tensors;
     ``arrived`` is zero before and after. ``owner_of``: int32 per chunk. ``partial``: float32 ``[5, chunks]``.
-    ``result``: float64 ``[5 + 5 * tensors + 4]``: five totals, then five rows, then the running words as they were
-    before this step. ``page``: the same in pinned memory of the host, which the device can write: what nobody has to
-    copy costs the host nothing. ``words``: float64 ``[4]``. ``unread``: 1 if nobody reads the result of this ``step``: it
-    goes into the words. Otherwise they are handed out and begin anew.
+    ``result``: float64 ``[5 + 5 * tensors + 3 + 4]``: five totals, then five rows, then the loss, the norm that the loop
+    has worked out, and whether a limit is broken, then the running words as they were before this step. ``page``: the same
+    in pinned memory of the host, which the device can write: what nobody has to copy costs the host nothing. ``words``:
+    float64 ``[4]``. ``unread``: 1 if nobody reads the result of this ``step``: it goes into the words. Otherwise they are
+    handed out and begin anew.
+
+    ``loss``, ``given``: address of one element of ``loss_type`` and ``given_type`` (:data:`SCALARS`), the second the loop's
+    own norm. ``limits``: float64 ``[4]``: what loss and norm must be at least and at most. ``flag``: float32, 1 where one
+    of them breaks its limit (NaN always does), else 0: as a fused optimizer reads ``found_inf``.
     """
     chunk = tl.program_id(0) + offset
     owner = tl.load(owner_of + chunk)
@@ -214,8 +229,23 @@ def statistics(  # type: ignore[no-untyped-def]
                 tl.store(words + 2, tl.where(higher, all_norm, peak_norm))
                 tl.store(words + 3, tl.where(higher, at_step, peak_step))
             else:
-                before = result + 5 + 5 * tensors
-                there = page + 5 + 5 * tensors
+                value = _scalar(loss, loss_type)
+                own = _scalar(given, given_type)
+                # What is judged: the loop's norm, except where only its float32 overflowed.
+                norm = tl.where((given_type == 0) | (tl.abs(own) >= INFINITY) | (own != own), all_norm, own)
+                kept = (value >= tl.load(limits)) & (value <= tl.load(limits + 1))
+                kept = kept | (loss_type == 0)
+                kept = kept & (norm >= tl.load(limits + 2)) & (norm <= tl.load(limits + 3))
+                breach = tl.where(kept, 0.0, 1.0)
+                tl.store(flag, breach.to(tl.float32))
+                tl.store(result + 5 + 5 * tensors, value)
+                tl.store(result + 6 + 5 * tensors, own)
+                tl.store(result + 7 + 5 * tensors, breach.to(tl.float64))
+                tl.store(page + 5 + 5 * tensors, value)
+                tl.store(page + 6 + 5 * tensors, own)
+                tl.store(page + 7 + 5 * tensors, breach.to(tl.float64))
+                before = result + 8 + 5 * tensors
+                there = page + 8 + 5 * tensors
                 tl.store(before, count)
                 tl.store(before + 1, count_step)
                 tl.store(before + 2, peak_norm)
@@ -229,6 +259,21 @@ def statistics(  # type: ignore[no-untyped-def]
                 tl.store(words + 2, 0.0)
                 tl.store(words + 3, 0.0)
             tl.store(arrived + tensors, 0)
+
+
+@triton.jit
+def _scalar(address, kind):  # type: ignore[no-untyped-def]
+    """One number of a type of :data:`SCALARS` as float64; 0 where there is none."""
+    value = tl.full((), 0.0, tl.float64)
+    if kind == 1:
+        value = tl.load(address.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if kind == 2:
+        value = tl.load(address.to(tl.pointer_type(tl.bfloat16))).to(tl.float64)
+    if kind == 3:
+        value = tl.load(address.to(tl.pointer_type(tl.float16))).to(tl.float64)
+    if kind == 4:
+        value = tl.load(address.to(tl.pointer_type(tl.float64)))
+    return value
 
 
 def usable(tensor: Any) -> bool:
@@ -298,7 +343,13 @@ class GradientTable:
         self._last: DeviceVector | None = None
         self._memory: Any = None
         self._result = 0
-        self._size = len(FIELDS) * (self.count + 1) + len(WORDS)
+        self.at_loss = len(FIELDS) * (self.count + 1)
+        """Where in a result the loss stands. Behind it: the norm that was given, and whether a limit is broken."""
+        self._size = self.at_loss + 3 + len(WORDS)
+        self.flag = torch.zeros((), dtype=torch.float32, device=self.device)
+        """1 if the last measurement that was given limits broke one of them, else 0."""
+        self._limits = torch.empty(4, dtype=torch.float64, device=self.device)
+        self._known_limits: tuple[float, ...] = ()
         self._unread: Any = None
         """Where the numbers go that nobody reads."""
         self._pages: list[tuple[Any, Any, int]] = []
@@ -316,22 +367,42 @@ class GradientTable:
                 self._partial,
                 self._arrived,
                 self.words,
+                self._limits,
+                self.flag,
             )
         ]
+        # An address that is there in any case: Triton makes other code for an integer that fits into 32 bits.
+        self._no_scalars = (self._fixed[0], 0, self._fixed[0], 0)
         self._direct: list[Any] = []  # launchers of compiled kernels: no dispatch over types and alignments
 
-    def measure(self, addresses: list[int], *, final: bool = True) -> DeviceVector:
-        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor, then the
-        running words of the steps since the last call.
+    def measure(
+        self,
+        addresses: list[int],
+        *,
+        final: bool = True,
+        loss: Any = None,
+        given: Any = None,
+        limits: tuple[float, float, float, float] | None = None,
+    ) -> DeviceVector:
+        """Statistics as a float64 vector on the device: five totals, then five rows with a column per tensor, then
+        ``loss``, ``given`` and 1 if a limit is broken (else 0), then the running words of the steps since the last call.
 
         :param addresses: ``data_ptr()`` of the tensors, in the order of the list given. Lengths, types
             and alignment must be those that the table was made for: see :meth:`fits`.
         :param final: whether nobody changes the vector any more; then the device writes it to the host as well.
+        :param loss: of the step, as :meth:`reads` wants it; None: there is none, and the number in its place says nothing.
+        :param given: the loop's own norm, likewise. It is judged in place of ours, if it is finite.
+        :param limits: what loss and norm must be at least and at most: loss, loss, norm, norm. Without them :attr:`flag`
+            says nothing.
         """
         if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._measure(addresses, final)
-        return self._measure(addresses, final)
+                return self._measure(addresses, final, loss, given, limits)
+        return self._measure(addresses, final, loss, given, limits)
+
+    def reads(self, scalar: Any) -> bool:
+        """Whether :meth:`measure` can take this tensor of one element as a loss or a norm."""
+        return scalar.dtype in SCALARS and scalar.device == self.device and not scalar.is_neg()
 
     def keep(self, addresses: list[int], step: int) -> None:
         """Measure a step whose numbers nobody reads: what came of it goes into the running words.
@@ -351,9 +422,9 @@ class GradientTable:
         if self._direct:
             target = self._unread.data_ptr()
             for launch, constants in self._direct:
-                launch(self._stream, *self._fixed, target, target, step, 1, *constants)
+                launch(self._stream, *self._fixed, target, target, *self._no_scalars, step, 1, *constants)
         else:
-            self._launch(self._unread, self._unread, step, 1)
+            self._launch(self._unread, self._unread, self._no_scalars, step, 1)
 
     def _get_ready(self, addresses: list[int]) -> None:
         """On the stream that is current, with these addresses on the device."""
@@ -366,8 +437,18 @@ class GradientTable:
         if addresses is not self._known and addresses != self._known:
             self._upload(addresses)
 
-    def _measure(self, addresses: list[int], final: bool) -> DeviceVector:
+    def _measure(
+        self, addresses: list[int], final: bool, loss: Any, given: Any, limits: tuple[float, ...] | None
+    ) -> DeviceVector:
         self._get_ready(addresses)
+        if limits is not None and limits != self._known_limits:
+            self._known_limits = limits
+            self._limits.copy_(torch.tensor(limits, dtype=torch.float64, pin_memory=True), non_blocking=True)
+        scalars = self._no_scalars
+        if loss is not None:
+            scalars = loss.data_ptr(), SCALARS[loss.dtype], *scalars[2:]
+        if given is not None:
+            scalars = *scalars[:2], given.data_ptr(), SCALARS[given.dtype]
         table = self._new_table()
         page: Page | None = None
         if final:
@@ -376,12 +457,12 @@ class GradientTable:
         if self._direct:
             target = self._result if page is None else page.address
             for launch, constants in self._direct:
-                launch(self._stream, *self._fixed, self._result, target, 0, 0, *constants)
+                launch(self._stream, *self._fixed, self._result, target, *scalars, 0, 0, *constants)
         else:
-            self._launch(table.tensor, table.tensor if page is None else page.tensor, 0, 0)
+            self._launch(table.tensor, table.tensor if page is None else page.tensor, scalars, 0, 0)
         return table
 
-    def _launch(self, result: Any, page: Any, step: int, unread: int) -> None:
+    def _launch(self, result: Any, page: Any, scalars: tuple[int, ...], step: int, unread: int) -> None:
         """Triton's own way; what it has compiled is launched directly from then on, where that is known to work."""
         for element, aligned, offset, chunks in self._launches:
             constants = (offset, self.count, self._chunks, element, aligned, CHUNK, TILE_ROWS, TILE_COLUMNS)
@@ -393,8 +474,11 @@ class GradientTable:
                 self._partial,
                 self._arrived,
                 self.words,
+                self._limits,
+                self.flag,
                 result,
                 page,
+                *scalars,
                 step,
                 unread,
                 *constants,

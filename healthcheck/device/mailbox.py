@@ -1,4 +1,4 @@
-"""From the device to the host without waiting: implements :class:`healthcheck.core.protocols.Mailbox`.
+"""From the device to the host without waiting: implements :class:`healthcheck.run.judge.Mailbox`.
 
 Numbers that the host knows are handed on as they come. Those of a CUDA or ROCm device are packed into one vector per
 step and device, copied to pinned memory on the stream that made them, and read when the copy's event says that it is

@@ -13,7 +13,7 @@ from typing import Any
 
 from healthcheck.core.alerts import Alert, CauseChange, Finding, Kind, Severity, Transition
 from healthcheck.core.samples import Labels
-from healthcheck.engine.rulestate import WORST, CauseState
+from healthcheck.engine.rulestate import WORST, CauseState, cap, message, mute, unsaid
 from healthcheck.rulelang.rule import SUBJECTS, ActionSpec, Cause, Mute, Rule
 
 TRAITS = OPTIMIZERS, RANKS, ADAPTERS, ROUTER = "run.optimizers", "run.ranks", "run.adapters", "run.router"
@@ -548,46 +548,6 @@ def _leads_to_light(holder: str, alert: Alert, states: Mapping[str, RuleState]) 
             return False
         holder = other.explained_by
     return True
-
-
-def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int]) -> None:
-    """Mark what a mute covers; ``hits`` counts what each mute was good for."""
-    for index, entry in enumerate(mutes):
-        if entry.covers(name, finding.fired_step):
-            finding.muted = entry.reason
-            hits[index] = hits.get(index, 0) + 1
-
-
-def cap(cause: Cause, finding: Finding, unknown: Callable[[str], bool]) -> None:
-    """In a record that cannot know its guard, an error is a note: the record does not say whether it is one at all."""
-    missing = unsaid(cause, unknown)
-    if missing and finding.severity > Severity.WARNING:
-        finding.severity = Severity.INFO
-        finding.facts.setdefault("capped", "the record does not say " + ", ".join(missing))
-
-
-def unsaid(cause: Cause, unknown: Callable[[str], bool]) -> list[str]:
-    """Metrics of its guards of which a record does not say anything."""
-    return [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
-
-
-def message(cause: Cause, finding: Finding, rank: int) -> str:
-    """The message of a cause, its placeholders filled in."""
-    assert cause.message is not None, "the rule compiler gives every cause a message"
-    fields: dict[str, Any] = {
-        "value": finding.value,
-        "score": finding.score,
-        "normal": finding.normal,
-        "threshold": finding.threshold,
-        "window": cause.condition.window,
-        "step": finding.fired_step,
-        "epoch": None,
-        "rule": cause.rule,
-        "series": finding.series[0].name if finding.series else cause.selector.metric,
-        "rank": rank,
-        "count": finding.count,
-    }
-    return cause.message(fields)
 
 
 def _is(wanted: str, metric: str, labels: Labels) -> bool:

@@ -1,19 +1,19 @@
-"""One cause of a rule at work: its series, what fires, its closest approach."""
+"""One cause of a rule at work: its series, what fires, its closest approach, and what it found."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, cast
 
-from healthcheck.core.alerts import Finding, SeriesFact, State
+from healthcheck.core.alerts import Finding, SeriesFact, Severity, State
 from healthcheck.core.protocols import FINITE, AbsenceScorer, Condition
 from healthcheck.core.samples import NO_LABELS, Labels, Sample
 from healthcheck.engine.series import AGAIN, CLEARED, FIRED, NOTHING, WORSE, Mark, SeriesState
 from healthcheck.extend.guard import describe
 from healthcheck.rulelang.comparators import closeness
-from healthcheck.rulelang.rule import Cause, Selector
+from healthcheck.rulelang.rule import Cause, Mute, Selector
 
 WORST = 5
 """How many series an alert names."""
@@ -377,3 +377,47 @@ class CauseState:
 
 def _fact(mark: Mark) -> SeriesFact:
     return SeriesFact(mark.name, mark.labels, mark.value, mark.score, mark.normal)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a cause found, as it is read: what mutes it, how far a record can be believed, its message.
+
+
+def mute(finding: Finding, name: str, mutes: Iterable[Mute], hits: dict[int, int]) -> None:
+    """Mark what a mute covers; ``hits`` counts what each mute was good for."""
+    for index, entry in enumerate(mutes):
+        if entry.covers(name, finding.fired_step):
+            finding.muted = entry.reason
+            hits[index] = hits.get(index, 0) + 1
+
+
+def cap(cause: Cause, finding: Finding, unknown: Callable[[str], bool]) -> None:
+    """In a record that cannot know its guard, an error is a note: the record does not say whether it is one at all."""
+    missing = unsaid(cause, unknown)
+    if missing and finding.severity > Severity.WARNING:
+        finding.severity = Severity.INFO
+        finding.facts.setdefault("capped", "the record does not say " + ", ".join(missing))
+
+
+def unsaid(cause: Cause, unknown: Callable[[str], bool]) -> list[str]:
+    """Metrics of its guards of which a record does not say anything."""
+    return [g.metric for g in cause.only_if if g.test.text != "absent" and unknown(g.metric)]
+
+
+def message(cause: Cause, finding: Finding, rank: int) -> str:
+    """The message of a cause, its placeholders filled in."""
+    assert cause.message is not None, "the rule compiler gives every cause a message"
+    fields: dict[str, Any] = {
+        "value": finding.value,
+        "score": finding.score,
+        "normal": finding.normal,
+        "threshold": finding.threshold,
+        "window": cause.condition.window,
+        "step": finding.fired_step,
+        "epoch": None,
+        "rule": cause.rule,
+        "series": finding.series[0].name if finding.series else cause.selector.metric,
+        "rank": rank,
+        "count": finding.count,
+    }
+    return cause.message(fields)

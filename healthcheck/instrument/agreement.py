@@ -52,7 +52,7 @@ of a small model are over before a rank that loads its data has begun."""
 
 
 class StoreAgreement:
-    """Implements :class:`healthcheck.core.protocols.Agreement` over a ``torch.distributed`` store.
+    """Implements :class:`healthcheck.run.actor.Agreement` over a ``torch.distributed`` store.
 
     :param store: has ``add``, ``set``, ``get``, ``check``; shared by all ranks.
     :param sync_every: steps between two sync points; the same on all ranks.

@@ -103,8 +103,7 @@ class RegionNotes:
         self.forget()
         facts.backward_ended = True
         if known:
-            facts.grad_norm = norm.detach()
-            facts.max_norm = None if hasattr(limit, "detach") else limit
+            facts.take(grad_norm=norm.detach(), max_norm=None if hasattr(limit, "detach") else limit)
         return known
 
     def forget(self) -> None:

@@ -185,8 +185,14 @@ class UpdateGate:
         """Step and, by optimizer, 1 if its update was held back."""
         self.kept = False
         """Whether the update at hand was found to keep all bounds before its samples were made."""
+        self.breach: Any = None
+        """As :attr:`healthcheck.core.rows.StepRow.breach`, of the update at hand, where that is all there is to ask."""
         self._bounds: dict[int, tuple[float, float, float, float] | None] = {}
         """By optimizer: what loss and gradient norm must keep now; None where that does not say all."""
+        self._asking: dict[int, list[str]] = {}
+        """By optimizer: the rules that ask for that."""
+        self._excused: set[int] = set()
+        """Optimizers of which a rule leaves values that are not finite to another one: bounds alone do not say that."""
         self._bounds_of: tuple[int, float] = (-1, 0.0)
         """The judgement up to which they hold."""
         self._decided: deque[tuple[int, list[str]]] = deque(maxlen=_REMEMBERED)
@@ -225,15 +231,14 @@ class UpdateGate:
         if way == "wait":
             return False
         session = self._session
+        if way == "device" and not self.now and row.breach is not None:
+            self.breach = row.breach
+            return True
         if way == "host" and not self.now:
-            judged = session.engine.step, session.judged_at
-            if judged != self._bounds_of:
-                self._bounds_of = judged
-                self._bounds.clear()
-            bounds = self._bounds.get(row.optimizer_index, ())
-            if bounds == ():
-                bounds = self._bounds_for(row)
-            loss, norm = row.loss, row.norm
+            # As `_limits_of` does where nothing has been judged since, at one call less in every step.
+            index, loss, norm = row.optimizer_index, row.loss, row.norm
+            fresh = (session.engine.step, session.judged_at) == self._bounds_of and index in self._bounds
+            bounds = self._bounds[index] if fresh else self._limits_of(index, row.step)
             if (
                 bounds
                 and (loss is None or bounds[0] <= loss <= bounds[1])
@@ -242,7 +247,7 @@ class UpdateGate:
                 self.kept = True
                 if self.flags[0] != row.step:
                     self.flags = (row.step, {})
-                self.flags[1][row.optimizer_index] = 0.0
+                self.flags[1][index] = 0.0
                 return True
         before, made = list(self.now), session.board.take_rows()
         session.judge.waiting += made
@@ -256,17 +261,33 @@ class UpdateGate:
         self._flag(row.optimizer_index, 0.0)
         return True
 
-    def _bounds_for(self, row: StepRow) -> tuple[float, float, float, float] | None:
+    def device_limits(self, index: int, step: int) -> tuple[float, float, float, float] | None:
+        """For :attr:`healthcheck.core.rows.Update.limits`; None where no device decides, or has more to compare."""
+        if self._rules is None or "device" not in self._ways.values():
+            return None
+        limits = self._limits_of(index, step)
+        return None if index in self._excused else limits
+
+    def _limits_of(self, index: int, step: int) -> tuple[float, float, float, float] | None:
         """What loss and gradient norm of this optimizer must keep, as long as nothing is judged; None where there is more
         to compare than these two.
         """
+        judged = self._session.engine.step, self._session.judged_at
+        if judged != self._bounds_of:
+            self._bounds_of = judged
+            self._bounds.clear()
+        if index in self._bounds:
+            return self._bounds[index]
         assert self._rules is not None
-        labels = optimizer_labels(row.optimizer_index)
+        labels = optimizer_labels(index)
         low, high = {"loss": -math.inf, "grad_norm": -math.inf}, {"loss": math.inf, "grad_norm": math.inf}
-        asked = [Sample(metric, row.step, 0.0, labels) for metric in sorted(self._rules.metrics)]
-        plain = True
+        asked = [Sample(metric, step, 0.0, labels) for metric in sorted(self._rules.metrics)]
+        rules: list[str] = []
+        plain, excused, finite = True, set[str](), set[str]()
         for sample, limit in self._rules.limits(asked):
+            rules.append(limit.rule)
             metric, bound = sample.metric, limit.bound
+            (excused if limit.excused else finite).add(metric)  # no bound lets NaN pass
             if metric in low:
                 low[metric], high[metric] = max(low[metric], bound.low), min(high[metric], bound.high)
             elif metric != "grad_nonfinite" or not bound.low <= 0.0 <= bound.high:  # a finite norm proves that none is
@@ -274,8 +295,10 @@ class UpdateGate:
         if "grad_nonfinite" in self._rules.metrics:
             low["grad_norm"], high["grad_norm"] = max(low["grad_norm"], FINITE.low), min(high["grad_norm"], FINITE.high)
         found = (low["loss"], high["loss"], low["grad_norm"], high["grad_norm"]) if plain else None
+        self._asking[index] = rules
+        (self._excused.add if excused - finite else self._excused.discard)(index)
         if self._rules.steady(asked):
-            self._bounds[row.optimizer_index] = found
+            self._bounds[index] = found
         return found
 
     def decided(self, step: int, rule: str) -> bool:
@@ -341,7 +364,14 @@ class UpdateGate:
 
     def arm(self, optimizer: Any, index: int = 0) -> None:
         """Have the device skip the update at hand if it is bad. :meth:`disarm` after the step."""
-        flag = device_flag(self.now)
+        flag, rules = device_flag(self.now) if self.now else None, [limit.rule for _, limit in self.now]
+        number = flag
+        if self.breach is not None:
+            ours, number = self.breach
+            rules += self._asking.get(index, ())
+            if flag is not None:  # an event has shown more that an update depends on
+                ours = number = ours.maximum(flag.to(ours.device, non_blocking=True))
+            flag = ours
         if flag is None:
             return
         given = getattr(optimizer, "found_inf", None)
@@ -355,8 +385,8 @@ class UpdateGate:
         else:
             found = flag
         self._ours = optimizer.found_inf = found
-        self._decided.append((self._session.step, [limit.rule for _, limit in self.now]))
-        self._flag(index, flag)
+        self._decided.append((self._session.step, rules))
+        self._flag(index, number)
 
     def disarm(self, optimizer: Any) -> None:
         """Leave the optimizer as it was found."""

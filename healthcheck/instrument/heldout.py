@@ -70,7 +70,7 @@ class _Call(NamedTuple):
     rows: float
     target: weakref.ref[Any] | None
     labels: Any
-    """How often each class was a label; None where labels are no classes."""
+    """How often each class was a label, and what was answered; None where labels are no classes."""
 
 
 class SetLoss:
@@ -298,7 +298,7 @@ class HeldOutLosses:
         return found
 
     def take_labels(self) -> Any:
-        """How often each class was a label in the pause: a tensor (classes), or None. Forgets it."""
+        """How often each class was a label in the pause, see :attr:`Event.label_counts`. Forgets it."""
         labels, self._labels = self._labels, None
         return labels
 
@@ -338,8 +338,13 @@ def _rows(name: str, given: Mapping[str, Any]) -> float:
     return rows
 
 
+MOST_CLASSES = 256
+"""Classes up to which it is counted what was answered to which label."""
+
+
 def _label_counts(given: Mapping[str, Any]) -> Any:
-    """How often each class is a label of this call: a tensor (classes) on its device; None where labels are no classes."""
+    """How often each class is a label of this call: a tensor (classes), or (labels, answers) of few classes, on its device; None
+    where labels are no classes."""
     import torch
 
     answers, target = given.get("input"), given.get("target")
@@ -349,7 +354,11 @@ def _label_counts(given: Mapping[str, Any]) -> Any:
     with no_grad():
         labels = target.flatten()
         counts = ((labels >= 0) & (labels < classes)).float()
-        return torch.zeros(classes, device=labels.device).index_add_(0, labels.clamp(0, classes - 1), counts)
+        labels = labels.clamp(0, classes - 1)
+        if classes > MOST_CLASSES:
+            return torch.zeros(classes, device=labels.device).index_add_(0, labels, counts)
+        places = labels * classes + answers.argmax(1).flatten()
+        return torch.zeros(classes**2, device=labels.device).index_add_(0, places, counts).view(classes, classes)
 
 
 def _same_memory(one: Any, other: Any) -> bool:

@@ -27,22 +27,12 @@ from healthcheck.instrument.compiled import RegionNotes
 from healthcheck.instrument.controls import AskedEnd, TorchControls
 from healthcheck.instrument.evaluations import Evaluations
 from healthcheck.instrument.guarding import guarded
-from healthcheck.instrument.logged_steps import LoggedSteps
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import EndedBy, LossMath, Stage, StepEvents, detached
-from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
+from healthcheck.instrument.step_events import EndedBy, Running, Stage, StepEvents, UpdateHold
+from healthcheck.instrument.step_rows import LoggedSteps, LossMath, StepNotes, UpdateFacts, detached
+from healthcheck.instrument.unseen import InnerUpdates, UnattemptedUpdates
 from healthcheck.instrument.unwatched import UnwatchedSteps
-from healthcheck.instrument.updates import (
-    PARAMS,
-    InnerUpdates,
-    Optimizers,
-    Running,
-    UnattemptedUpdates,
-    UpdateHold,
-    UpdatePlan,
-    found_inf_on_host,
-    with_closure,
-)
+from healthcheck.instrument.updates import PARAMS, Optimizers, UpdatePlan, found_inf_on_host, with_closure
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -117,7 +107,7 @@ class StepMachine:
         """Called once, before anything of the first step is shown."""
         self.unwatched = UnwatchedSteps(self)
         self._asked_end = AskedEnd(session)
-        self.logged = LoggedSteps(self)
+        self.logged = LoggedSteps(self, numbered=ended_by is EndedBy.FRAMEWORK)
 
     @property
     def stage(self) -> Stage:
@@ -259,7 +249,7 @@ class StepMachine:
             losses = self.losses
             loss = losses.of(tensors, self.number)
             if losses.scale is not None:
-                self.facts.loss_scale = losses.scale
+                self.facts.take(loss_scale=losses.scale)
             notes, capturing, wanted = self.notes, self.events.capturing, session.wanted
             if loss is not None and (notes.noting or EventKind.LOSS in wanted):
                 self._loss_shown_in = self.number
@@ -308,9 +298,8 @@ class StepMachine:
                 return  # nothing was differentiated yet
             self.begin_step(wait=True)
         facts = self.facts
-        if norm is not None:
-            facts.grad_norm = detached(norm)
-        facts.max_norm, facts.clipped_scaled = max_norm, scaled
+        known = facts.grad_norm if norm is None else detached(norm)
+        facts.take(grad_norm=known, max_norm=max_norm, clipped_scaled=scaled)
         if parameters is not None:
             facts.clipped = [*(facts.clipped or ()), *parameters]
         if not facts.backward_ended:
@@ -323,7 +312,7 @@ class StepMachine:
 
     def scaled_by(self, scale: Any) -> None:
         """A ``GradScaler`` with this scale is about to step."""
-        self.facts.loss_scale = scale
+        self.facts.take(loss_scale=scale)
 
     # -- updates ----------------------------------------------------------------------
 
@@ -406,7 +395,7 @@ class StepMachine:
         if self.stop.state.request is not None:
             self.stop.check()
         plan = self.attempt(optimizer)
-        self.facts.loss_scale = scale
+        self.facts.take(loss_scale=scale)
         self.update_over(optimizer, plan.index, True)
 
     def attempt(self, optimizer: Any) -> UpdatePlan:
@@ -525,10 +514,10 @@ class StepMachine:
             self.session.board.look_closely()
         if reported and EventKind.LOSS in self.session.wanted:
             self.events.emit(EventKind.LOSS, self.number, loss=loss, losses=losses, loss_weight=loss_weight)
-        if facts.grad_norm is None:
-            facts.grad_norm = detached(grad_norm)
-        if facts.max_norm is None:
-            facts.max_norm = max_norm
+        if facts.grad_norm is None and grad_norm is not None:
+            facts.take(grad_norm=detached(grad_norm))
+        if facts.max_norm is None and max_norm is not None:
+            facts.take(max_norm=max_norm)
         skipped = facts.skipped if skipped is None else skipped
         self.end_step(facts.optimizer, facts.index, skipped=skipped, loss=loss, losses=losses, **more)
 
@@ -560,8 +549,9 @@ class StepMachine:
         self._standing = Stage.ENDED
         facts_of_run = self.session.facts
         loads: StateLoads | None = None
-        if facts_of_run.loads:
-            loads, facts_of_run.loads = facts_of_run.loads, StateLoads()  # said once, whether or not anybody listens
+        found = facts_of_run.loads
+        if found.unmatched or found.own or found.copies:
+            loads, facts_of_run.loads = found, StateLoads()  # said once, whether or not anybody listens
         elif self.number == self.began_after + 1:
             loads = StateLoads()
         flags = self.gate.flags

@@ -1,21 +1,26 @@
-"""A step as it is shown: where a training is, what is known of the update at hand, its loss, and the events of it."""
+"""A step as it is shown: where a training is, the events of a step, and its update while it can still be held back."""
 
 from __future__ import annotations
 
 import enum
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.events import Event, EventKind
-from healthcheck.device.tensors import on_host
+from healthcheck.core.rows import Update
 from healthcheck.instrument.data import batch_counts, length_of
-from healthcheck.instrument.modelview import FoundModel
+from healthcheck.instrument.gate import has_state
+from healthcheck.instrument.guarding import contain, guarded
+from healthcheck.instrument.modelview import FoundModel, parameters_of
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
+from healthcheck.instrument.updates import UpdatePlan
+from healthcheck.probes.gradient_statistics import HeldGradients
 
 if TYPE_CHECKING:
+    from healthcheck.instrument.controls import TorchControls
     from healthcheck.run.session import Session
 
 
@@ -157,181 +162,138 @@ class StepEvents:
         self._session.emit(Event(EventKind.CHECKPOINT_SAVED, step, model=self.view, path=path))
 
 
-# -- the loss ---------------------------------------------------------------------------
-
-_DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
-"""Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
-
-_DIVISION = "DivBackward0"
-_DEPTH = 60
-_KEPT = 8
+# --------------------------------------------------------------------------------------------------
+# An update as it is shown: while it can still be held back.
 
 
-class LossMath:
-    """Remembers what a ``GradScaler`` multiplied, so that no division has to be made (nor waited for)."""
-
-    def __init__(self) -> None:
-        self.scale: Any = None
-        """Loss scale of the last ``scaler.scale`` call since the last loss, else None."""
-        self.weight: float | None = None
-        """How the loss of the last pass combines with others of its update: 1.0 (add up) where they have been divided
-        already, else None.
-
-        A framework on the call stack divides them; so does a loop that writes ``(loss / n).backward()`` and makes n
-        backward passes an update. The last part of the first update is the first to show it, which is soon enough: parts
-        are combined as the last one says.
-        """
-        self._scaled: list[tuple[weakref.ref[Any], Any, int | None]] = []
-        self._known: tuple[float | None] | None = None
-        """The weight as a framework has it; None before the first pass."""
-        self._update = -1
-        self._parts = 0
-        self._parts_before = 0
-        self._confirmed: int | None = None
-
-    def weigh(self, weight: float) -> None:
-        """A framework says how its micro-batch losses combine: each times ``weight``, and added up."""
-        self._known = (weight,)
-
-    def was_scaled(self, given: Any, result: Any, scale: Any) -> None:
-        """``scaler.scale(given)`` returned ``result``. Lists are paired item by item."""
-        self.scale = scale
-        pairs = zip(given, result, strict=False) if isinstance(result, (list, tuple)) else [(given, result)]
-        for before, after in pairs:
-            if hasattr(after, "detach"):
-                self._scaled.append((weakref.ref(after), before.detach(), _divisor_of(before)))
-        del self._scaled[:-_KEPT]
-
-    def of(self, tensors: Any, update: int) -> Any:
-        """Detached scalar loss, or None if the tensors are no losses (a vector with a given gradient).
-
-        :param update: number of the update that the backward pass is for.
-        """
-        if update != self._update:
-            self._parts_before = self._parts if update == self._update + 1 else 0
-            self._update, self._parts = update, 0
-        self._parts += 1
-        if self._known is None:
-            self._known = (1.0 if _framework_calls() else None,)
-        divisor: int | None = None
-        losses = []
-        listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
-        for tensor in listed:
-            if hasattr(tensor, "detach") and tensor.numel() == 1:
-                if self._scaled:
-                    loss, divisor = self._unscaled(tensor)
-                else:
-                    loss = tensor.detach()
-                    if type(tensor.grad_fn).__name__ == _DIVISION:
-                        divisor = _divisor_of(tensor)
-                losses.append(loss)
-        self._scaled.clear()
-        self.weight = self._known[0]
-        if self.weight is None and divisor is not None and len(listed) == 1:
-            if divisor == self._parts:
-                self._confirmed = divisor
-            if divisor in (self._confirmed, self._parts_before):
-                self.weight = 1.0
-        if not losses or len(losses) != len(listed):
-            return None
-        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
-
-    def _unscaled(self, tensor: Any) -> tuple[Any, int | None]:
-        """The loss and its divisor, where some losses of this pass were scaled."""
-        for ref, before, divisor in self._scaled:
-            if ref() is tensor:
-                return before, divisor
-        loss = tensor.detach()
-        if self.scale is not None:  # it was scaled, then changed again
-            loss = loss / self.scale.to(loss.device, non_blocking=True)
-        return loss, _divisor_of(tensor)
+_FINAL = (EventKind.BEFORE_UPDATE,)
+_COMPLETE_AND_FINAL = (EventKind.BACKWARD_END, EventKind.BEFORE_UPDATE)
+"""Gradients are final once they have been clipped; where nobody clips, they are so when they are complete."""
 
 
-class PassLosses:
-    """The loss of a loop that reports its own only after the update: what its backward passes started from.
+@dataclass(slots=True)
+class Running:
+    """An optimizer that is inside its step."""
 
-    Only for the gate. What a rule judges and a report shows is what the loop reports.
+    index: int
+    announced: bool = False
+    """Whether a framework has said so itself: the hooks of torch then say it a second time."""
+    skip: bool = False
+    """Set by whoever wants this update kept from happening, while that can still be done."""
+    armed: bool = False
+    """Whether the device decides if the update is applied."""
+    withheld: WithheldGradients | None = None
+    gradients: Any = None
+    """The gradients, kept so that the optimizer finds the Python objects that we have made of them."""
 
-    :param math: takes loss scales and divisors out, as for a script.
+
+class WithheldGradients:
+    """The gradients of an optimizer, taken away from it until its step is over."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self, taken: list[tuple[Any, Any]]) -> None:
+        self._taken = taken
+
+    @classmethod
+    def of(cls, optimizer: Any) -> WithheldGradients | None:
+        """Take them away: without any, an optimizer leaves weights, moments and counters alone. None if it has none."""
+        taken = [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+        for parameter, _ in taken:
+            parameter.grad = None
+        return cls(taken) if taken else None
+
+    def give_back(self) -> None:
+        """Put them back after the step, for scripts that look at them."""
+        for parameter, gradient in self._taken:
+            parameter.grad = gradient
+
+
+class UpdateHold:
+    """Shows an update while it can still be held back, and holds it back where somebody wants that.
+
+    In one of two ways: the device decides (``found_inf``, see :class:`~healthcheck.instrument.gate.UpdateGate`), or the
+    optimizer finds no gradients.
     """
 
-    def __init__(self, math: LossMath) -> None:
-        self._math = math
-        self._update = -1
-        self._now: Any = None
-        self._weight: float | None = None
-        self._marks: list[tuple[Any, int]] = []
-        self._sum: Any = None
-        self._parts = 0
+    def __init__(self, session: Session, controls: TorchControls, events: StepEvents, notes: StepNotes) -> None:
+        self._notes = notes
+        self._session = session
+        self._controls = controls
+        self._events = events
+        self._gate = controls.gate
+        self._stop = controls.stop
+        self.on_final_gradients: Callable[[int], None] | None = None
+        """Called with an optimizer's index when its gradients are final, before they are shown."""
 
-    def pass_begins(self, tensors: Any, optimizers: Iterable[Any], update: int) -> None:
-        """A backward pass from ``tensors`` is about to run; only those for the same ``update`` belong together."""
-        if update != self._update:
-            self._update, self._sum, self._parts = update, None, 0
-        loss = self._math.of(tensors, update)
-        self._now = loss if loss is None or not on_host(loss) else float(loss)
-        self._weight = self._math.weight
-        self._marks = _marks(optimizers)
+    def before(
+        self, optimizer: Any, plan: UpdatePlan, running: Running, facts: UpdateFacts, step: int, *, seen: bool = True
+    ) -> None:
+        """Gradients are final: show them, and stop or skip if somebody wants that.
 
-    def pass_ends(self, optimizers: Iterable[Any]) -> None:
-        """It is over. One that left the gradients of these optimizers alone is of another model."""
-        if self._now is not None and _marks(optimizers) != self._marks:
-            value = self._now if self._weight in (None, 1.0) else self._now * self._weight
-            self._sum = value if self._sum is None else self._sum + value
-            self._parts += 1
-        self._now, self._marks = None, []
+        :param seen: False where they cannot be looked at, so that nobody may judge them.
+        """
+        import torch
 
-    def take(self) -> Any:
-        """Loss of the update at hand: a float, or a 0-dim device tensor; None if none was seen. Forgets it."""
-        value, parts = self._sum, self._parts
-        self._sum, self._parts = None, 0
-        if value is None or parts < 2 or self._weight is not None:
-            return value
-        return value / parts
+        session, controls, gate, stop, notes = self._session, self._controls, self._gate, self._stop, self._notes
+        capturing, way = self._events.capturing, plan.way
+        if not seen or (capturing is not None and capturing()):
+            seen, way = False, "none"
+        elif way != "none" and session.info.world_size > 1 and gate.alone(step):
+            way = "none"
+        elif way == "device" and not has_state(optimizer):
+            way = "wait"  # a fused SGD skipped at its first step keeps a momentum buffer that nobody has initialised
+        # Whoever looks at gradients first keeps their Python objects for the others, and for the optimizer.
+        gradients = facts.kept_gradients = HeldGradients()
+        controls.update, gate.waits = running, way == "wait"
+        gate.now, gate.kept, gate.idle, gate.breach = [], False, way == "none", None
+        grad_enabled = torch.is_grad_enabled()  # as `no_grad` does, at two calls less in every step
+        torch._C._set_grad_enabled(False)
+        try:
+            if seen:
+                if self.on_final_gradients is not None:
+                    guarded(session, self.on_final_gradients, plan.index)
+                kinds = _FINAL if facts.backward_ended else _COMPLETE_AND_FINAL
+                facts.backward_ended = True
+                if not notes.noting:
+                    self._events.show(kinds, step, facts, optimizer, plan.index)
+                else:
+                    plan.update.limits = gate.device_limits(plan.index, step) if way == "device" else None
+                    row = notes.final(step, optimizer, plan.update, facts)
+                    if row.alarming or (way != "none" and not gate.keeps(row, way)):
+                        session.judge.alarmed = True
+                        session.board.look_closely()
+                    if not session.wanted.isdisjoint(kinds):
+                        self._events.show(kinds, step, facts, optimizer, plan.index)
+        finally:
+            torch._C._set_grad_enabled(grad_enabled)
+            controls.update, gate.waits, session.judge.alarmed, facts.kept_gradients = None, False, False, None
+        if gradients.small:
+            running.gradients = gradients
+        if stop.state.request is not None:
+            stop.check()
+        if way == "device":
+            running.armed = True
+            guarded(session, gate.arm, optimizer, plan.index)
+        elif way != "none" and not gate.kept:
+            try:
+                running.skip = gate.breached(plan.index) or running.skip
+            except Exception as error:  # as `guarded` does, at one call less in every step
+                contain(session, error, "breached")
+        if running.skip or (stop.state.request is not None and stop.deferred):
+            running.withheld = WithheldGradients.of(optimizer)
 
+    def gradients_complete(self, facts: UpdateFacts, step: int) -> None:
+        """The loop is about to clip gradients that are complete: show them to those who look at every update."""
+        session, notes, capturing = self._session, self._notes, self._events.capturing
+        if capturing is None or not capturing():
+            limits = self._gate.device_limits(0, step)  # whoever will use them: nearly always the first optimizer
+            update = Update(self._events.view, session.demand, final=False, limits=limits)
+            notes.look(notes.complete(step, facts), update)
 
-def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
-    """What changes when a backward pass reaches an optimizer: its outermost gradients, and how often they were written."""
-    marks = []
-    for optimizer in optimizers:
-        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
-        for parameter in (groups[0][0], groups[-1][-1]) if groups else ():
-            gradient = parameter.grad
-            marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
-    return marks
-
-
-def _divisor_of(tensor: Any) -> int | None:
-    """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
-    node: Any = getattr(tensor, "grad_fn", None)
-    if type(node).__name__ != _DIVISION:
-        return None
-    try:
-        if (
-            getattr(node._raw_saved_other, "unpack_hook", None) is not None
-        ):  # checkpointed or offloaded: reading has a price
-            return None
-        other = node._saved_other
-    except (AttributeError, RuntimeError):
-        return None
-    if other is None or other.device.type != "cpu" or other.numel() != 1:
-        return None
-    n = float(other)
-    return int(n) if n > 1 and n.is_integer() else None
-
-
-def _framework_calls() -> bool:
-    """Whether a framework that divides losses itself is on the call stack."""
-    frame = sys._getframe(1)
-    for _ in range(_DEPTH):
-        if str(frame.f_globals.get("__name__", "")).startswith(_DIVIDE_THEMSELVES):
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def detached(value: Any) -> Any:
-    """A tensor without its graph; anything else as it is."""
-    return value.detach() if hasattr(value, "detach") else value
+    def after(self, optimizer: Any, running: Running) -> None:
+        """Its step is over: leave the optimizer and its gradients as they were found."""
+        if running.armed:
+            self._gate.disarm(optimizer)
+        if running.withheld is not None:
+            running.withheld.give_back()

@@ -1,4 +1,4 @@
-"""A step as it is noted: one row of plain values for each update, instead of events that nobody needs.
+"""A step as it is noted: one row of plain values for each update, its loss, and what a script logs in it.
 
 What every step of a training has to say is written down here, while it happens, by whoever sees it: the step machine. The
 probes read it later (:meth:`healthcheck.run.board.ProbeBoard.take_rows`). Events are built beside it for probes and
@@ -8,9 +8,12 @@ listeners that want them in this step.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
@@ -27,8 +30,13 @@ _FLOATS = {float}
 
 @dataclass(slots=True)
 class UpdateFacts:
-    """What is known of the update at hand. A new one takes its place when the update is over."""
+    """What is known of the update at hand. A new one takes its place when the update is over.
 
+    What a row has of it as well is set by :meth:`take`, so that it is noted there once.
+    """
+
+    taken: int = 0
+    """How often something was taken."""
     grad_norm: Any = None
     """L2 norm of the gradients before clipping, where the loop has worked it out; a number or a 0-dim tensor."""
     max_norm: float | None = None
@@ -51,6 +59,12 @@ class UpdateFacts:
     """The first optimizer that stepped, where a loop or a framework says later that its step is over."""
     index: int = 0
     skipped: bool | None = None
+
+    def take(self, **facts: Any) -> None:
+        """Something was said of the update: norm, threshold or loss scale, by the names here."""
+        self.taken += 1
+        for name, value in facts.items():
+            setattr(self, name, value)
 
     def made(self, optimizer: Any, index: int, skipped: bool | None) -> None:
         """An optimizer has stepped. What a loop says of its step belongs to the first of several optimizers."""
@@ -136,7 +150,7 @@ class StepNotes:
             value = value * weight
         row.loss = value if row.loss is None else row.loss + value
         row.parts += 1
-        row.averaged = weight is None
+        row.averaged, row.breach = weight is None, None
         return type(value) is not float or value - value == 0.0
 
     def reported(self, step: int, index: int, loss: Any, weight: float | None) -> bool:
@@ -172,11 +186,7 @@ class StepNotes:
         rates = row.rates = tuple(map(_RATE, optimizer.param_groups))
         if set(map(type, rates)) != _FLOATS:
             self._rates(row, rates)
-        if (
-            row.max_norm is not facts.max_norm
-            or row.loss_scale is not facts.loss_scale
-            or (row.grad_norm is None and facts.grad_norm is not None)
-        ):
+        if row.facts != facts.taken:
             self._know(row, facts)
         board.open_row = row
         known = board.optimizers.get(index)
@@ -242,6 +252,7 @@ class StepNotes:
             if isinstance(row.loss_scale, Deferred):
                 row.late.append(row.loss_scale)
         row.max_norm, row.clipped_scaled = facts.max_norm, facts.clipped_scaled
+        row.facts = facts.taken
 
     @staticmethod
     def _hold(row: StepRow, held_back: Mapping[int, Any]) -> None:
@@ -284,11 +295,7 @@ class StepNotes:
                     row.n_samples = reported["n_samples"]
                 if reported.get("n_tokens") is not None:
                     row.n_tokens = reported["n_tokens"]
-            if (
-                row.max_norm is not facts.max_norm
-                or row.loss_scale is not facts.loss_scale
-                or (row.grad_norm is None and facts.grad_norm is not None)
-            ):
+            if row.facts != facts.taken:
                 self._know(row, facts)
             if held_back:
                 row.held_back = held_back
@@ -308,3 +315,211 @@ class StepNotes:
             session.row_sent(row)
         board.open_row = None
         board.rows.append(row)
+
+
+# --------------------------------------------------------------------------------------------------
+# The loss of a step, from its backward passes.
+
+_DIVIDE_THEMSELVES = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.trainer")
+"""Modules that divide micro-batch losses before ``backward``: what they pass is to be added up."""
+
+_DIVISION = "DivBackward0"
+_DEPTH = 60
+_KEPT = 8
+
+
+class LossMath:
+    """Remembers what a ``GradScaler`` multiplied, so that no division has to be made (nor waited for)."""
+
+    def __init__(self) -> None:
+        self.scale: Any = None
+        """Loss scale of the last ``scaler.scale`` call since the last loss, else None."""
+        self.weight: float | None = None
+        """How the loss of the last pass combines with others of its update: 1.0 (add up) where they have been divided
+        already, else None.
+
+        A framework on the call stack divides them; so does a loop that writes ``(loss / n).backward()`` and makes n
+        backward passes an update. The last part of the first update is the first to show it, which is soon enough: parts
+        are combined as the last one says.
+        """
+        self._scaled: list[tuple[weakref.ref[Any], Any, int | None]] = []
+        self._known: tuple[float | None] | None = None
+        """The weight as a framework has it; None before the first pass."""
+        self._update = -1
+        self._parts = 0
+        self._parts_before = 0
+        self._confirmed: int | None = None
+
+    def weigh(self, weight: float) -> None:
+        """A framework says how its micro-batch losses combine: each times ``weight``, and added up."""
+        self._known = (weight,)
+
+    def was_scaled(self, given: Any, result: Any, scale: Any) -> None:
+        """``scaler.scale(given)`` returned ``result``. Lists are paired item by item."""
+        self.scale = scale
+        pairs = zip(given, result, strict=False) if isinstance(result, (list, tuple)) else [(given, result)]
+        for before, after in pairs:
+            if hasattr(after, "detach"):
+                self._scaled.append((weakref.ref(after), before.detach(), _divisor_of(before)))
+        del self._scaled[:-_KEPT]
+
+    def of(self, tensors: Any, update: int) -> Any:
+        """Detached scalar loss, or None if the tensors are no losses (a vector with a given gradient).
+
+        :param update: number of the update that the backward pass is for.
+        """
+        if update != self._update:
+            self._parts_before = self._parts if update == self._update + 1 else 0
+            self._update, self._parts = update, 0
+        self._parts += 1
+        if self._known is None:
+            self._known = (1.0 if _framework_calls() else None,)
+        divisor: int | None = None
+        losses = []
+        listed = [tensors] if hasattr(tensors, "detach") else list(tensors) if isinstance(tensors, Iterable) else []
+        for tensor in listed:
+            if hasattr(tensor, "detach") and tensor.numel() == 1:
+                if self._scaled:
+                    loss, divisor = self._unscaled(tensor)
+                else:
+                    loss = tensor.detach()
+                    if self._known[0] is None and type(tensor.grad_fn).__name__ == _DIVISION:
+                        divisor = _divisor_of(tensor)
+                losses.append(loss)
+        self._scaled.clear()
+        self.weight = self._known[0]
+        if self.weight is None and divisor is not None and len(listed) == 1:
+            if divisor == self._parts:
+                self._confirmed = divisor
+            if divisor in (self._confirmed, self._parts_before):
+                self.weight = 1.0
+        if not losses or len(losses) != len(listed):
+            return None
+        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
+
+    def _unscaled(self, tensor: Any) -> tuple[Any, int | None]:
+        """The loss and its divisor, where some losses of this pass were scaled."""
+        for ref, before, divisor in self._scaled:
+            if ref() is tensor:
+                return before, divisor
+        loss = tensor.detach()
+        if self.scale is not None:  # it was scaled, then changed again
+            loss = loss / self.scale.to(loss.device, non_blocking=True)
+        return loss, _divisor_of(tensor)
+
+
+def _divisor_of(tensor: Any) -> int | None:
+    """``n`` of a loss that is ``something / n`` with a whole n above 1; never waits for a device."""
+    node: Any = getattr(tensor, "grad_fn", None)
+    if type(node).__name__ != _DIVISION:
+        return None
+    try:
+        if (
+            getattr(node._raw_saved_other, "unpack_hook", None) is not None
+        ):  # checkpointed or offloaded: reading has a price
+            return None
+        other = node._saved_other
+    except (AttributeError, RuntimeError):
+        return None
+    if other is None or other.device.type != "cpu" or other.numel() != 1:
+        return None
+    n = float(other)
+    return int(n) if n > 1 and n.is_integer() else None
+
+
+def _framework_calls() -> bool:
+    """Whether a framework that divides losses itself is on the call stack."""
+    frame = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if str(frame.f_globals.get("__name__", "")).startswith(_DIVIDE_THEMSELVES):
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def detached(value: Any) -> Any:
+    """A tensor without its graph; anything else as it is."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+# --------------------------------------------------------------------------------------------------
+# To which step a value belongs that a script logs: the one in which it is logged, whatever rules are on.
+#
+# Between two updates nothing that torch shows says where one turn of the loop ends and the next begins, and what is heard at
+# all (batches, losses) depends on the rules. But code runs from top to bottom: what is logged behind the line that made the
+# last update belongs to that update's step, what is logged before that line, or in another call of the function that has it,
+# to the next.
+
+
+Place = list[tuple[int, int, int]]
+"""The functions that are running, innermost first: the frame and its code by their ids, and the instruction that it is at. Frames
+themselves are not kept: they hold on to all local variables."""
+
+
+class Counting(Protocol):
+    """The step machine, as far as it is needed here."""
+
+    session: Session
+    number: int
+    fresh: bool | None
+
+
+class LoggedSteps:
+    """Where in the script the last update was made, or attempted, and what is logged before or behind it.
+
+    :param numbered: a framework numbers the steps: what is logged belongs to the one that it is in.
+    """
+
+    def __init__(self, machine: Counting, *, numbered: bool) -> None:
+        self._machine = machine
+        self._numbered = numbered
+        self._place: Place | None = None
+        self._step = 0
+        self._heard = False
+        """Whether anything was logged so far."""
+        machine.session.step_of_log = self.now
+
+    def attempt(self, step: int) -> int:
+        """An update is attempted, or its step said to be over, by who has called us; returns ``step``."""
+        self._step = step
+        # A framework says itself when its steps are over, from under dozens of frames.
+        self._place = None if self._numbered else _place(sys._getframe(1))
+        return step
+
+    def left_out(self, step: int) -> None:
+        """The same for a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
+        should it begin to log in such a step, what it logs until the next update belongs to the last one."""
+        self._step = step
+        self._place = _place(sys._getframe(1)) if self._heard else None
+
+    def now(self) -> int:
+        """The step of a value that is logged now, from 1."""
+        machine, last = self._machine, self._step
+        self._heard = True
+        if self._place is None or self._numbered:
+            return max(1, machine.number)
+        if machine.number > last and machine.fresh:
+            return last + 1  # the next step's pass has begun: of several that make one update, perhaps
+        return last + 1 if _is_next_turn(self._place, _place(sys._getframe(1))) else max(1, last)
+
+
+def _place(frame: FrameType | None) -> Place:
+    place: Place = []
+    while frame is not None:
+        place.append((id(frame), id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return place
+
+
+def _is_next_turn(update: Place, log: Place) -> bool:
+    """Whether a loop has come round between the update and this call."""
+    within = False
+    for (frame, code, at), (other, its_code, its_at) in zip(reversed(update), reversed(log), strict=False):
+        if (frame, code) != (other, its_code):
+            return within  # called from one and the same instruction, twice; or another thread's, of which nothing is known
+        if at != its_at:
+            return its_at < at
+        within = True
+    return False

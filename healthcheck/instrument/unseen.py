@@ -6,6 +6,7 @@ They happen in few trainings, and are known by their traces, so they stand besid
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.events import EventKind
@@ -15,12 +16,82 @@ from healthcheck.instrument.controls import TorchControls
 from healthcheck.instrument.gate import UpdateGate
 from healthcheck.instrument.guarding import guarded
 from healthcheck.instrument.modelview import FoundModel
-from healthcheck.instrument.step_events import Stage, StepEvents
+from healthcheck.instrument.step_events import Running, Stage, StepEvents
 from healthcheck.instrument.step_rows import StepNotes, UpdateFacts
-from healthcheck.instrument.updates import InnerUpdates, Optimizers, Running, UnattemptedUpdates, UpdatePlan
+from healthcheck.instrument.updates import Optimizers, UpdatePlan
+from healthcheck.probes.gradient_statistics import InnerGradients, InnerPass
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
+
+
+class InnerUpdates:
+    """The updates of optimizers that step inside the backward pass, one for each parameter: the pass is the step.
+
+    They are made while other gradients of the pass do not exist yet. Each gradient is measured before it is gone; what
+    they were together is known when the pass is over.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._gradients = InnerGradients(session.demand)
+        self.first: weakref.ref[Any] | None = None
+        """The optimizer that stepped first in this pass; None while none did."""
+
+    def made(self, optimizer: Any, step: int) -> None:
+        """An optimizer is about to use its gradients and to throw them away."""
+        if self.first is None:
+            self.first = weakref.ref(optimizer)
+        with no_grad():
+            guarded(self._session, self._gradients.take, optimizer, step)
+
+    def end(self, view: FoundModel, step: int) -> tuple[Any, InnerPass | None]:
+        """The pass is over. Returns the optimizer that stepped first, and what was measured of the gradients."""
+        assert self.first is not None
+        optimizer, self.first = self.first(), None
+        with no_grad():
+            found = guarded(self._session, self._gradients.result, view.named_parameters())
+        return optimizer, None if found is None else InnerPass(step, *found)
+
+
+CYCLES = 3
+"""Gradients made and thrown away without an attempt so often: nobody is going to step."""
+MANY = 128
+"""Backward passes without any attempt, where gradients are not seen to be thrown away. More than
+any usual accumulation."""
+
+
+class UnattemptedUpdates:
+    """Tells long accumulation from a script whose backward passes lead to no optimizer step at all.
+
+    A gradient that has become ``None`` by the next backward pass was thrown away by the script.
+    """
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.counts_passes = False
+        """True once backward passes have to serve as steps."""
+        self._cycles = 0
+        self._fresh = False
+        self._witness: weakref.ref[Any] | None = None
+        """A parameter that had a gradient."""
+
+    def pass_begins(self) -> None:
+        self.passes += 1
+        if self._fresh and self._witness is not None:
+            parameter = self._witness()
+            if parameter is not None and parameter.grad is None:
+                self._cycles += 1
+
+    def pass_ends(self, view: FoundModel, optimizers: int) -> None:
+        """:param optimizers: how many live; without any, the script updates by hand."""
+        self._fresh = True
+        witness = self._witness() if self._witness is not None else None
+        if witness is None or witness.grad is None:
+            with_gradient = next((p for _, p in view.named_parameters() if p.grad is not None), None)
+            self._witness = weakref.ref(with_gradient) if with_gradient is not None else None
+        if not optimizers or self._cycles >= CYCLES or self.passes >= MANY:
+            self.counts_passes = True
 
 
 class Steps(Protocol):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from healthcheck.instrument.compiled import RegionNotes
     from healthcheck.instrument.controls import StopSwitch
     from healthcheck.instrument.evaluations import Evaluations
-    from healthcheck.instrument.logged_steps import LoggedSteps
     from healthcheck.instrument.modelview import FoundModel
-    from healthcheck.instrument.step_events import LossMath, StepEvents
+    from healthcheck.instrument.step_events import StepEvents
+    from healthcheck.instrument.step_rows import LoggedSteps, LossMath
     from healthcheck.instrument.updates import Optimizers
     from healthcheck.run.session import Session
 

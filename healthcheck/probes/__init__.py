@@ -15,17 +15,32 @@ from healthcheck.probes.arrangement import ArrangementProbe
 from healthcheck.probes.attention import AttentionProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
+from healthcheck.probes.class_labels import (
+    LabelOrderProbe,
+    RareLabelProbe,
+    TrainedClasses,
+    TrainedClassProbe,
+    UnseenClassProbe,
+)
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
+from healthcheck.probes.constant_targets import ConstantTargetProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
-from healthcheck.probes.evaluation_data import EvaluationScaleProbe, HeldOutRowsProbe, TrainedOnEvaluationProbe
+from healthcheck.probes.evaluation_data import (
+    AugmentedEvaluationProbe,
+    EvaluationScaleProbe,
+    HeldOutRowsProbe,
+    RenumberedClassProbe,
+    TrainedOnEvaluationProbe,
+)
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
+from healthcheck.probes.game import GameProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
-from healthcheck.probes.label_order import LabelOrderProbe
+from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
@@ -33,6 +48,7 @@ from healthcheck.probes.leftover import LeftoverProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_balance import LossBalanceProbe
+from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
 from healthcheck.probes.loss_parameters import LossParameterProbe
@@ -65,18 +81,17 @@ from healthcheck.probes.output_range import UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
-from healthcheck.probes.rare_labels import RareLabelProbe
+from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
 from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
-from healthcheck.probes.settings import IgnoredSettingProbe, UnusualSettingProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, UnusualSettingProbe
 from healthcheck.probes.small_eps import SmallEpsilonProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
 from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
-from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
@@ -139,8 +154,11 @@ PROBES: tuple[type[Probe], ...] = (
     IdleOptimizerProbe,
     FrozenProbe,
     ZeroFactorProbe,
+    SharedMemoryProbe,
+    FrozenMovedProbe,
     IgnoredSettingProbe,
     UnusualSettingProbe,
+    SamplerProbe,
     ScheduleStepsProbe,
     WrongParametersProbe,
     ScheduleReachProbe,
@@ -161,6 +179,7 @@ PROBES: tuple[type[Probe], ...] = (
     LossValueProbe,
     ClassWeightProbe,
     MissingDetachProbe,
+    LossComparisonProbe,
     UndefinedDerivativeProbe,
     UnreachableTargetProbe,
     FrequencyProbe,
@@ -176,6 +195,7 @@ PROBES: tuple[type[Probe], ...] = (
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,
+    GameProbe,
     PredictionProbe,
     RareLabelProbe,
     DataDriftProbe,
@@ -184,8 +204,13 @@ PROBES: tuple[type[Probe], ...] = (
     HeldOutRowsProbe,
     EvaluationScaleProbe,
     TrainedOnEvaluationProbe,
+    RenumberedClassProbe,
+    AugmentedEvaluationProbe,
+    ConstantTargetProbe,
     LatentProbe,
     BatchLayoutProbe,
+    CarriedStateProbe,
+    HalfReadProbe,
     CompilationProbe,
     OwnCostProbe,
     EvaluationProbe,

@@ -12,9 +12,18 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import largest, number
 from healthcheck.device.tensors import is_tensor
-from healthcheck.probes.graph import all_behind, kind_of, near, saved, shape_of, signed, source_of
+from healthcheck.probes.graph import (
+    CROSS_ENTROPIES,
+    all_behind,
+    kind_of,
+    near,
+    saved,
+    shape_of,
+    signed,
+    source_of,
+)
 from healthcheck.probes.labels import first_few, where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 50)
 """Backward passes whose graph is looked at: each look walks through the whole graph once."""
@@ -25,7 +34,7 @@ _BEFORE_PRODUCT = (*_VIEWS, "Expand", "Transpose", "Mul", "Div", "Clone")
 """What may lie between the view that makes heads and the product of queries with keys."""
 
 
-class ArrangementProbe:
+class ArrangementProbe(GraphProbe):
     """Looks through the graph of the loss for what its shapes show.
 
     *Mixed by a view*: ``h_n`` of a recurrent network, (layers, batch, features), viewed as (batch, layers * features), and
@@ -36,6 +45,7 @@ class ArrangementProbe:
     """
 
     name = "arrangement"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -58,15 +68,27 @@ class ArrangementProbe:
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "an embedding with padding_idx"),
         ),
+        Metric(
+            "tokens.padding_inside",
+            "Share of an embedding's padding_idx that stands between other tokens, where the loss predicts it, too.",
+            "fraction",
+            cost=Cost.DEVICE,
+            needs=("the graph of the loss", "an embedding with padding_idx"),
+        ),
+        Metric(
+            "layers.all_linear",
+            "Linear layers of a model that is nothing but linear layers, one behind the other, some wider than what they are given.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss",),
+        ),
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
+        super().__init__()
+        self._linear_said = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event) or event.phase != "train":
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         nodes = all_behind(event.loss_graph)
         place = where_called(event, "backward")
@@ -80,6 +102,17 @@ class ArrangementProbe:
         if shares:
             value = largest([number(share) for share in shares])
             samples.append(Sample("output.at_padding", event.step, value, detail=lambda: place))
+        inside = list(_padding_inside(nodes, event.loss_graph))
+        if inside:
+            value = largest([number(share) for share in inside])
+            samples.append(Sample("tokens.padding_inside", event.step, value, detail=lambda: place))
+        widths = _all_linear(nodes)
+        if widths or not self._linear_said:
+            self._linear_said = True
+            which = {"which": " -> ".join(map(str, widths))}
+            samples.append(
+                Sample("layers.all_linear", event.step, float(max(0, len(widths) - 1)), detail=lambda: which | place)
+            )
         return samples
 
 
@@ -172,6 +205,100 @@ def _at_padding(nodes: Sequence[Any]) -> Iterator[Any]:
                 continue
             tokens = read.detach().select(along, signed(int(node._saved_index)))
             yield (tokens == signed(int(lookup._saved_padding_idx))).float().mean()
+
+
+LEAST_PADDING = 5
+"""Times that ``padding_idx`` must stand in a batch to be judged."""
+
+
+def _padding_inside(nodes: Sequence[Any], root: Any) -> Iterator[Any]:
+    """For each embedding with padding: which part of it stands between words, as a word does, if it is a target of the loss as well.
+
+    Along both dimensions: where the batch comes second, rows of other lengths stand beside each other.
+    """
+    for lookup in nodes:
+        if kind_of(lookup) != "Embedding" or signed(int(lookup._saved_padding_idx)) < 0:
+            continue
+        padding = signed(int(lookup._saved_padding_idx))
+        read: Any = saved(lookup, "indices")
+        if not is_tensor(read) or read.dim() != 2 or min(read.shape) < 3:
+            continue
+        targets: Any = None
+        for loss in near(root):
+            if kind_of(loss) in CROSS_ENTROPIES and signed(int(loss._saved_ignore_index)) != padding:
+                classes = shape_of(source_of(loss))
+                if len(classes) > 1 and classes[1] == int(lookup._saved_weight_sym_argsize_0):
+                    targets = saved(loss, "target")
+        if not is_tensor(targets) or targets.is_floating_point():
+            continue
+        there = read.detach() == padding
+        # Of padding at the end none has a word behind it, of padding in front none has one before it.
+        beside = [_between(turned) for turned in (there, there.T)]
+        yield beside[0].minimum(beside[1]) * (there.sum() >= LEAST_PADDING) * (targets == padding).any()
+
+
+def _between(there: Any) -> Any:
+    """Which part of the padding within rows has something else behind it, and before it: the smaller of both."""
+    inner = there[:, 1:-1]
+    count = inner.sum().clamp(min=1)
+    return ((inner & ~there[:, 2:]).sum() / count).minimum((inner & ~there[:, :-2]).sum() / count)
+
+
+def _all_linear(nodes: Sequence[Any]) -> list[int]:
+    """Widths of the layers of a model that is linear as a whole, from its input on; empty for any other.
+
+    Narrow layers between wide ones are a factorisation and may be meant. A single hidden layer counts only if it is wider than the
+    input and the output: who lays a classifier over a projection makes it narrower.
+    """
+    heads = [node for node in nodes if kind_of(node) in ("Addmm", "Mm")]
+    if len(heads) < 2 or any(kind_of(node) in _CURVED for node in nodes[: nodes.index(heads[-1])]):
+        return []
+    widths: list[int] = []
+    node = heads[-1]
+    for _ in range(64):
+        kind = kind_of(node)
+        if kind in ("Addmm", "Mm"):
+            rows, given = ("mat1", 1) if kind == "Addmm" else ("self", 0)
+            read: Any = saved(node, rows)
+            if not is_tensor(read) or read.dim() != 2 or not _is_weight(node, kind):
+                return []
+            widths = [*(widths or [shape_of(node)[-1]]), int(read.shape[1])]
+            node = node.next_functions[given][0]
+        elif node is None:
+            break
+        elif kind in ("NativeDropout", "View", "UnsafeView", "Reshape", "Clone", "ToCopy", "Squeeze", "Unsqueeze"):
+            node = source_of(node)
+        elif kind == "Mul" and node.next_functions[1:] and node.next_functions[1][0] is None:
+            node = source_of(node)  # dropout: a product with a mask
+        else:
+            return []
+    widths.reverse()
+    inner = widths[1:-1]
+    if len(widths) - 1 != len(heads) or not inner or min(inner) < min(widths[0], widths[-1]):
+        return []
+    wide = max(inner) > max(widths[0], widths[-1])
+    return widths if wide or len(inner) > 1 else []
+
+
+_CURVED = (
+    "Relu",
+    "Tanh",
+    "Sigmoid",
+    "Gelu",
+    "Silu",
+    "Elu",
+    "LeakyRelu",
+    "Softplus",
+    "Hardswish",
+    "Mish",
+    "PreluKernel",
+)
+
+
+def _is_weight(node: Any, kind: str) -> bool:
+    """Whether a product is one with a parameter, as a linear layer makes it."""
+    weight = node.next_functions[2 if kind == "Addmm" else 1][0]
+    return kind_of(weight) == "T" and kind_of(source_of(weight)) == "AccumulateGrad"
 
 
 def _is_lookup(node: Any) -> bool:

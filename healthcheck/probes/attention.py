@@ -13,7 +13,7 @@ from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import NEUTRAL, all_behind, dimension, kind_of, past_neutral, saved, shape_of, source_of
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 10, 50)
 """Backward passes whose graph is looked at: each look walks through the whole graph once."""
@@ -23,7 +23,7 @@ _SOFTMAXES = ("Softmax", "SafeSoftmax", "_SafeSoftmax")
 _BETWEEN = (*NEUTRAL, "Expand", "NativeDropout", "Mul")
 
 
-class AttentionProbe:
+class AttentionProbe(GraphProbe):
     """Reads the masks and the weights of attention that is written with ``softmax``.
 
     *Unmasked*: what ``masked_fill`` has hidden gets weight from the softmax behind it, in rows in which something else is
@@ -32,6 +32,7 @@ class AttentionProbe:
     """
 
     name = "attention"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -49,13 +50,8 @@ class AttentionProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         nodes = all_behind(event.loss_graph)
         place = where_called(event, "backward")

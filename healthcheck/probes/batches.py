@@ -39,15 +39,6 @@ class BatchFacts:
     repeats: int | None = None
     one_label: int | None = None
 
-    def joined(self, later: BatchFacts | None) -> BatchFacts:
-        """With what later batches of the same step came to."""
-        if later is not None:
-            self.targets += later.targets
-            self.bad += later.bad
-            self.repeats = max((n for n in (self.repeats, later.repeats) if n is not None), default=None)
-            self.one_label = max((n for n in (self.one_label, later.one_label) if n is not None), default=None)
-        return self
-
 
 class BatchProbe:
     """Looks at each micro-batch; a step has the worst of its micro-batches.
@@ -66,6 +57,7 @@ class BatchProbe:
         EventKind.STEP_END,
     )
     noted = listens_to
+    rows_with = "found"
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.targets",
@@ -133,9 +125,10 @@ class BatchProbe:
 
     def look_at_batch(self, row: StepRow, batch: UsedBatch) -> None:
         """The same for a step that is noted in a row: what is seen now, :meth:`sample_rows` makes samples of later."""
-        facts = row.found.get("batches")
-        if facts is None:
-            facts = row.found["batches"] = BatchFacts()
+        facts = row.found.get(self.name)
+        if facts is None:  # the first passes of the step may have been shown by events
+            facts, self._facts = self._facts or BatchFacts(), None
+            row.found[self.name] = facts
         tensors = batch.tensors
         known = len(facts.targets), len(facts.bad)
         self._take(facts, tensors, lambda: _is_whole(batch), "batch.nonfinite" in batch.demand.due_now)
@@ -146,9 +139,7 @@ class BatchProbe:
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
         for row in rows:
-            facts = row.found.pop("batches", None)
-            if self._facts is not None:  # the first passes of the step may have been shown by events
-                facts, self._facts = self._facts.joined(facts), None
+            facts = row.found.pop(self.name, None)
             if facts is not None:
                 samples = _samples(row.step, facts)
                 for sample in samples:

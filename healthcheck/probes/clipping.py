@@ -21,6 +21,7 @@ class ClippingProbe:
     name = "clipping"
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE, EventKind.STEP_END)
     noted = listens_to
+    rows_with = "max_norm"
     provides: tuple[Metric, ...] = (
         Metric("clip.applied", "1 if clipping shrank the gradients, else 0.", cost=Cost.DEVICE, needs=("clipping",)),
         Metric(

@@ -12,13 +12,13 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.probes.graph import all_behind
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 3, 4, 50, 51)
 """Backward passes whose whole graph is looked at: two in a row are compared."""
 
 
-class FreshParameterProbe:
+class FreshParameterProbe(GraphProbe):
     """Compares the parameters behind the loss of two passes in a row.
 
     Counted are those of torch's class for parameters that no optimizer holds, where as many of the same shapes stood in
@@ -27,6 +27,7 @@ class FreshParameterProbe:
     """
 
     name = "fresh-parameters"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -39,14 +40,12 @@ class FreshParameterProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
+        super().__init__()
         self._before: list[tuple[tuple[int, ...], Callable[[], Any]]] = []
         """Shapes of the parameters in the last graph that no optimizer held, and where they were."""
-        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event) or event.model is None or event.phase != "train":
-            self.rests_until = self._looks.rests_until
+        if not self.due(event) or event.model is None:
             return ()
         from torch import nn
 

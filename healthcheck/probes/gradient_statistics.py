@@ -19,10 +19,11 @@ from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
 from healthcheck.device import tensors
 from healthcheck.device.between import WORDS
-from healthcheck.device.deferred import DeviceVector, numbers
+from healthcheck.device.deferred import DeviceScalar, DeviceVector, numbers
 from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
 
 _BYTES = operator.attrgetter("nbytes")
+_ANY = (-math.inf, math.inf)
 
 
 class GradientStats:
@@ -40,7 +41,19 @@ class GradientStats:
     :param words: ends with what was kept of the steps before that nobody read (:data:`~healthcheck.device.between.WORDS`).
     """
 
-    __slots__ = ("_columns", "fields", "indices", "lengths", "nonfinite", "norm", "numbers", "words")
+    __slots__ = (
+        "_columns",
+        "breach",
+        "fields",
+        "given",
+        "indices",
+        "lengths",
+        "loss",
+        "nonfinite",
+        "norm",
+        "numbers",
+        "words",
+    )
 
     def __init__(
         self,
@@ -61,6 +74,12 @@ class GradientStats:
         """L2 norm of all gradients together: a float or a deferred number."""
         self.nonfinite: Any = None
         """Elements that are not finite, where they were counted beside the numbers: a tensor."""
+        self.loss: Any = None
+        """The loss of the step, as a deferred number that needs no copy of its own; None where none was read."""
+        self.given: Any = None
+        """The same of the norm that the loop has worked out itself."""
+        self.breach: Any = None
+        """As :attr:`healthcheck.core.rows.StepRow.breach`."""
         self._columns = columns
 
     def word(self, name: str) -> Any:
@@ -138,10 +157,19 @@ class GradientPass:
         self._small = False
 
     def measure(
-        self, params: Sequence[Any], same: object = None, hold: HeldGradients | None = None
+        self,
+        params: Sequence[Any],
+        same: object = None,
+        hold: HeldGradients | None = None,
+        loss: Any = None,
+        given: Any = None,
+        limits: tuple[float, float, float, float] | None = None,
     ) -> GradientStats | None:
         """Statistics of the gradients that exist; None without any.
 
+        :param loss: of the step: a float or a deferred number; the kernel reads it where it is one element on its device.
+        :param given: the loop's own norm, likewise.
+        :param limits: as :attr:`healthcheck.core.rows.Update.limits`.
         :param hold: gets the list of gradients, for a caller under which others will ask for them too.
         :param same: an object that stands for this list of parameters: while it is the same object, the
             caller knows that the parameters are the same, and nothing is compared.
@@ -159,14 +187,35 @@ class GradientPass:
                 return gradient_stats(params)
         if hold is not None:
             hold.small = self._small
-        table = self._table.measure(addresses, final=not self._sharded)
-        between = None if self._sharded else table
-        if self._sharded:
-            _reduce(table.tensor, len(self._table.fields), self._sharded)
         columns = None if self._table.in_order else self._table.columns
-        return GradientStats(
-            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=between
+        if self._sharded:  # what the whole is like is known only when all ranks have met
+            table = self._table.measure(addresses, final=False)
+            _reduce(table.tensor, len(self._table.fields), self._sharded)
+            return GradientStats(
+                self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths
+            )
+        scalar, norm = self._read(loss), self._read(given)
+        table = self._table.measure(addresses, loss=scalar, given=norm, limits=limits)
+        stats = GradientStats(
+            self._present, table, fields=self._table.fields, columns=columns, lengths=self._lengths, words=table
         )
+        at = self._table.at_loss
+        if scalar is not None:
+            stats.loss = table[at]
+        if norm is not None:
+            stats.given = table[at + 1]
+        if (
+            limits is not None
+            and (scalar is not None or loss is None or limits[:2] == _ANY)
+            and (norm is not None or given is None)
+        ):
+            stats.breach = self._table.flag, table[at + 2]
+        return stats
+
+    def _read(self, number: Any) -> Any:
+        """The tensor of a deferred number that the kernel can read; None of any other."""
+        tensor = number.tensor if type(number) is DeviceScalar else None
+        return tensor if tensor is not None and self._table.reads(tensor) else None
 
     def keep(self, params: Sequence[Any], step: int, same: object = None) -> bool:
         """Measure a step whose numbers nobody reads; the next :meth:`measure` says what it was like, with others like it.
@@ -328,7 +377,8 @@ def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> N
     import torch
     import torch.distributed as dist
 
-    result = vector[fields : -len(WORDS)].view(fields, -1)
+    count = sum(len(columns) for _, columns in sharded)
+    result = vector[fields : fields * (count + 1)].view(fields, -1)
     for (mesh, placements), columns in sharded:
         every = len(columns) == result.shape[1]
         index = slice(None) if every else _index(columns, result)
@@ -447,6 +497,8 @@ class TrainedParameters:
         self._lists: tuple[list[int], list[int]] = ([], [])
         """Identities and lengths of the optimizer's lists at the last full look."""
         self._ends: tuple[Any, Any] = (None, None)
+        self._thawed = (True, True)
+        """Whether the first and the last tensor of those lists required gradients."""
         self._order: list[int] | None = None
         self._age = LOOK_EVERY
 
@@ -467,6 +519,7 @@ class TrainedParameters:
                 flat
                 and first() is flat[0]
                 and last() is flat[-1]
+                and self._thawed == (flat[0].requires_grad, flat[-1].requires_grad)
                 and self._lists == (list(map(id, lists)), list(map(len, lists)))
             ):
                 return flat if self._order is None else [flat[i] for i in self._order]
@@ -483,13 +536,20 @@ class TrainedParameters:
             if optimizer is not None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 named = [pair for pair in named if id(pair[1]) in own]
+        # Of what is frozen a gradient of zeros may be left; where all are frozen, gradients are written by hand.
+        frozen = {id(p) for _, p in named if not p.requires_grad}
+        if 0 < len(frozen) < len(named):
+            named = [pair for pair in named if id(pair[1]) not in frozen]
+        else:
+            frozen = set()
         names, params = [name for name, _ in named], [p for _, p in named]
         self._optimizer, self._age = lambda: None, LOOK_EVERY
         if len(optimizers) == 1:
             flat = [p for group in optimizers[0].param_groups for p in group["params"]]
             places = {id(p): place for place, p in enumerate(flat)}
             trained = [(name, p) for name, p in named if id(p) in places]
-            if flat and len(trained) == len(flat) and all(p.grad is None for p in params if id(p) not in places):
+            held = len(flat) - sum(id(p) in frozen for p in flat) if frozen else len(flat)
+            if flat and len(trained) == held and all(p.grad is None for p in params if id(p) not in places):
                 names, params = [name for name, _ in trained], [p for _, p in trained]
                 order = [places[id(p)] for p in params]
                 self._order = None if order == list(range(len(flat))) else order
@@ -497,6 +557,7 @@ class TrainedParameters:
                 lists = list(map(_PARAMS, optimizers[0].param_groups))
                 self._lists = (list(map(id, lists)), list(map(len, lists)))
                 self._ends = (weak(flat[0]), weak(flat[-1]))
+                self._thawed = (flat[0].requires_grad, flat[-1].requires_grad)
                 self._age = 0
         # The same list object while nothing changes: callers compare it instead of a thousand names.
         ids = list(map(id, params))

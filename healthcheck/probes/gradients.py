@@ -297,14 +297,24 @@ class GradientProbe:
         measured = _Measured(stats, facts, _matrices(params, stats), factor, index)
         return self._samples(event.step, measured, given, [key for key in self._besides if key in demand.due_now])
 
-    def _measured(self, params: Sequence[Any], index: int, kept: Any, demand: Demand) -> GradientStats | None:
+    def _measured(
+        self,
+        params: Sequence[Any],
+        index: int,
+        kept: Any,
+        demand: Demand,
+        row: StepRow | None = None,
+        limits: tuple[float, float, float, float] | None = None,
+    ) -> GradientStats | None:
+        """:param row: whose loss and norm are measured with them, and compared with ``limits``."""
         if params[0].is_cpu:  # there nothing can be prepared from step to step
             stats = gradient_stats(params, kept)
         else:
             known = self._passes.get(index)
             if known is None:
                 known = self._passes[index] = GradientPass()
-            stats = known.measure(params, self._trained.names, kept)
+            loss, given = (None, None) if row is None else (row.loss, row.grad_norm)
+            stats = known.measure(params, self._trained.names, kept, loss, given, limits)
         if stats is None or type(stats.norm) is float:
             return stats
         if "grad_nonfinite" in demand.due_now and not stats.has("nonfinite"):
@@ -322,10 +332,17 @@ class GradientProbe:
         if params[0].is_cpu:
             stats = gradient_stats(params, update.kept_gradients)
         else:
-            stats = self._measured(params, index, update.kept_gradients, update.demand)
+            stats = self._measured(params, index, update.kept_gradients, update.demand, row, update.limits)
         if stats is None:
             return
         self._looked[index] = step
+        row.breach = stats.breach
+        # The same numbers, which travel with those of the gradients.
+        if stats.loss is not None:
+            row.loss = stats.loss
+        if stats.given is not None:
+            row.late.remove(row.grad_norm)
+            row.grad_norm = stats.given
         if index in self._kept:
             self._kept.discard(index)
             row.found["between"] = stats.words
@@ -336,7 +353,7 @@ class GradientProbe:
         names = self._trained.names
         if names is not self._dims[0]:
             self._dims = names, [p.dim() for p in params]
-        row.found["gradients"] = stats, names, factor, index, self._dims[1]
+        row.found["gradients"] = stats, names, factor, index, self._dims[1], update.demand.due_now
         if type(norm) is not float:
             row.late.append(stats.numbers)
         elif norm - norm != 0.0:
@@ -368,13 +385,12 @@ class GradientProbe:
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
-        ordered = [(key, demand.every_of(key)) for key in self._besides]
         for row in rows:
             step, found = row.step, row.found.get("gradients")
             if found is None:
                 made += self._reported(row)
                 continue
-            stats, names, factor, index, dims = found
+            stats, names, factor, index, dims, due_now = found
             words = row.found.pop("between", None)
             if words is not None:
                 made += self._between(words, row, optimizer_labels(index))
@@ -384,8 +400,8 @@ class GradientProbe:
             if type(stats.numbers) is DeviceVector and stats.numbers.here:
                 stats.arrived()
             norm, time, due = stats.norm, row.update_time, list[str]()
-            for key, every in ordered:
-                if not step % every:
+            for key in self._besides:
+                if key in due_now:
                     due.append(key)
             given = row.grad_norm
             value = norm if given is None and factor is None else given

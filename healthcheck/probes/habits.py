@@ -13,7 +13,7 @@ from healthcheck.core.samples import NO_LABELS, Cost, Metric, Sample
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import all_behind, kind_of, saved
 from healthcheck.probes.labels import first_few, optimizer_labels, where_called, where_made
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 PART = 0.5
 """Part of the weight matrices of an optimizer from which on they count as drawn anew."""
@@ -166,7 +166,7 @@ LOOKS = (2, 50)
 _READING = {"Addmm": "mat1", "Mm": "self", "Bmm": "self", "Convolution": "input"}
 
 
-class CutSampleProbe:
+class CutSampleProbe(GraphProbe):
     """Looks whether a layer reads what was drawn with ``sample()`` from a distribution with trained parameters.
 
     ``sample()`` draws without a graph: what is computed from the result says nothing to the network that has put out mean and
@@ -175,6 +175,7 @@ class CutSampleProbe:
     """
 
     name = "cut-samples"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -186,13 +187,8 @@ class CutSampleProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.run is None or event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event) or event.run is None:
             return ()
         habits = event.run.habits
         if not habits.seen:
@@ -216,7 +212,7 @@ PENALTY_LOOKS = (2, 3, 10, 11, 50, 51)
 """Backward passes that are looked at: losses of a game take turns."""
 
 
-class PenaltyProbe:
+class PenaltyProbe(GraphProbe):
     """Looks for a loss with a constant term in a run that asks for gradients of inputs without a graph.
 
     ``torch.autograd.grad(outputs, inputs)`` gives numbers. A penalty of them (WGAN-GP, R1) is a constant in the loss, and trains
@@ -224,6 +220,7 @@ class PenaltyProbe:
     """
 
     name = "penalties"
+    looks_at = PENALTY_LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -235,13 +232,8 @@ class PenaltyProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(PENALTY_LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.run is None or event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event) or event.run is None:
             return ()
         if not event.run.habits.plain_gradients:
             return ()

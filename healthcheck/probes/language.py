@@ -30,7 +30,7 @@ from healthcheck.probes.graph import (
     shape_of,
     signed,
 )
-from healthcheck.probes.looks import GraphLooks, SeenModules
+from healthcheck.probes.looks import GraphProbe, SeenModules
 
 OUT_OF_SIGHT = -1000.0
 """What is added to scores to hide a position is below this: minus infinity, the lowest number of a type, or -10000."""
@@ -165,7 +165,7 @@ FEW = 32
 _AHEAD, _SEEN = "targets.ahead", "attention.ahead"
 
 
-class TokenProbe:
+class TokenProbe(GraphProbe):
     """Compares targets with the tokens that the model read, and looks at the masks of its attention.
 
     *Targets ahead*: by how many positions a target follows the token that it is predicted from. 1 is next-token
@@ -180,6 +180,7 @@ class TokenProbe:
     """
 
     name = "tokens"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -197,13 +198,8 @@ class TokenProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event) or event.phase != "train":
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         return list(_samples(event.loss_graph, event.step))
 

@@ -13,7 +13,7 @@ from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, all_behind, kind_of, near, regression_targets, saved
 from healthcheck.probes.labels import first_few
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 5, 10, 20)
 """Backward passes whose graph is looked at."""
@@ -31,7 +31,7 @@ _TABLES = {"Addmm": (1, "mat1"), "Mm": (0, "self")}
 """Linear layers of a table of rows, which of their inputs is the table, and how they call it."""
 
 
-class LabelLeakProbe:
+class LabelLeakProbe(GraphProbe):
     """Counts columns of a table that give the label away, at a few early steps.
 
     Of classes: columns of one value for each class, in all rows of the batch, that together tell the classes apart. Of
@@ -41,6 +41,7 @@ class LabelLeakProbe:
     """
 
     name = "label-leak"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -52,13 +53,8 @@ class LabelLeakProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event) or event.phase != "train":
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         at_end = _at_end_of_window(event)
         if at_end is not None:

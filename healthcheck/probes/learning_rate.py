@@ -415,8 +415,8 @@ class ScheduleReachProbe:
 
     The goal is the peak of a ``OneCycleLR``, else the rate that the optimizer was built with. It is out of reach where
     more than half of the planned steps are over (frameworks say how many), where a ``OneCycleLR``, which counts
-    updates, moves only every few dozen of them, and where the rate began below a hundredth and falls: a ``LambdaLR``
-    whose function returns the rate itself, and not its factor. Runs that go on from a checkpoint are not judged.
+    updates, moves only every few dozen of them, and where the rate began below a hundredth and falls, or at the square of the
+    goal: a ``LambdaLR`` whose function returns the rate itself, and not its factor. Runs that go on from a checkpoint are not judged.
     """
 
     name = "schedule-reach"
@@ -479,6 +479,10 @@ class ScheduleReachProbe:
             return f"OneCycleLR counts updates and was stepped only {self._stairs} times in {self._updates:,} of them"
         if self._rate < self._first == self._highest < 0.01 * goal:
             return "it began there and falls"
+        if self._first == self._highest and abs(self._first - goal * goal) <= 1e-6 * goal * goal:
+            return (
+                "it began at the square of its goal: the function of LambdaLR returns the rate, and not a factor of it"
+            )
         return ""
 
 

@@ -42,6 +42,7 @@ class DryLoaderProbe:
 
     name = "dry-loaders"
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS)
+    rows_with = "found"
     provides: tuple[Metric, ...] = (
         Metric(
             "batch.empty_passes",
@@ -90,10 +91,10 @@ class DryLoaderProbe:
     def look_at_batch(self, row: StepRow, batch: UsedBatch) -> None:
         """A batch is used, in a step that is noted in a row."""
         if self._used(row.step, batch.tensors):
-            row.found["dry-loaders"] = True
+            row.found[self.name] = True
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
-        again = [row for row in rows if row.found.pop("dry-loaders", False)]
+        again = [row for row in rows if row.found.pop(self.name, False)]
         return [Sample("batch.empty_passes", row.step, 0.0, time=row.time) for row in again]
 
     def _used(self, step: int, tensors: Sequence[tuple[str, Any]]) -> Iterable[Sample]:

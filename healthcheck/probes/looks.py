@@ -8,11 +8,14 @@ from typing import Any
 
 from healthcheck.core.events import Event
 from healthcheck.core.references import weak
+from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
 SETTLED = 20
 """Steps in which a run may still show what it has: a scaler, batches, updates that are decided upon."""
 LOOK_EVERY = 10
 """Steps between two looks afterwards."""
+LOOK_SELDOM = 50
+"""The same in a run that has settled, of a probe that has found nothing so far."""
 
 
 def next_look(step: int, every: int = LOOK_EVERY) -> int:
@@ -22,8 +25,11 @@ def next_look(step: int, every: int = LOOK_EVERY) -> int:
 
 
 def ask_again(step: int) -> int:
-    """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young."""
-    return next_look(step) if step > SETTLED else step
+    """``rests_until`` of a probe that found nothing at ``step``: no rest while the run is young, and a longer one once it has
+    settled. What it has not shown by then it mostly never shows; a new optimizer ends every rest."""
+    if step <= SETTLED:
+        return step
+    return next_look(step, LOOK_EVERY if step < RUN_SETTLED else LOOK_SELDOM)
 
 
 PAUSE = 1000
@@ -62,9 +68,29 @@ class GraphLooks:
         # More than one may have passed during a rest; they count as one look.
         while self._ahead and self._passes >= self._ahead[-1]:
             self._ahead.pop()
-        if self._ahead:
-            self.rests_until = step + 1 + (self._ahead[-1] - self._passes - 1) // self._in_step
+        left = (self._ahead[-1] - self._passes - 1) // self._in_step if self._ahead else PAUSE
+        self.rests_until = step + 1 + left
         return looks
+
+
+class GraphProbe:
+    """What probes share that look at the graph of the loss in a few backward passes, and rest in between.
+
+    One listens to ``EventKind.LOSS``, and there begins with ``if not self.due(event): return ()``.
+    """
+
+    looks_at: Sequence[int] = ()
+    """Numbers of the passes that are looked at, from 1."""
+
+    def __init__(self) -> None:
+        self._looks = GraphLooks(self.looks_at)
+        self.rests_until = 0
+
+    def due(self, event: Event) -> bool:
+        """Whether this is a backward pass of the training that is looked at; counts it, and says until when to rest."""
+        due = event.phase == "train" and self._looks.due(event)
+        self.rests_until = self._looks.rests_until
+        return due
 
 
 class Searches:

@@ -28,7 +28,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 _SOFTMAXES = ("Softmax", "LogSoftmax", "SafeSoftmax")
 _CHAIN = 12
@@ -53,7 +53,10 @@ def shape_mistakes(root: Any) -> Iterator[str]:
             yield from _wrong_classes(node)
             yield from _one_target_of_similarities(node)
             yield from _flat_similarities(node)
-        if kind == "Sub":
+        if kind == "LogSoftmax" and (shape := shape_of(node)) and shape[dimension(node, len(shape))] == 1:
+            # Under a cross entropy with one probability for each class.
+            yield f"a softmax over one value ({shape}) is always 1: for one output use binary_cross_entropy_with_logits"
+        elif kind == "Sub":
             yield from _rate_for_logarithm(node)
         elif kind == "Pow" and _of_a_mean(node):
             yield (
@@ -240,7 +243,7 @@ LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at."""
 
 
-class MissingDetachProbe:
+class MissingDetachProbe(GraphProbe):
     """Looks for parts of a loss that carry gradients where they have to be cut off.
 
     Advantages that weigh log probabilities of actions (the value function would be trained by the policy's loss), targets
@@ -249,6 +252,7 @@ class MissingDetachProbe:
     """
 
     name = "missing-detach"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -260,13 +264,8 @@ class MissingDetachProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         found = list(gradient_mistakes(event.loss_graph))
         facts = {"which": "; ".join(found)} | where_called(event, "backward")

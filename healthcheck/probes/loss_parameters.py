@@ -12,7 +12,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.probes.graph import NEUTRAL, all_behind, kind_of
 from healthcheck.probes.labels import first_few, where_made
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (3, 20, 60)
 """Backward passes whose graph is looked at."""
@@ -22,7 +22,7 @@ _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", 
 """What turns data into features: behind one of them that is not trained comes a part of a model that is fixed."""
 
 
-class LossParameterProbe:
+class LossParameterProbe(GraphProbe):
     """Counts leaves of the graph of the loss that are used behind what is trained and are in no optimizer.
 
     Losses of metric learning have vectors for each class, losses of several tasks their weights, contrastive losses a
@@ -32,6 +32,7 @@ class LossParameterProbe:
     """
 
     name = "loss-parameters"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -44,13 +45,11 @@ class LossParameterProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
+        super().__init__()
         self._before: list[Any] = []
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.model is None or event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event) or event.model is None:
             return ()
         optimizers = event.model.optimizers()
         held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}

@@ -28,7 +28,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks, ask_again
+from healthcheck.probes.looks import GraphProbe, ask_again
 
 LOOKS = (2, 50, 200, 350, 1000, 3000)
 """Backward passes whose graph is looked at: a few dozen nodes and a few reductions each time."""
@@ -44,7 +44,7 @@ Flag = tuple[Any, str]
 """A 0-dim boolean tensor that says whether something is wrong, and what, in words."""
 
 
-class LossValueProbe:
+class LossValueProbe(GraphProbe):
     """Looks whether a loss gets the kind of values that its formula takes.
 
     Only what its formula rules out: log probabilities that do not add up to 1 (``ctc_loss``), a divergence from numbers below 0
@@ -53,6 +53,7 @@ class LossValueProbe:
     """
 
     name = "loss-values"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -64,13 +65,8 @@ class LossValueProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         flags = [(number(flag.float()), words) for flag, words in unfit(event.loss_graph)]
         if not flags:

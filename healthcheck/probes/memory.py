@@ -447,6 +447,7 @@ class KeptGraphProbe:
     name = "kept-graphs"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
+    rests_always = True
     provides: tuple[Metric, ...] = (
         Metric(
             "memory.kept_graphs",

@@ -25,6 +25,8 @@ from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, 
 
 WALKED_AT = 2
 """The step whose graph is walked."""
+APART = 10
+"""Steps from one reading of memory to the next."""
 READINGS = 8
 """Last readings of memory that are shown."""
 FRAGMENTED = 0.15
@@ -40,6 +42,7 @@ class OutOfMemoryProbe:
     name = "out-of-memory"
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.LOSS, EventKind.STEP_END, EventKind.EXCEPTION)
     noted = (EventKind.STEP_END,)
+    rests_always = True
     provides: tuple[Metric, ...] = (
         Metric(
             "oom.activations",
@@ -74,6 +77,9 @@ class OutOfMemoryProbe:
     def __init__(self, device: TorchDevice | None = None) -> None:
         self.device = device or TorchDevice()
         self.rests_until = self.events_from = 0
+        self._walked = False
+        self._read_from = 0
+        """The step of the next reading."""
         self._model: ModelView | None = None
         self._layers: list[tuple[str, int]] = []
         self._kept = 0
@@ -84,14 +90,15 @@ class OutOfMemoryProbe:
             self._model = event.model
         if event.kind is EventKind.EXCEPTION:
             return self._report(event)
-        # Once: where several optimizers step, nobody rests.
-        if event.kind is EventKind.LOSS and event.step >= WALKED_AT and not self.rests_until:
-            self.rests_until = self.events_from = sys.maxsize
+        if event.kind is EventKind.LOSS and event.step >= WALKED_AT and not self._walked:
+            self._walked, self.events_from = True, sys.maxsize
             if event.loss_graph is not None and event.model is not None:
                 with no_grad():
                     self._layers, self._kept = kept_by_layer(event.loss_graph, event.model)
         elif event.kind is EventKind.STEP_END:
             self._read(event.step)
+            if self._walked:
+                self.rests_until = self._read_from
         return ()
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
@@ -100,8 +107,9 @@ class OutOfMemoryProbe:
         return ()
 
     def _read(self, step: int) -> None:
-        if self._readings and step < self._readings[-1][0] + 10:
+        if step < self._read_from:
             return
+        self._read_from = step + APART
         used = self.device.statistics().get("allocated")
         if used is not None:
             self._readings.append((step, used))

@@ -13,7 +13,7 @@ from healthcheck.device.deferred import largest, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import DISTANCES, kind_of, near, past_neutral, regression_targets, saved, source_of
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (3, 50, 200, 1000)
 """Backward passes whose graph is looked at, a few dozen nodes each time."""
@@ -34,7 +34,7 @@ RANGES = {
 """Least and largest value that an activation puts out."""
 
 
-class UnreachableTargetProbe:
+class UnreachableTargetProbe(GraphProbe):
     """Compares the targets of squared and absolute errors with the range of the activation that made the output.
 
     A ReLU puts out nothing below 0, a sigmoid nothing above 1: a model that ends with one of them never gets to targets
@@ -44,6 +44,7 @@ class UnreachableTargetProbe:
     """
 
     name = "output-range"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -63,13 +64,8 @@ class UnreachableTargetProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         samples = []
         found = list(_outside(event.loss_graph))

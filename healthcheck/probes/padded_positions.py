@@ -12,7 +12,7 @@ from healthcheck.device.deferred import number
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import CROSS_ENTROPIES, all_behind, kind_of, near, saved, signed
 from healthcheck.probes.language import LOOKS, OUT_OF_SIGHT, layers_of
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 FEW = 16
 """Padded positions below which nothing is reported: so few targets are alike by chance."""
@@ -20,7 +20,7 @@ _BINARY = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy")
 _KEY = "targets.at_padding"
 
 
-class PaddedPositionsProbe:
+class PaddedPositionsProbe(GraphProbe):
     """Compares the targets of a loss over positions with the positions at which the model reads padding.
 
     A position is padding where the index that an embedding reads is its ``padding_idx``, behind or before another such
@@ -34,6 +34,7 @@ class PaddedPositionsProbe:
     """
 
     name = "padded-positions"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -46,14 +47,8 @@ class PaddedPositionsProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        looks = self._looks.due(event)
-        self.rests_until = self._looks.rests_until
-        if not looks or event.phase != "train":
+        if not self.due(event):
             return ()
         share = _share(event.loss_graph)
         return () if share is None else (Sample(_KEY, event.step, number(share)),)

@@ -139,6 +139,66 @@ class UnusualSettingProbe:
         return samples
 
 
+class SamplerProbe:
+    """Looks at the weights of torch's ``WeightedRandomSampler``, early in a run and once more.
+
+    Without replacement, and as many draws as there are samples, each sample comes once whatever its weight. With fewer weights than
+    the data set has samples, one for each class say, all that come after the first few never come.
+    """
+
+    name = "samplers"
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "sampler.mistaken",
+            "Loaders with a WeightedRandomSampler whose weights change nothing, or leave out most of the data set.",
+            cost=Cost.HOST,
+            needs=("a loader with a WeightedRandomSampler",),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = SAMPLER_LOOKS[0]
+        self._looks = 0
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.run is None or self._looks >= len(SAMPLER_LOOKS) or event.step < SAMPLER_LOOKS[self._looks]:
+            return ()
+        self._looks += 1
+        self.rests_until = SAMPLER_LOOKS[self._looks] if self._looks < len(SAMPLER_LOOKS) else sys.maxsize
+        samplers = [(thing, getattr(thing, "sampler", None)) for thing in event.run.places.things()]
+        weighted = [(loader, s) for loader, s in samplers if type(s).__name__ == "WeightedRandomSampler"]
+        if not weighted:
+            return ()
+        found = [(said, loader) for loader, s in weighted for said in _of_sampler(s, loader)]
+        place = where_made(event, found[0][1]) if found else {}
+
+        def facts() -> Mapping[str, Any]:
+            return {"which": first_few(said for said, _ in found)} | place
+
+        return (Sample("sampler.mistaken", event.step, float(len(found)), detail=facts if found else None),)
+
+
+SAMPLER_LOOKS = (3, 200)
+"""Steps at which samplers are looked at."""
+
+
+def _of_sampler(sampler: Any, loader: Any) -> Iterator[str]:
+    weights: Any = getattr(sampler, "weights", None)
+    try:
+        given, samples = len(weights), len(loader.dataset)
+    except Exception:  # of a script's own kind, or a data set without a length
+        return
+    if 2 * given <= samples:
+        yield f"{given:,} weights for {samples:,} samples: those after the first {given:,} never come"
+    elif not sampler.replacement and sampler.num_samples >= given and len(set(map(float, weights[:SOME]))) > 1:
+        yield f"replacement=False and {sampler.num_samples:,} draws of {given:,} samples: each comes once, whatever its weight"
+
+
+SOME = 1000
+"""Weights that are compared."""
+
+
 def _repeats(module: Any) -> bool:
     """Whether a list of modules holds one that has weights twice or more. Sequences that are called as a whole may repeat one."""
     if type(module).__name__ != "ModuleList":

@@ -56,6 +56,7 @@ class StepOrderProbe:
     name = "step-order"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     noted = (EventKind.LOSS,)
+    rows_with = "found"
     provides: tuple[Metric, ...] = (
         Metric(
             "grads.cleared",

@@ -13,7 +13,7 @@ from healthcheck.device.deferred import number, value_of
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.graph import NEUTRAL, REDUCING, kind_of, past_neutral, saved, source_of
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (1, 2, 20, 100, 500)
 """Backward passes in whose graph such operations are looked for."""
@@ -47,7 +47,7 @@ class _Place:
     what: str
 
 
-class UndefinedDerivativeProbe:
+class UndefinedDerivativeProbe(GraphProbe):
     """Follows the operations of a loss that have no finite derivative at zero, in runs that have any, step by step.
 
     A value of exactly zero there makes the gradient infinite, or NaN where what came later hides it: the derivative of
@@ -56,6 +56,7 @@ class UndefinedDerivativeProbe:
     """
 
     name = "undefined-derivatives"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -67,11 +68,10 @@ class UndefinedDerivativeProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
+        super().__init__()
         self._places: list[_Place] = []
         self._found: list[tuple[str, Any, int]] = []
         """Of this step: operation, how many values, of how many."""
-        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.LOSS:
@@ -93,11 +93,11 @@ class UndefinedDerivativeProbe:
 
     def _read(self, event: Event) -> None:
         graph = event.loss_graph
-        if self._looks.due(event):
+        if self.due(event):
             self._places = list(_places(graph))
         if not self._places:
-            self.rests_until = self._looks.rests_until
             return
+        self.rests_until = 0  # they are read at every pass
         for place in self._places:
             node = graph
             for turn in place.way:

@@ -291,16 +291,22 @@ class SkippedUpdateProbe:
 
     def __init__(self) -> None:
         self._streak: dict[int, float] = {}
+        self._given = -1
+        """The last step of which something was said: an event and a row may both show it."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        return self._samples(event.step, event.held_back, 0.0) if event.held_back else ()
+        if not event.held_back or event.step == self._given:
+            return ()
+        self._given = event.step
+        return self._samples(event.step, event.held_back, 0.0)
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
         for row in rows:
             held_back = row.held_back
-            if not held_back:
+            if not held_back or row.step == self._given:
                 continue
+            self._given = row.step
             if held_back == _MADE and not self._streak.get(0):  # nearly always so
                 made.append(Sample("updates.skipped", row.step, 0.0, time=row.time))
                 made.append(Sample("updates.skipped_streak", row.step, 0.0, time=row.time))

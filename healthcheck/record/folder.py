@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,16 @@ def announce(folder: Path, run: str, rank: int = 0, *, kept: bool = False) -> No
         os.replace(temporary, pointer)
 
 
-def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class LaunchFolder:
+    """The folder that one rank of a launch has made for all."""
+
+    path: Path
+    kept: bool
+    """Whether it was made for rank 0, which was still to come."""
+
+
+def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) -> LaunchFolder | None:
     """The folder that one rank of this launch has made for all, or None if it does not show up in time.
 
     :param wait: seconds.
@@ -112,20 +122,13 @@ def folder_of_launch(folder: Path, *, wait: float, by_rank_zero: bool = True) ->
             made = folder / str(written["run"])
             stood_in = bool(written["rank"])
             goes_on = made.is_dir() and not (stood_in and (made / "report.json").exists())  # else of an earlier launch
-            meant = by_rank_zero or stood_in or (written.get("kept", False) and not (made / RUN_FILE).exists())
+            kept = bool(written.get("kept"))
+            meant = by_rank_zero or stood_in or (kept and not (made / RUN_FILE).exists())
             if fresh and same and goes_on and meant:
-                return made
+                return LaunchFolder(made, kept)
         if time.monotonic() >= deadline:
             return None
         time.sleep(0.05)
-
-
-def _is_kept(folder: Path) -> bool:
-    """Whether the folder that :func:`folder_of_launch` has found was made for rank 0."""
-    pointer = _pointer(folder)
-    with contextlib.suppress(OSError, ValueError):
-        return pointer is not None and bool(json.loads(pointer.read_text()).get("kept"))
-    return False
 
 
 def _may_stand_in() -> bool:
@@ -261,7 +264,7 @@ def open_run_dir(
     waits = alone if rank else 0.0
     found = folder_of_launch(wanted, wait=waits, by_rank_zero=rank > 0) if job_size() > 1 else None
     if found is not None:
-        return found / f"rank-{rank}", False
+        return found.path / f"rank-{rank}", False
     if not rank:
         return _new_run_dir(target, named, wanted, settings, notes), None
     if not _may_stand_in():
@@ -269,7 +272,7 @@ def open_run_dir(
     with _one_at_a_time(wanted):
         found = folder_of_launch(wanted, wait=0.0)
         if found is not None:
-            return found / f"rank-{rank}", False
+            return found.path / f"rank-{rank}", False
         notes.append(f"rank 0 has begun no record in {STAND_IN_SECONDS:.0f} s (is it watched?): rank {rank} keeps it")
         return _new_run_dir(target, named, wanted, settings, notes, rank), True
 
@@ -279,14 +282,13 @@ def _with_rank_zero(
 ) -> tuple[Path | None, bool | None]:
     """The folder of a launch whose rank 0 comes sooner or later: nobody waits for it."""
     found = folder_of_launch(wanted, wait=0.0, by_rank_zero=rank > 0)
-    if found is None:
-        found = _new_run_dir(target, named, wanted, settings, notes, kept=rank > 0)
-    elif not rank and _is_kept(wanted):
-        announce(wanted, found.name)  # it is here
-        return found, None
-    elif not rank:
-        return found / "rank-0", False
-    return (found if not rank or found is None else found / f"rank-{rank}"), (False if rank else None)
+    if found is not None and not rank and found.kept:
+        announce(wanted, found.path.name)  # it is here
+        return found.path, None
+    if found is not None:
+        return found.path / f"rank-{rank}", False
+    made = _new_run_dir(target, named, wanted, settings, notes, kept=rank > 0)
+    return (made / f"rank-{rank}" if rank and made is not None else made), (False if rank else None)
 
 
 def _new_run_dir(

@@ -118,8 +118,9 @@ def load_all(
         for rule_id in fnmatch.filter(merged.rules, pattern.partition(".")[0]):
             merged.rules[rule_id].named = True
     gone = switched_off(merged.rules, off, only, problems)
-    compiler = RuleCompiler(registry, known, problems)
-    rules = _rules(merged, gone, compiler, lambda draft: collected.incomplete or _refused(draft, shape), problems)
+    excused = lambda draft: collected.incomplete or _refused(draft, shape)  # noqa: E731
+    compiler = RuleCompiler(registry, known, problems, excused)
+    rules = _rules(merged, gone, compiler, problems)
     mutes = file_mutes(merged.mutes, merged.rules, force, problems) + flag_mutes(mute, merged.rules, force, problems)
     ruleset = RuleSet(
         rules=rules,
@@ -187,23 +188,12 @@ def _settings(merged: Merged, registry: Registry, problems: list[Problem]) -> tu
     return values, origins
 
 
-def _rules(
-    merged: Merged,
-    gone: Sequence[str],
-    compiler: RuleCompiler,
-    excused: Callable[[Draft], bool],
-    problems: list[Problem],
-) -> list[Rule]:
-    """All rules compiled.
-
-    :param excused: whether a rule may lack its metric or condition because something about it is reported already.
-    """
+def _rules(merged: Merged, gone: Sequence[str], compiler: RuleCompiler, problems: list[Problem]) -> list[Rule]:
+    """All rules compiled."""
     rules: list[Rule] = []
     for draft in merged.rules.values():
         if len(problems) > 2 * ENOUGH:
             break
-        if any("metric" not in p.entries or "when" not in p.entries for p in draft.parts) and excused(draft):
-            continue
         rule = compiler.compile(draft, gone)  # rules that are off too: they may be switched on for one run
         if rule is not None and rule.id not in gone:
             rules.append(rule)

@@ -23,6 +23,8 @@ from healthcheck.rulelang.validation import did_you_mean
 
 SUGGESTIONS = 100
 SEVERITIES = ("info", "warning", "error")
+_DEFINING = {"metric", "when"}
+"""Keys of which one defines a new rule, as `causes` does where it names any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,6 @@ class Draft:
         """The value of a key as written; ``default`` where nobody wrote it."""
         entry = self.entries.get(key)
         return default if entry is None else entry.value
-
-    def write(self, key: str, new: Entry) -> None:
-        """Set a key, or with null return it to its default."""
-        known = self.entries.get(key)
-        if known is not None and known.rank > new.rank:
-            return  # nearer wins: a pack's profile does not change what your own file says
-        if new.value is None:
-            self.entries.pop(key, None)
-        else:
-            self.entries[key] = new
 
     @property
     def parts(self) -> list[Draft]:
@@ -147,7 +139,7 @@ class Merger:
             present, _, cause = rename(rule_id, self.result.renamed).partition(".")
             draft = self.result.rules.get(present)
             is_rule = draft is not None and (not cause or cause in draft.causes)
-            if not is_rule and not (has_keys and _defines(body)):
+            if not is_rule and not (has_keys and (body.keys() & _DEFINING or body.get("causes"))):
                 self._unknown(rule_id, profile.document, (*profile.where, "rules", rule_id), has_keys)
 
     def _file(self, document: Document) -> None:
@@ -191,7 +183,7 @@ class Merger:
             for draft in self.result.rules.values():
                 known = draft.entries.get(key)
                 if known is None or known.rank < 2 or known.where[0] == "defaults":
-                    draft.write(key, new)
+                    self._write(draft, key, new)
         for rule_id, body in _map(entry.value, "rules").items():
             self._rule(rule_id, body, document, (*where, "rules", rule_id), entry.rank, {})
         self._settings(document, (*where, "settings"), _map(entry.value, "settings"), entry.rank)
@@ -206,6 +198,7 @@ class Merger:
         has_keys = isinstance(body, Mapping)
         if not has_keys and self.is_bad(document, where):
             return
+        defines = has_keys and bool(body.keys() & _DEFINING or body.get("causes"))
         present = rename(rule_id, self.result.renamed)
         if present != rule_id:
             self.result.problems.append(
@@ -222,7 +215,7 @@ class Merger:
         present, _, cause = present.partition(".")
         draft = self.result.rules.get(present)
         if draft is None:
-            if cause or not (has_keys and _defines(body)):
+            if cause or not defines:
                 self._unknown(present, document, where, has_keys)
                 return
             draft = self.result.rules[present] = Draft(present, document, where)
@@ -234,7 +227,7 @@ class Merger:
         if cause:
             self._cause(draft, cause, body, document, where, rank)
             return
-        if has_keys and _defines(body) and "enabled" not in body:
+        if defines and "enabled" not in body:
             off = draft.entries.get("enabled")
             if off is not None and off.rank >= 2 and off.document.layer != document.layer and document.own:
                 self._write(draft, "enabled", Entry(True, document, where, rank, self._turn))
@@ -263,7 +256,11 @@ class Merger:
         return kept
 
     def _write(self, draft: Draft, key: str, new: Entry) -> None:
-        """Set a key. What people wrote in one layer, another must not undo: that is a mistake of theirs, not an order."""
+        """Set a key, or with null return it to its default.
+
+        Nearer wins: a pack's profile does not change what your own file says. What people wrote in one layer, another must
+        not undo: that is a mistake of theirs, not an order.
+        """
         known = draft.entries.get(key)
         written = known is not None and known.rank >= 2 and known.where[0] != "defaults"
         others = known if written else None
@@ -288,7 +285,11 @@ class Merger:
                 )
             )
             return
-        draft.write(key, new)
+        if known is None or known.rank <= new.rank:
+            if new.value is None:
+                draft.entries.pop(key, None)
+            else:
+                draft.entries[key] = new
 
     def _cause(self, draft: Draft, name: str, body: Any, document: Document, where: KeyPath, rank: int) -> None:
         """What one file writes about one cause of a rule."""
@@ -343,11 +344,6 @@ class Merger:
 def _map(data: Any, key: str) -> Mapping[str, Any]:
     value = data.get(key) if isinstance(data, Mapping) else None
     return value if isinstance(value, Mapping) else {}
-
-
-def _defines(body: Mapping[str, Any]) -> bool:
-    """Whether keys define a new rule."""
-    return "metric" in body or "when" in body or bool(body.get("causes"))
 
 
 def _less(cause: Draft, kind: Any) -> bool:

@@ -68,7 +68,10 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
             data = {part: data}
         document.data = {"version": 1, **data}
         documents.append(document)
-        draft.write(key, Entry(value, document, (*where, key), RANK))
+        if value is None:
+            draft.entries.pop(key, None)
+        else:
+            draft.entries[key] = Entry(value, document, (*where, key), RANK)
     return documents
 
 

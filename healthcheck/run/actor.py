@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Finding, Severity
 from healthcheck.core.errors import UsageError
 from healthcheck.core.events import Event
-from healthcheck.core.protocols import Action, ActionContext, Agreement, Controls
-from healthcheck.core.runinfo import RunInfo
+from healthcheck.core.protocols import Action, ActionContext, Controls
+from healthcheck.core.runinfo import Elsewhere, RunInfo
 from healthcheck.core.text import plural
 from healthcheck.core.text import step as step_words
 from healthcheck.engine.episodes import PlannedAction
@@ -28,6 +28,39 @@ CHECKPOINT = "checkpoint"
 """In place of a rule's id, in a proposal to save."""
 MUTE = "mute"
 """In place of a rule's id, in a proposal to mute the one that the cause names."""
+
+
+class Agreement(Protocol):
+    """How the ranks of one job decide together. Adapters give one to the session; plugins only see what comes of it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a proposal made now will be decided by all ranks."""
+
+    @property
+    def broken(self) -> str:
+        """Why the ranks cannot agree; empty while they can."""
+
+    def propose(self, request: Mapping[str, Any]) -> None:
+        """Ask all ranks for something at the next sync point; with ``unanimous``, if all of them ask for it."""
+
+    def withdraw(self, rule: str) -> None:
+        """Ask no longer for what this rule wanted."""
+
+    def exchange(self, step: int) -> Sequence[Mapping[str, Any]]:
+        """At the end of every step on every rank: what all ranks do now, in this order."""
+
+    def together(self, step: int) -> bool:
+        """Whether all ranks know at this step that they agree, so that each holds back what the others do."""
+
+    def close(self, failed: str = "", warned: str = "") -> Elsewhere:
+        """This rank is done; the others must not wait for it. Returns for the rank that speaks what it hears of others.
+
+        :param failed: what fails the run on this rank, in words; ``warned``: what it warns of and does not fail for.
+        """
+
+    def leave(self, *, failing: bool, hurried: Callable[[], bool]) -> None:
+        """This rank's process exits next; with ``failing`` only once the others have finished as well."""
 
 
 @dataclass(slots=True)

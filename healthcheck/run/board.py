@@ -26,6 +26,7 @@ from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import SETTLED
+from healthcheck.run.plans import Key, RowCall, StepPlan, StepPlans
 
 TIMED_EVERY = 7
 """Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
@@ -33,10 +34,7 @@ TIMED_FIRST = 20
 """Steps at the start that are timed one by one: they are not like those that follow."""
 
 _STEP = operator.attrgetter("step")
-SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics"), (EventKind.BATCH_READY, "worker_draws")}
-"""Facts for which alone an event is built: most steps have none of them."""
-_PLANS = 256
-"""Plans kept at most; rules with few ``every`` need a dozen."""
+_FOUND = operator.attrgetter("found")
 
 
 class DeviceTimer(Protocol):
@@ -60,72 +58,6 @@ class ProbeCost:
 
     calls: int = 0
     ns: int = 0
-
-
-_Key = tuple[str, int]
-"""Name of a probe and index of an optimizer."""
-
-
-@dataclass(slots=True)
-class Call:
-    """How one probe is called at one kind of event."""
-
-    look: Callable[[Event, RuleDemand], Iterable[Sample]]
-    name: str
-    first: _Key
-    """The probe, for the first optimizer."""
-    fact: str
-    """A fact of the event without which it is not called; empty: none."""
-    once: bool | None
-    """Whether it is not called again once it has answered. None: its answers are not noted."""
-    pauses: str
-    """The attribute in which it says that it has nothing to do for a while; empty: it never does."""
-    marks: int
-    """Bits of the schedule at which it has something to do; 0: always."""
-    seldom: bool
-    """Whether :attr:`fact` is there so seldom that whoever builds the event looks for it."""
-
-
-@dataclass(slots=True)
-class RowCall:
-    """How one probe is asked about rows."""
-
-    ask: Callable[[Sequence[StepRow], RuleDemand], Iterable[Sample]]
-    name: str
-    early: bool
-    """Whether it can answer before the update is made."""
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What all steps have in common in which the same is due."""
-
-    calls: Mapping[EventKind, Sequence[Call]]
-    due: frozenset[str]
-    """Keys of the metrics that are due."""
-    pausing: Sequence[tuple[Any, str, _Key]]
-    """Probes among the called that pause at times."""
-    kinds: frozenset[EventKind]
-    """Kinds at which somebody is called who never pauses."""
-    unless_paused: Sequence[tuple[EventKind, frozenset[_Key]]]
-    """Kinds at which nobody is called if all of these pause."""
-    after_update: tuple[frozenset[_Key], frozenset[_Key]] | None
-    """So that nobody is left to call after the update: who has to pause, and who has to pause or to have answered
-    before it. None: somebody always is."""
-    rows: bool
-    """Whether the step is noted in rows, so that nobody need be called who hears of it from them."""
-
-
-def _noted(probe: Probe) -> tuple[EventKind, ...]:
-    """Kinds of event that rows spare a probe."""
-    return getattr(probe, "noted", ()) if hasattr(probe, "sample_rows") else ()
-
-
-def _rest_of(probe: Probe, rows: bool) -> str:
-    """The attribute in which a probe says until when it wants no events."""
-    if rows and hasattr(probe, "events_from"):
-        return "events_from"
-    return "rests_until" if hasattr(probe, "rests_until") else ""
 
 
 class ProbeBoard:
@@ -166,7 +98,6 @@ class ProbeBoard:
         self.looks: list[tuple[str, Callable[[StepRow, Update], None]]] = []
         """Who looks at every update of a step that is noted in rows, with the name of the probe; below, at every batch."""
         self.batch_looks: list[tuple[str, Callable[[StepRow, UsedBatch], None]]] = []
-        self._row_calls: list[RowCall] = []
         self._made: list[Sample] = []
         """Samples of rows that were asked for before anybody took them."""
         self._elsewhere: frozenset[EventKind] = frozenset()
@@ -176,18 +107,12 @@ class ProbeBoard:
         self._steps = 0
         self._weight = 0
         """How many steps this one stands for in :attr:`cost`; 0: it is not timed."""
-        self._marks: list[tuple[int, int, int]] = []
-        """``(every, ahead, bit)``: hit where ``step + ahead`` is a multiple of ``every``."""
-        self._bits: dict[tuple[int, int], int] = {}
-        self._calls: dict[bool, dict[EventKind, list[Call]]] = {}
-        """All calls, due or not, by whether the step is noted in rows."""
-        self._plans: dict[tuple[int, bool], StepPlan] = {}
-        """By the marks that a step hits, and whether it is noted in rows."""
-        self._plan = StepPlan({}, frozenset(), (), frozenset(), (), None, False)
+        self._plans = StepPlans(demand)
+        self._plan = StepPlan()
         """Of the step at hand."""
-        self._paused: set[_Key] = set()
+        self._paused: set[Key] = set()
         """Who has nothing to do in this step."""
-        self._answered: set[_Key] = set()
+        self._answered: set[Key] = set()
         """For whom the step at hand was answered."""
         self.optimizers: dict[int, Callable[[], Any]] = {}
         """Those that have stepped, by index, as weak references."""
@@ -241,53 +166,9 @@ class ProbeBoard:
     def reschedule(self) -> None:
         """``every`` of some metric, or the probes themselves, have changed: plan all steps anew."""
         self.catch_up()
-        wired = {id(p): p for listed in self.by_kind.values() for p in listed}.values()
-        schedules = {probe.name: self._schedule_of(probe) for probe in wired}
-        known = {mark for marks in schedules.values() for mark in marks}
-        known |= {(self._demand.every_of(key), 0) for key in self._demand.every} - {(1, 0)}
-        self._marks = [(every, ahead, 1 << n) for n, (every, ahead) in enumerate(sorted(known))]
-        self._bits = {(every, ahead): bit for every, ahead, bit in self._marks}
-
-        def call(probe: Probe, kind: EventKind, rows: bool) -> Call:
-            once = getattr(probe, "answers_once", ())
-            due = kind in getattr(probe, "only_when_due", ())
-            return Call(
-                look=probe.sample,
-                name=probe.name,
-                first=(probe.name, 0),
-                fact=getattr(probe, "only_with", ""),
-                once=kind in once if once else None,
-                pauses=_rest_of(probe, rows),
-                marks=sum(self._bits[mark] for mark in schedules[probe.name]) if due else 0,
-                seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
-            )
-
-        for rows in (False, True):
-            self._calls[rows] = calls = {}
-            for kind, listed in self.by_kind.items():
-                hear = [p for p in listed if not (rows and kind in _noted(p))]
-                if hear:
-                    calls[kind] = [call(probe, kind, rows) for probe in hear]
-        self._plans.clear()
-        self._row_calls, self.looks, self.batch_looks = [], [], []
-        for probe in wired:
-            if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
-                early = EventKind.BEFORE_UPDATE in _noted(probe)
-                self._row_calls.append(RowCall(probe.sample_rows, probe.name, early))
-                if hasattr(probe, "look"):
-                    self.looks.append((probe.name, probe.look))
-                if hasattr(probe, "look_at_batch"):
-                    self.batch_looks.append((probe.name, probe.look_at_batch))
+        self._plans.wire(self.by_kind)
+        self.looks, self.batch_looks = self._plans.looks, self._plans.batch_looks
         self.heard_elsewhere(self._elsewhere, self._heard)
-
-    def _schedule_of(self, probe: Probe) -> set[tuple[int, int]]:
-        """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
-        if not getattr(probe, "only_when_due", ()):
-            return set()
-        everies = {self._demand.every_of(m.key) for m in probe.provides if self._demand.wants(m.key)}
-        if 1 in everies:
-            return set()
-        return {(every, ahead) for every in everies for ahead in range(getattr(probe, "steps_ahead", 0) + 1)}
 
     # -- which of them look at a step -----------------------------------------------------
 
@@ -315,20 +196,20 @@ class ProbeBoard:
         else:
             self._weight = 0 if self._steps % TIMED_EVERY else TIMED_EVERY
         hit = 0
-        for every, ahead, bit in self._marks:
+        for every, ahead, bit in self._plans.marks:
             if not (step + ahead) % every:
                 hit |= bit
-        plan = self._plans.get((hit, rows))
+        plan = self._plans.known.get((hit, rows))
         if plan is None:
-            plan = self._planned(hit, rows)
+            plan = self._plans.make(hit, rows)
         self._plan = plan
         self._demand.due_now = plan.due
         paused = self._paused
         paused.clear()
-        if len(self.optimizers) < 2:  # where optimizers take turns, what is known of one says nothing of the next
-            for probe, rest, key in plan.pausing:
-                if getattr(probe, rest) > step:
-                    paused.add(key)
+        # Where optimizers take turns, what is known of one says nothing of the next.
+        for probe, rest, key in plan.pausing if len(self.optimizers) < 2 else plan.pausing_always:
+            if getattr(probe, rest) > step:
+                paused.add(key)
         wanted = self.wanted
         wanted.clear()
         wanted.update(self._heard if rows else self._elsewhere, plan.kinds)
@@ -344,58 +225,20 @@ class ProbeBoard:
         busy = step + TIMED_EVERY - self._steps % TIMED_EVERY
         if self.device_time is not None:
             busy = min(busy, step + self.device_time.every - self._steps % self.device_time.every)
-        for every, ahead, _ in self._marks:
+        for every, ahead, _ in self._plans.marks:
             busy = min(busy, step + every - (step + ahead) % every)
-        if len(self.optimizers) < 2:
-            for probe, rest, _ in plan.pausing:
-                until = getattr(probe, rest)
-                if until > step:
-                    busy = min(busy, until)
+        for probe, rest, _ in plan.pausing if len(self.optimizers) < 2 else plan.pausing_always:
+            until = getattr(probe, rest)
+            if until > step:
+                busy = min(busy, until)
         return busy
 
     def look_closely(self) -> None:
         """Something happens in the step at hand: those are asked who otherwise hear of it from its row, while it is there
         to be seen, and the events are built at which rules are judged."""
         self.busy_at = 0
-        for probe, rest, key in self._plan.pausing:
-            if rest == "events_from":
-                self._paused.discard(key)
-                self.wanted.update(kind for kind in probe.listens_to if kind in self._plan.calls)
-        self.wanted.update(self._elsewhere)
-
-    def _planned(self, hit: int, rows: bool) -> StepPlan:
-        """The plan of all steps that hit these marks."""
-        demand, bits = self._demand, self._bits
-        calls: dict[EventKind, list[Call]] = {}
-        for kind, listed in self._calls[rows].items():
-            chosen = [call for call in listed if not call.marks or call.marks & hit]
-            if chosen:
-                calls[kind] = chosen
-        due = set()
-        for key in demand.every:
-            bit = bits.get((demand.every_of(key), 0))
-            if bit is None or bit & hit:  # no bit: at every step
-                due.add(key)
-        pausing = {call.name: call for listed in calls.values() for call in listed if call.pauses}
-        at_times = {kind for kind, listed in calls.items() if all(call.pauses or call.seldom for call in listed)}
-        after = calls.get(EventKind.AFTER_UPDATE, [])
-        after_update = None
-        if all(call.once or call.pauses for call in after):
-            must_pause = frozenset(call.first for call in after if not call.once)
-            may_answer = frozenset(call.first for call in after if call.once)
-            after_update = must_pause, may_answer
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        plan = self._plans[hit, rows] = StepPlan(
-            calls,
-            frozenset(due),
-            [(self.probes[name], call.pauses, call.first) for name, call in pausing.items()],
-            frozenset(calls.keys() - at_times),
-            [(kind, frozenset(call.first for call in calls[kind] if call.pauses)) for kind in at_times],
-            after_update,
-            rows,
-        )
-        return plan
+        self._paused -= self._plan.closely
+        self.wanted.update(self._plan.kinds_closely, self._elsewhere)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
         """Whether an event of this step is worth building."""
@@ -470,7 +313,7 @@ class ProbeBoard:
     def catch_up(self) -> None:
         """Ask probes about the rows that wait; their samples are kept until somebody takes them."""
         rows, self.rows = self.rows, []
-        self._ask(rows, self._row_calls)
+        self._ask(rows, self._plans.row_calls)
 
     def take_rows(self, before: int | None = None) -> list[Sample]:
         """Samples of all rows so far, in the order of their steps; nobody gets them a second time.
@@ -486,10 +329,10 @@ class ProbeBoard:
             later = [row for row in rows if row.step >= before]
             rows = rows[: len(rows) - len(later)]
         if rows:
-            self._ask(rows, self._row_calls)
+            self._ask(rows, self._plans.row_calls)
         self.rows = later
         if self.open_row is not None and not later:
-            self._ask([self.open_row], [call for call in self._row_calls if call.early])
+            self._ask([self.open_row], [call for call in self._plans.row_calls if call.early])
         made, self._made = self._made, []
         made.sort(key=_STEP)
         if before is not None:
@@ -501,12 +344,20 @@ class ProbeBoard:
     def _ask(self, rows: Sequence[StepRow], calls: Iterable[RowCall]) -> None:
         if not rows:
             return
+        for row in rows:
+            if row.late:
+                row.arrived()
+        last, found = rows[-1].step, set[str]().union(*map(_FOUND, rows))
         for call in calls:
+            if call.found and call.name not in found:
+                continue
+            if call.fact is not None and list(map(call.fact, rows)).count(None) == len(rows):
+                continue
             began = perf_counter_ns()
             try:
                 self._made += call.ask(rows, self._demand)
             except (Exception, SystemExit) as error:
-                self.failed(call.name, "sample_rows", rows[-1].step, error)
+                self.failed(call.name, "sample_rows", last, error)
             cost = self.cost[call.name]
             cost.calls += len(rows)
             cost.ns += perf_counter_ns() - began
@@ -524,7 +375,7 @@ class ProbeBoard:
     def meet(self, optimizer: Any, index: int) -> None:
         """A new optimizer ends every pause: what probes knew of the old one says nothing of it."""
         self.optimizers[index] = weak(optimizer)
-        self._paused.clear()
+        self._paused &= self._plan.steady
         self.wanted.update(self._plan.calls)
 
     def steps_left_out(self, last: int, now: float) -> None:

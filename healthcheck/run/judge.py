@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
-from healthcheck.core.protocols import Action, Mailbox
+from healthcheck.core.protocols import Action
 from healthcheck.core.samples import Sample
 from healthcheck.engine.columns import Moment, step_by_step
 from healthcheck.engine.engine import Engine
@@ -50,6 +50,25 @@ _END = ""
 """The metric of the mark behind all samples of a step: no sample has it."""
 _HANGS = 1.0
 """Seconds without an event from which on the watchdog judges what the training thread has left."""
+
+
+class Mailbox(Protocol):
+    """Brings device scalars to the host without waiting for them."""
+
+    def post(self, step: int, samples: Sequence[Sample]) -> None:
+        """Take the samples of one step; device values start their copy now."""
+
+    def hold(self, step: int, numbers: Sequence[Any]) -> None:
+        """Have deferred numbers travel with the next post or :meth:`send`; samples made of them are posted later."""
+
+    def send(self) -> bool:
+        """Start the copies of what is held: the step is over, and nothing was posted. Returns whether some is still held."""
+
+    def ready(self) -> list[Sample]:
+        """Samples whose values have arrived, oldest first, as numbers. Never waits."""
+
+    def drain(self) -> list[Sample]:
+        """Everything that is still under way. Waits for the device."""
 
 
 class Gate(Protocol):

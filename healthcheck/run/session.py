@@ -19,7 +19,7 @@ from healthcheck.core.alerts import Alert, Missing, Verdict
 from healthcheck.core.clock import ActiveTime, LiveClock, VirtualClock
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import PAUSES, Event, EventKind
-from healthcheck.core.protocols import Agreement, Capabilities, Controls, Mailbox, Report
+from healthcheck.core.protocols import Capabilities, Controls, Report
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
 from healthcheck.core.samples import Sample, samples_of
@@ -34,13 +34,13 @@ from healthcheck.rulelang.accepted import Accepted
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.rule import Cause, Mute, RuleSet
 from healthcheck.rulelang.sources import RuleLayers
-from healthcheck.run.actor import Actor, SessionControls, StopState
+from healthcheck.run.actor import Actor, Agreement, SessionControls, StopState
 from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
 from healthcheck.run.history import History, name_explosion
-from healthcheck.run.judge import JUDGED_AT, Judge, acted_upon
+from healthcheck.run.judge import JUDGED_AT, Judge, Mailbox, acted_upon
 from healthcheck.run.performance import Performance
 from healthcheck.run.unjudged import why_unjudged
 from healthcheck.run.untimed import Untimed

@@ -193,6 +193,17 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "params.zero_for_good",
         "layers.norm_of_one",
         "output.at_padding",
+        "loss.miscompared",
+        "loss.same_side",
+        "loss.critic_unbound",
+        "params.shared_memory",
+        "sampler.mistaken",
+        "layers.all_linear",
+        "layers.half_read",
+        "layers.carried_state",
+        "tokens.padding_inside",
+        "eval.inputs_changed",
+        "eval.renumbered",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 import healthcheck
+from healthcheck.assembly import open_session
 from healthcheck.core.protocols import FINITE, Bound
 from healthcheck.core.samples import Sample
 from healthcheck.instrument.gate import Limit, device_flag
+from healthcheck.instrument.script import ScriptTrainer
 
 RULES = {
     "version": 1,
@@ -322,3 +325,24 @@ def test_of_two_optimizers_the_one_with_the_bad_gradient_is_held_back_and_counte
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), wanted.parameters(), strict=True))
     assert [step for step, value in health.history("updates.skipped") if value] == [3]
     assert [value for _, value in health.history("updates.skipped[optimizer=1]")] == [0.0] * STEPS
+
+
+def test_an_update_of_a_script_that_was_held_back_is_counted_once(tmp_path: Path) -> None:
+    """Its step is shown by an event besides its row, because something has happened in it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import math, torch\n"
+        "model = torch.nn.Linear(3, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+        "for step in range(1, 41):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(2, 3)).sum().backward()\n"
+        "    if step in (9, 23):\n"
+        "        model.bias.grad.fill_(math.nan)\n"
+        "    optimizer.step()\n",
+        encoding="utf-8",
+    )
+    session = open_session(target="train.py", rules=RULES, console=False, record=False)
+    ScriptTrainer(session).run(str(script), [])
+    assert [step for step, value in session.history("updates.skipped", 100) if value] == [9, 23]
+    assert max(value for _, value in session.history("updates.skipped_streak", 100)) == 1

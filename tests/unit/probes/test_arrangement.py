@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from healthcheck.probes.arrangement import _at_padding, _mixing, _of_one, _rows
+from healthcheck.probes.arrangement import _all_linear, _at_padding, _mixing, _of_one, _padding_inside, _rows
 from healthcheck.probes.graph import all_behind
 from healthcheck.probes.loss_construction import _sign_of_entropy
 
@@ -136,3 +136,44 @@ SIGNS: dict[str, tuple[Make, float]] = {
 @pytest.mark.parametrize(("make", "sign"), SIGNS.values(), ids=SIGNS)
 def test_the_sign_of_a_policys_entropy_is_known(make: Make, sign: float) -> None:
     assert _sign_of_entropy(make().grad_fn) == sign
+
+
+LINEAR: dict[str, tuple[nn.Module, int]] = {
+    "three layers": (nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 3)), 3),
+    "a wide one": (nn.Sequential(nn.Linear(2, 8), nn.Identity(), nn.Linear(8, 3)), 2),
+    "with an activation": (nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), 0),
+    "with a normalisation": (nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Linear(8, 3)), 0),
+    "a factorisation": (nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 3)), 0),
+    "one layer": (nn.Linear(2, 3), 0),
+}
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_linear_layers_with_nothing_between_are_counted(case: str) -> None:
+    model, layers = LINEAR[case]
+    loss = F.cross_entropy(model(torch.randn(9, 2)), torch.arange(9) % 3)
+    assert max(0, len(_all_linear(all_behind(loss.grad_fn))) - 1) == layers
+
+
+def test_a_projection_under_a_classifier_is_no_linear_stack() -> None:
+    model = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 4))
+    loss = F.cross_entropy(model(torch.randn(9, 64)), torch.arange(9) % 4)
+    assert _all_linear(all_behind(loss.grad_fn)) == []
+
+
+def padding_inside(ids: torch.Tensor, targets: torch.Tensor, **options: int) -> list[float]:
+    model = nn.Sequential(nn.Embedding(7, 4, padding_idx=0), nn.Linear(4, 7))
+    loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), **options)
+    return [float(share) for share in _padding_inside(all_behind(loss.grad_fn), loss.grad_fn)]
+
+
+def test_padding_that_is_a_word_stands_between_words() -> None:
+    torch.manual_seed(0)
+    words = torch.randint(0, 7, (12, 20))
+    assert padding_inside(words[:, :-1], words[:, 1:])[0] > 0.5
+    assert padding_inside(words[:, :-1], words[:, 1:], ignore_index=0) == []
+    words = torch.randint(1, 7, (12, 20))
+    words[torch.arange(20) >= torch.randint(8, 18, (12, 1))] = 0
+    assert padding_inside(words[:, :-1], words[:, 1:]) == [0]
+    assert padding_inside(words.flip(1)[:, :-1], words.flip(1)[:, 1:]) == [0]
+    assert padding_inside(words.T[:-1], words.T[1:]) == [0]

@@ -8,6 +8,7 @@ import pytest
 
 from healthcheck.assembly import plugin_host
 from healthcheck.core.events import Event, EventKind
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Metric, Sample
 from healthcheck.engine.routes import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
@@ -266,3 +267,75 @@ def test_a_state_that_cannot_be_read_costs_only_its_probe() -> None:
     assert watching.state_dict() == {"listening": "kept"}
     (sentence,) = watching.load_state_dict({"listening": "old", "gone": 1})
     assert sentence.startswith("the probe listening starts fresh: its saved state cannot be read (KeyError")
+
+
+# -- rests that have nothing to do with optimizers, and rows that nobody need be asked about
+
+
+def test_a_probe_whose_rest_has_nothing_to_do_with_optimizers_rests_also_where_they_take_turns() -> None:
+    probe = pausing(3, until=6)
+    probe.rests_always = True
+    watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
+    for step in range(1, 8):
+        watching.begin_step(step)
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
+        if step > 1:
+            watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
+        assert (EventKind.LOSS in watching.wanted) is not (3 < step < 6)
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 2, 3, 3, 6, 6, 7, 7]
+
+
+def test_nor_does_a_new_optimizer_end_such_a_rest() -> None:
+    probe = pausing(3, until=100)
+    probe.rests_always = True
+    watching = board(probe, a=1)
+    run(watching, 4, optimizer=Optimizer())
+    watching.sample(Event(EventKind.BEFORE_UPDATE, 5, optimizer=Optimizer()), 5.0, [])
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 3]
+
+
+class Reading(Listening):
+    """A probe that is asked about rows."""
+
+    noted = (EventKind.STEP_END,)
+
+    def __init__(self, **declared: Any) -> None:
+        super().__init__(**declared)
+        self.asked: list[list[int]] = []
+
+    def sample_rows(self, rows: Any, demand: Any) -> Any:
+        self.asked.append([row.step for row in rows])
+        return ()
+
+
+def asked(probe: Reading, *blocks: list[StepRow]) -> list[list[int]]:
+    watching = board(probe, a=1)
+    for rows in blocks:
+        watching.rows += rows
+        watching.take_rows()
+    return probe.asked
+
+
+@pytest.mark.parametrize("fact", ["max_norm", "found"])
+def test_a_probe_is_asked_about_rows_only_where_one_has_what_it_needs(fact: str) -> None:
+    def row(step: int, **more: Any) -> StepRow:
+        return StepRow(step, over=True, **more)
+
+    needed = {"max_norm": 0.0} if fact == "max_norm" else {"found": {"listening": 1}}
+    others = {"loss_scale": 1.0} if fact == "max_norm" else {"found": {"somebody else": 1}}
+    blocks = [row(1), row(2, **others)], [row(3), row(4, **needed), row(5)], [row(6)]
+    assert asked(Reading(rows_with=fact), *blocks) == [[3, 4, 5]]
+    assert asked(Reading(), *blocks) == [[1, 2], [3, 4, 5], [6]]
+
+
+def test_where_something_happens_those_are_called_who_otherwise_read_rows() -> None:
+    """But for one whose rest has nothing to do with what happens in a step."""
+    reading, steady = Reading(events_from=100), Reading(events_from=100, rests_always=True)
+    for probe, wakes in ((reading, True), (steady, False)):
+        watching = board(probe, a=1)
+        watching.begin_step(5, rows=True)
+        assert EventKind.LOSS not in watching.wanted
+        watching.look_closely()
+        watching.sample(Event(EventKind.LOSS, 5), 5.0, [])
+        assert (called(probe, EventKind.LOSS) == [5]) is wakes
+        assert (EventKind.LOSS in watching.wanted) is wakes

@@ -165,7 +165,20 @@ _ENTROPY_AS_LOSS = (
 """Columns of losses that hold the entropy of a policy, the neighbour that tells whose they are, and the factor."""
 
 
-_GAMES = frozenset({"episode", "episodes", "episode_number", "episode_num", "episode_id", "game", "games", "num_games", "n_games", "n_episodes"})
+_GAMES = frozenset(
+    {
+        "episode",
+        "episodes",
+        "episode_number",
+        "episode_num",
+        "episode_id",
+        "game",
+        "games",
+        "num_games",
+        "n_games",
+        "n_episodes",
+    }
+)
 _SCORES = ("score", "total_score", "episode_score", "ep_score", "game_score", "final_score", "scores")
 
 

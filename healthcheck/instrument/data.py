@@ -8,7 +8,9 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import mmap
 import pickle
@@ -252,15 +254,48 @@ class WorkerSettings:
 
 
 def _plain_values(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Numbers, flags and words that a data set holds, and what it is a part of, and its transform."""
+    """Numbers, flags and words that a data set holds, and what it is a part of, and its transform, as far as what workers call
+    reads them."""
     for prefix, thing in (
         ("", dataset),
         ("dataset.", getattr(dataset, "dataset", None)),
         ("transform.", getattr(dataset, "transform", None)),
     ):
-        for name, value in getattr(thing, "__dict__", {}).items():
-            if type(value) in (int, float, bool, str):
+        values = [(n, v) for n, v in getattr(thing, "__dict__", {}).items() if type(v) in (int, float, bool, str)]
+        kind: Any = type(thing)
+        read = read_by_workers(kind) if values else frozenset[str]()
+        for name, value in values:
+            if name in read:
                 yield f"{prefix}{name}", value
+
+
+_CALLED_BY_WORKERS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
+
+
+@functools.cache
+def read_by_workers(kind: type) -> frozenset[str]:
+    """Names that the methods of a class which loader workers call have in their code, and those methods of it that these call.
+
+    A counter that the script's own process alone keeps has nothing to do with them.
+    """
+    waiting, names, seen = list(_CALLED_BY_WORKERS), set[str](), set[str]()
+    while waiting:
+        name = waiting.pop()
+        method = getattr(kind, name, None)
+        if isinstance(method, property):
+            method = method.fget
+        code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+        if code is None or name in seen:
+            continue
+        seen.add(name)
+        parts = [code]
+        while parts:  # functions inside of it, comprehensions too
+            part = parts.pop()
+            names.update(part.co_names)
+            names.update(text for text in part.co_consts if isinstance(text, str))  # getattr(self, "epoch")
+            parts += [const for const in part.co_consts if hasattr(const, "co_names")]
+        waiting += [other for other in names if other not in seen and hasattr(kind, other)]
+    return frozenset(names)
 
 
 # -- what workers draw from ---------------------------------------------------------------

@@ -383,7 +383,7 @@ class LossMath:
                     loss, divisor = self._unscaled(tensor)
                 else:
                     loss = tensor.detach()
-                    if type(tensor.grad_fn).__name__ == _DIVISION:
+                    if self._known[0] is None and type(tensor.grad_fn).__name__ == _DIVISION:
                         divisor = _divisor_of(tensor)
                 losses.append(loss)
         self._scaled.clear()

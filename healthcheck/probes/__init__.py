@@ -36,6 +36,7 @@ from healthcheck.probes.evaluation_data import (
 )
 from healthcheck.probes.experts import ExpertProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
+from healthcheck.probes.game import GameProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
 from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
@@ -192,6 +193,7 @@ PROBES: tuple[type[Probe], ...] = (
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,
+    GameProbe,
     PredictionProbe,
     RareLabelProbe,
     DataDriftProbe,

@@ -23,7 +23,7 @@ _AROUND = ("Mean", "Sum", "Div", "Mul")
 
 
 class ConstantTargetProbe:
-    """Counts targets in a row that were all the same number, of a loss that is one error of a layer's output and nothing else.
+    """Counts targets in a row that were one single number, of a loss that is one error of a layer's output and nothing else.
 
     Residuals that are compared with zero, as of a differential equation, are no output of a layer; a penalty is one term of several;
     the two sides of a game have an optimizer each.
@@ -36,7 +36,7 @@ class ConstantTargetProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "targets.constant",
-            "Targets in a row, of a regression or a binary cross entropy, that were all the same number.",
+            "Targets in a row, of a regression or a binary cross entropy, that were one single number.",
             cost=Cost.DEVICE,
             needs=("the graph of the loss", "squared or absolute errors, or a binary cross entropy"),
         ),

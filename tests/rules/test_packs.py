@@ -194,6 +194,8 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "layers.norm_of_one",
         "output.at_padding",
         "loss.miscompared",
+        "loss.same_side",
+        "loss.critic_unbound",
         "params.shared_memory",
         "sampler.mistaken",
         "layers.all_linear",

@@ -48,7 +48,8 @@ class LossComparisonProbe:
 
     *With itself*: a cross entropy over similarities of a batch with itself in which each row's own similarity is among the
     candidates and never the answer; two views that are equal to the last bit. *Which way*: an overlap of outputs and a mask (Dice,
-    IoU) that is minimised. *Without a derivative*: every way from the loss to a weight leads through ``round()`` or its like.
+    IoU) that is minimised. *Variance for spread*: one exponential is the standard deviation of a
+    sample and its variance in the divergence. *Without a derivative*: every way from the loss to a weight leads through ``round()`` or its like.
     Values stay on the device.
     """
 
@@ -73,7 +74,7 @@ class LossComparisonProbe:
             self.rests_until = self._looks.rests_until
             return ()
         root = event.loss_graph
-        known = [*without_derivative(root), *minimised_overlaps(root)]
+        known = [*without_derivative(root), *minimised_overlaps(root), *variance_for_spread(root)]
         flags = [(number(flag.float()), words) for flag, words in compared_with_itself(root)]
         place = where_called(event, "backward")
 
@@ -161,6 +162,29 @@ def without_derivative(root: Any) -> Iterator[str]:
                 seen[id(parent)] = parent
                 waiting.append(parent)
     yield f"all gradients pass through {kind_of(flat[-1]).lower()}(), whose derivative is 0: nothing is learnt"
+
+
+def variance_for_spread(root: Any) -> Iterator[str]:
+    """A sample that is drawn with ``exp(x)`` for its standard deviation, and a divergence that has ``exp(x)`` for its variance."""
+    variances = [source_of(node) for node in near(root) if kind_of(node) == "Exp"]
+    if not variances:
+        return
+    for node in all_behind(root):
+        parents = [parent for parent, _ in node.next_functions] if kind_of(node) == "Mul" else []
+        if parents.count(None) != 1 or len(parents) != 2:
+            continue
+        spread = parents[0] or parents[1]
+        noise: Any = saved(node, "other" if parents[0] is not None else "self")
+        if (
+            kind_of(spread) != "Exp"
+            or not is_tensor(noise)
+            or tuple(noise.shape) != shape_of(node)
+            or noise.numel() < 2
+        ):
+            continue
+        if any(source_of(spread) is logarithm for logarithm in variances):
+            yield "a sample is drawn with the variance for its standard deviation: std = exp(0.5 * logvar)"
+            return
 
 
 def minimised_overlaps(root: Any) -> Iterator[str]:

@@ -90,7 +90,9 @@ def _mistakes(root: Any) -> Iterator[str]:
             yield from _of_cross_entropy(node, given)
         elif kind == "BinaryCrossEntropyWithLogits":
             squashed = kind_of(past_neutral(given))
-            if squashed == "Sigmoid":
+            if squashed == "Softmax":
+                yield "binary_cross_entropy_with_logits of a softmax: logits are any number, one of each label for itself"
+            elif squashed == "Sigmoid":
                 yield "binary_cross_entropy_with_logits of a sigmoid: it takes the sigmoid itself"
             elif squashed in _SQUASHING:
                 yield f"binary_cross_entropy_with_logits of a {squashed.lower()}: logits are any number, above and below 0"

@@ -74,7 +74,8 @@ class LossComparisonProbe:
             self.rests_until = self._looks.rests_until
             return ()
         root = event.loss_graph
-        known = [*without_derivative(root), *minimised_overlaps(root), *variance_for_spread(root)]
+        ways = (without_derivative, minimised_overlaps, variance_for_spread, penalties_per_value)
+        known = [said for way in ways for said in way(root)]
         flags = [(number(flag.float()), words) for flag, words in compared_with_itself(root)]
         place = where_called(event, "backward")
 
@@ -184,6 +185,20 @@ def variance_for_spread(root: Any) -> Iterator[str]:
             continue
         if any(source_of(spread) is logarithm for logarithm in variances):
             yield "a sample is drawn with the variance for its standard deviation: std = exp(0.5 * logvar)"
+            return
+
+
+def penalties_per_value(root: Any) -> Iterator[str]:
+    """A gradient penalty whose norm is over the channels of a picture alone: of each pixel, not of each picture."""
+    for node, kind in made_of(root, (*REDUCING, *NEUTRAL, "Rsub")):
+        given = source_of(node)
+        if kind not in ("LinalgVectorNorm", "Norm") or "BackwardBackward" not in type(past_neutral(given)).__name__:
+            continue
+        shape = shape_of(given)
+        over = node._saved_dim if kind == "LinalgVectorNorm" else None
+        dims = {signed(int(n)) % len(shape) for n in over or ()} if shape else set()
+        if len(shape) >= 4 and dims == {1}:
+            yield f"the norm of a gradient penalty is over dimension 1 alone of {shape}: flatten(1) first"
             return
 
 

@@ -106,6 +106,21 @@ RIGHT["half of the logarithm"] = auto_encoder(lambda log: (0.5 * log).exp(), tor
 RIGHT["a logarithm of the spread"] = auto_encoder(torch.exp, lambda log: (2 * log).exp())
 
 
+def penalty(norm: Callable[[torch.Tensor], torch.Tensor]) -> Make:
+    def make() -> torch.Tensor:
+        critic = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.LeakyReLU(), nn.Flatten(), nn.Linear(48, 1))
+        x = torch.randn(5, 1, 4, 4, requires_grad=True)
+        [slope] = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return critic(x.detach()).mean() + 10 * ((norm(slope) - 1) ** 2).mean()
+
+    return make
+
+
+WRONG["a penalty for each pixel"] = penalty(lambda slope: slope.norm(2, dim=1)), "flatten(1)"
+RIGHT["a penalty for each picture"] = penalty(lambda slope: slope.flatten(1).norm(2, dim=1))
+RIGHT["a penalty over all dimensions"] = penalty(lambda slope: torch.linalg.vector_norm(slope, dim=(1, 2, 3)))
+
+
 def told(make: Make) -> tuple[float, str]:
     watched = Watched([LossComparisonProbe()])
     for step in (1, 2, 3):

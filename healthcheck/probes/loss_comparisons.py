@@ -3,6 +3,7 @@ made smaller, an operation without a derivative in the way of every gradient."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,8 @@ class LossComparisonProbe:
         root = event.loss_graph
         ways = (without_derivative, minimised_overlaps, variance_for_spread, penalties_per_value)
         known = [said for way in ways for said in way(root)]
+        if known:
+            self.rests_until = sys.maxsize  # the loss of the other side has none of it: that says nothing
         flags = [(number(flag.float()), words) for flag, words in compared_with_itself(root)]
         place = where_called(event, "backward")
 
@@ -167,11 +170,21 @@ def without_derivative(root: Any) -> Iterator[str]:
 
 def variance_for_spread(root: Any) -> Iterator[str]:
     """A sample that is drawn with ``exp(x)`` for its standard deviation, and a divergence that has ``exp(x)`` for its variance."""
-    variances = [source_of(node) for node in near(root) if kind_of(node) == "Exp"]
+    terms = near(root)
+    # A summand of the divergence. A ratio of probabilities is an exponential, too, and a factor.
+    variances = [
+        source_of(part)
+        for node in terms
+        if kind_of(node) in ("Sub", "Add", "Rsub")
+        for part, _ in node.next_functions
+        if kind_of(part) == "Exp"
+    ]
     if not variances:
         return
     for node in all_behind(root):
         parents = [parent for parent, _ in node.next_functions] if kind_of(node) == "Mul" else []
+        if any(node is term for term in terms):
+            continue
         if parents.count(None) != 1 or len(parents) != 2:
             continue
         spread = parents[0] or parents[1]

@@ -106,6 +106,15 @@ RIGHT["half of the logarithm"] = auto_encoder(lambda log: (0.5 * log).exp(), tor
 RIGHT["a logarithm of the spread"] = auto_encoder(torch.exp, lambda log: (2 * log).exp())
 
 
+def ratio_of_policies() -> torch.Tensor:
+    log = NET(X).log_softmax(1).gather(1, torch.arange(N).unsqueeze(1) % 4)
+    ratio = (log - log.detach()).exp()
+    return -(ratio * torch.randn(N, 1)).mean() + (ratio - 1 - (log - log.detach())).mean()
+
+
+RIGHT["a ratio of policies and their divergence"] = ratio_of_policies
+
+
 def penalty(norm: Callable[[torch.Tensor], torch.Tensor]) -> Make:
     def make() -> torch.Tensor:
         critic = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.LeakyReLU(), nn.Flatten(), nn.Linear(48, 1))

@@ -93,6 +93,26 @@ class GraphProbe:
         return due
 
 
+QUIET = 100
+"""Steps without an update after which an optimizer is taken to have ended its training."""
+
+
+class Lead:
+    """Which optimizer is asked about what concerns the whole run: the first of those that still step.
+
+    A script may keep the optimizer of one training while it makes another one.
+    """
+
+    def __init__(self) -> None:
+        self._stepped: dict[int, int] = {}
+
+    def of(self, event: Event) -> bool:
+        """Whether this is an event of that optimizer. To be asked at each event that the probe is given."""
+        own = event.optimizer_index
+        self._stepped[own] = event.step
+        return not own or all(step < event.step - QUIET for index, step in self._stepped.items() if index < own)
+
+
 class Searches:
     """Steps after which the process is searched for what lives in it, some 20 ms each: early, and once more."""
 

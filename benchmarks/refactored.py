@@ -34,6 +34,9 @@ def git(*arguments: str) -> str:
 
 
 def main(commit: str = BEFORE) -> None:
+    if subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, capture_output=True, check=False).returncode:
+        print(f"{commit} is not in this clone: nothing to compare with")
+        return
     listed = [f for f in git("ls-tree", "-r", "--name-only", commit, "healthcheck").split() if f.endswith(".py")]
     before = {file: git("show", f"{commit}:{file}") for file in listed}
     today: dict[str, set[str]] = defaultdict(set)

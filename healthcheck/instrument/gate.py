@@ -405,10 +405,6 @@ class UpdateGate:
             self.flags = (step, {})
         self.flags[1][index] = flag
 
-    def held_back(self, step: int) -> dict[int, Any] | None:
-        """By optimizer, 1 if its update of that step was held back, else 0; None where that was not asked."""
-        return self.flags[1] if self.flags[0] == step else None
-
 
 def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:
     """float32 0-dim: 1 if a sample breaks its limit, else 0; None if no sample is on a device."""

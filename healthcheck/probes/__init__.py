@@ -35,7 +35,6 @@ from healthcheck.probes.evaluation_data import (
     TrainedOnEvaluationProbe,
 )
 from healthcheck.probes.experts import ExpertProbe
-from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
 from healthcheck.probes.game import GameProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
@@ -51,7 +50,6 @@ from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
-from healthcheck.probes.loss_parameters import LossParameterProbe
 from healthcheck.probes.loss_values import ClassWeightProbe, LossValueProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
@@ -92,11 +90,11 @@ from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe
 from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
+from healthcheck.probes.untrained_parameters import FreshParameterProbe, LossParameterProbe, WrongParametersProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
-from healthcheck.probes.wrong_parameters import WrongParametersProbe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,

@@ -4,6 +4,7 @@ padding."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ _BEFORE_PRODUCT = (*_VIEWS, "Expand", "Transpose", "Mul", "Div", "Clone")
 class ArrangementProbe(GraphProbe):
     """Looks through the graph of the loss for what its shapes show.
 
-    *Mixed by a view*: ``h_n`` of a recurrent network, (layers, batch, features), viewed as (batch, layers * features), and
+    *Mixed by a view*: (batch, features, positions) viewed as (batch, positions, features), ``h_n`` of a recurrent network, (layers, batch, features), viewed as (batch, layers * features), and
     heads of attention that are made of (batch, time, features) by one view, without a transpose. Memory is read on in its
     order, so that each row gets parts of other rows, or each position those of others. *Of one value*: group or layer
     normalisation over a single number, less its own mean: always 0, whatever came in. *Read at padding*: one position of each
@@ -138,6 +139,8 @@ def _mixing(nodes: Sequence[Any], rows: set[int]) -> Iterator[str]:
             given, made = _sizes(node), shape_of(node)
             if len(given) == 3 and made[:1] == given[1:2] and _joins_layers(given, made) and given[1] in rows:
                 yield f"a view of {given} as {made}: the batch is dimension 1; transpose(0, 1) first"
+            elif _swaps_by_view(given, made) and (not rows or given[0] in rows):
+                yield f"a view of {given} as {made} is no transpose: it mixes features with positions; transpose(1, 2)"
         elif kind == "Bmm" or kind.startswith("ScaledDotProduct"):
             for parent, _ in node.next_functions[:3]:
                 yield from _heads_by_view(parent)
@@ -147,6 +150,19 @@ def _joins_layers(given: tuple[int, ...], made: tuple[int, ...]) -> bool:
     """Whether (layers, batch, features) became (batch, layers * features)."""
     layers, batch, features = given
     return made == (batch, layers * features) and 1 < layers <= LAYERS_MOST and layers != batch > 1
+
+
+def _swaps_by_view(given: tuple[int, ...], made: tuple[int, ...]) -> bool:
+    """Whether (batch, features, positions) was read as (batch, positions, features), positions of one dimension or of several."""
+    if len(made) != 3 or len(given) < 3 or given[0] != made[0] or min(made) < 2:
+        return False
+    positions = math.prod(given[2:])
+    before = math.prod(given[1:-1])
+    # Channels in front, as of a picture that becomes a row of patches; or behind.
+    return given[1] != positions and (
+        made[1:] == (positions, given[1])
+        or (len(given) == 3 and before != given[-1] and made[1:] == (given[-1], before))
+    )
 
 
 def _heads_by_view(node: Any) -> Iterator[str]:

@@ -131,6 +131,8 @@ class CopyProbe:
         self._searches = Searches()
         self.rests_until = self._searches.coming
         self._copies: list[_Copy] = []
+        self._stale = False
+        """Whether there were old statistics when a copy was written last."""
         self._way: tuple[Any, str] | None = None
         """Of the copy that has come least far, at the last look."""
 
@@ -158,7 +160,7 @@ class CopyProbe:
         at_once: list[tuple[str, Any]] = []
         away: list[tuple[str, Any]] = []
         idle: list[tuple[str, Any]] = []
-        since = event.step
+        since, written = event.step, False
         self._copies = [copy for copy in self._copies if copy.module() is not None and copy.original() is not None]
         for copy in self._copies:
             module, original = copy.module(), copy.original()
@@ -184,6 +186,7 @@ class CopyProbe:
                 away.append((copy.name, _moves_away(now, copy.before, copy.before_original) & trains))
             if version != copy.version and not module.training:
                 stale += _stale_statistics(copy, module, original)
+                written = True
             if _is_evaluated(module, event):
                 evaluated.append(
                     (copy.name, _stood_still(now, copy.first, now_original, copy.before_original) & trains)
@@ -208,7 +211,9 @@ class CopyProbe:
             )
             if key in due and found
         ]
-        if "copies.statistics" in due and self._copies:
+        # An average that is made once in an epoch says nothing new in between.
+        if "copies.statistics" in due and self._copies and (written or not self._stale):
+            self._stale = bool(stale)
             facts = {"which": first_few(stale)}
             detail = (lambda: facts) if stale else None
             samples.append(Sample("copies.statistics", event.step, float(len(stale)), detail=detail))

@@ -185,7 +185,8 @@ OFTEN, SELDOM = 10, 200
 class InputProbe:
     """Looks at what the first layers read: pixels as they are in files, or divided by 255 twice; rows that are all one.
 
-    Pixels are whole numbers from 0 to 255, or whole multiples of 1 / 255² that do not exceed 1 / 255. A model that scales them
+    Pixels are whole numbers from 0 to 255, also such that were normalised by the mean and spread of pixels from 0 to 1, or whole
+    multiples of 1 / 255² that do not exceed 1 / 255. A model that scales them
     itself reads scaled ones; one with batch norm, which does that, is left alone. Rows are judged where a loader gave
     the batch.
     """
@@ -267,6 +268,26 @@ def _uneven_columns(table: Any) -> Any:
     return torch.where(most >= BIG, most / usual.clamp(min=1e-12), torch.ones_like(most))
 
 
+WIDE = 300.0
+"""Range of pixels from 0 to 255 that were divided by a number below 1: by the spread of pixels from 0 to 1."""
+
+
+def _spread_pixels(channel: Any) -> Any:
+    """Whether a channel has at most 256 values at even distances, as pixels do after ``(x - mean) / std``, over a wide range."""
+    import torch
+
+    values = _some(channel).float().sort().values
+    apart = values[1:] - values[:-1]
+    step = torch.where(apart > 1e-3, apart, torch.inf).min()
+    levels = (values - values[0]) / step
+    return (
+        ((levels - levels.round()).abs() < 0.05).all()
+        & (levels[-1] > 100)
+        & (levels[-1] < 255.5)
+        & (values[-1] - values[0] > WIDE)
+    )
+
+
 def _pixel_scale(values: Any, normalised: bool) -> Any:
     import torch
 
@@ -277,4 +298,6 @@ def _pixel_scale(values: Any, normalised: bool) -> Any:
     steps = some * 255.0 * 255.0
     twice = ((steps - steps.round()).abs() < 0.05).all() & (least >= 0) & (most <= SMALL * 1.001) & (most > SMALL / 2)
     one = torch.ones_like(most)
+    if values.dim() == 4:
+        raw = raw | (_spread_pixels(values[:, 0]) & (not normalised))
     return torch.where(raw, one * 255, torch.where(twice, one / 255, one))

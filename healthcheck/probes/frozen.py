@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,9 +13,12 @@ from healthcheck.core.references import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.probes.labels import first_few, optimizer_labels, where_in_model, where_made
+from healthcheck.probes.looks import Lead, next_look
 
 LOOKS = 20
 """Looks in a run: who unfreezes later does so in its first part."""
+REST = 50
+"""Steps between two looks for another optimizer."""
 _FROZEN, _NORMS = "optimizer.all_frozen", "modules.frozen_norms"
 
 
@@ -46,19 +50,23 @@ class FrozenProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
-        self._looks = 0
+        self._lead = Lead()
+        self._looks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Looks at each optimizer: a second training has another one."""
         self._before: dict[int, tuple[Any, int]] = {}
         """Frozen layers, and how often their statistics had been written."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.model is None or event.optimizer is None or event.optimizer_index > 0:
+        if event.model is None or event.optimizer is None or not self._lead.of(event):
+            return ()
+        looks = self._looks.get(event.optimizer, 0)
+        if looks >= LOOKS:
+            self.rests_until = next_look(event.step, REST)
             return ()
         frozen, norms = demand.due(_FROZEN, event.step), demand.due(_NORMS, event.step)
         if not frozen and not norms:
             return ()
-        self._looks += 1
-        if self._looks >= LOOKS:
-            self.rests_until = sys.maxsize
+        self._looks[event.optimizer] = looks + 1
         samples = []
         if frozen:
             samples.append(self._all_frozen(event))
@@ -68,7 +76,9 @@ class FrozenProbe:
 
     def _all_frozen(self, event: Event) -> Sample:
         assert event.model is not None
-        optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()
+        # Those before it in the process have ended their training.
+        living = list(event.model.optimizers())[event.optimizer_index :]
+        optimizers = {id(o): o for o in (*living, event.optimizer)}.values()
         held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         nothing = not any(p.requires_grad or p.grad is not None for p in held)
         names = {id(p): name for name, p in event.model.named_parameters()} if nothing else {}

@@ -120,7 +120,10 @@ class GameProbe:
         for critic, maker in ((c, m) for c in by_id for m in by_id if c != m):
             if critic in reached:
                 self._turn(event.loss_graph, nodes, by_id[critic], maker, maker in reached)
-        self._scores.clear()
+        self._scores = {
+            owner: [score for score in scores if not any(score.node is node for node in nodes)]
+            for owner, scores in self._scores.items()
+        }
         for kept in self._made.values():
             del kept[:-4]
         return list(self._found(event))
@@ -133,7 +136,7 @@ class GameProbe:
     def _turn(self, root: Any, nodes: Sequence[Any], critic: Any, maker: int, makes: bool) -> None:
         """One backward pass that reaches the critic; ``makes``: and the other network, whose turn it is, then."""
         places = {_memory(tensor) for tensor in self._made.get(maker, ())}
-        scores = self._scores.get(id(critic), ())
+        scores = [s for s in self._scores.get(id(critic), ()) if any(s.node is node for node in nodes)]
         of_made = [score.node for score in scores if score.given in places]
         pulls = [pull for node in of_made for pull in pulls_at(root, node)]
         if len(of_made) != 1 or len(pulls) != 1:

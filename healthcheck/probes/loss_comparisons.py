@@ -3,6 +3,7 @@ made smaller, an operation without a derivative in the way of every gradient."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ class LossComparisonProbe(GraphProbe):
 
     *With itself*: a cross entropy over similarities of a batch with itself in which each row's own similarity is among the
     candidates and never the answer; two views that are equal to the last bit. *Which way*: an overlap of outputs and a mask (Dice,
-    IoU) that is minimised. *Without a derivative*: every way from the loss to a weight leads through ``round()`` or its like.
+    IoU) that is minimised. *Variance for spread*: one exponential is the standard deviation of a
+    sample and its variance in the divergence. *Without a derivative*: every way from the loss to a weight leads through ``round()`` or its like.
     Values stay on the device.
     """
 
@@ -69,7 +71,10 @@ class LossComparisonProbe(GraphProbe):
         if not self.due(event):
             return ()
         root = event.loss_graph
-        known = [*without_derivative(root), *minimised_overlaps(root)]
+        ways = (without_derivative, minimised_overlaps, variance_for_spread, penalties_per_value)
+        known = [said for way in ways for said in way(root)]
+        if known:
+            self.rests_until = sys.maxsize  # the loss of the other side has none of it: that says nothing
         flags = [(number(flag.float()), words) for flag, words in compared_with_itself(root)]
         place = where_called(event, "backward")
 
@@ -157,6 +162,53 @@ def without_derivative(root: Any) -> Iterator[str]:
                 seen[id(parent)] = parent
                 waiting.append(parent)
     yield f"all gradients pass through {kind_of(flat[-1]).lower()}(), whose derivative is 0: nothing is learnt"
+
+
+def variance_for_spread(root: Any) -> Iterator[str]:
+    """A sample that is drawn with ``exp(x)`` for its standard deviation, and a divergence that has ``exp(x)`` for its variance."""
+    terms = near(root)
+    # A summand of the divergence. A ratio of probabilities is an exponential, too, and a factor.
+    variances = [
+        source_of(part)
+        for node in terms
+        if kind_of(node) in ("Sub", "Add", "Rsub")
+        for part, _ in node.next_functions
+        if kind_of(part) == "Exp"
+    ]
+    if not variances:
+        return
+    for node in all_behind(root):
+        parents = [parent for parent, _ in node.next_functions] if kind_of(node) == "Mul" else []
+        if any(node is term for term in terms):
+            continue
+        if parents.count(None) != 1 or len(parents) != 2:
+            continue
+        spread = parents[0] or parents[1]
+        noise: Any = saved(node, "other" if parents[0] is not None else "self")
+        if (
+            kind_of(spread) != "Exp"
+            or not is_tensor(noise)
+            or tuple(noise.shape) != shape_of(node)
+            or noise.numel() < 2
+        ):
+            continue
+        if any(source_of(spread) is logarithm for logarithm in variances):
+            yield "a sample is drawn with the variance for its standard deviation: std = exp(0.5 * logvar)"
+            return
+
+
+def penalties_per_value(root: Any) -> Iterator[str]:
+    """A gradient penalty whose norm is over the channels of a picture alone: of each pixel, not of each picture."""
+    for node, kind in made_of(root, (*REDUCING, *NEUTRAL, "Rsub")):
+        given = source_of(node)
+        if kind not in ("LinalgVectorNorm", "Norm") or "BackwardBackward" not in type(past_neutral(given)).__name__:
+            continue
+        shape = shape_of(given)
+        over = node._saved_dim if kind == "LinalgVectorNorm" else None
+        dims = {signed(int(n)) % len(shape) for n in over or ()} if shape else set()
+        if len(shape) >= 4 and dims == {1}:
+            yield f"the norm of a gradient penalty is over dimension 1 alone of {shape}: flatten(1) first"
+            return
 
 
 def minimised_overlaps(root: Any) -> Iterator[str]:

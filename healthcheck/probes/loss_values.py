@@ -25,6 +25,7 @@ from healthcheck.probes.graph import (
     parents_of,
     past_neutral,
     saved,
+    shape_of,
     source_of,
 )
 from healthcheck.probes.labels import where_called
@@ -92,6 +93,8 @@ def unfit(root: Any) -> Iterator[Flag]:
             yield from _of_ctc(node)
         elif kind == "Sub":
             yield from _of_divergence(node)
+        elif kind == "BinaryCrossEntropy":
+            yield from _of_labels_that_compete(node)
         name = _made_by(node)
         if name == "cross_entropy":
             yield from _of_several_labels(node)
@@ -136,6 +139,16 @@ def _of_divergence(node: Any) -> Iterator[Flag]:
             (values <= 0).all() & (values < 0).any(),
             "kl_div from values below 0: kl_div(log of the prediction, target), in this order; log_target=True for a target in"
             " logarithms",
+        )
+
+
+def _of_labels_that_compete(node: Any) -> Iterator[Flag]:
+    """A binary cross entropy of a softmax, whose rows add up to 1, with rows of several labels."""
+    made, target = past_neutral(source_of(node)), saved(node, "target")
+    if kind_of(made) == "Softmax" and is_tensor(target) and target.dim() == 2 and shape_of(made) == tuple(target.shape):
+        yield (
+            (target.detach().sum(1) > 1).any(),
+            "binary_cross_entropy of a softmax with several labels in a row: its outputs add up to 1; use sigmoid",
         )
 
 

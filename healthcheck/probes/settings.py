@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,10 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.labels import first_few, where_made
-from healthcheck.probes.looks import LOOK_EVERY
+from healthcheck.probes.looks import LOOK_EVERY, Lead, next_look
 
+REST = 50
+"""Steps between two looks for the optimizer of another training."""
 LOOKS = 6
 """Looks in a run; what is set in a loop is set by then."""
 MOMENTUM, DROPPED = 0.9, 0.9
@@ -96,11 +99,17 @@ class UnusualSettingProbe:
 
     def __init__(self) -> None:
         self.rests_until = 3
+        self._lead = Lead()
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers whose training was looked at."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.model is None or event.optimizer is None or event.optimizer_index > 0 or event.step < 3:
+        if event.model is None or event.optimizer is None or not self._lead.of(event) or event.step < 3:
             return ()
-        self.rests_until = sys.maxsize
+        self.rests_until = next_look(event.step, REST)
+        if event.optimizer in self._known:
+            return ()
+        self._known.add(event.optimizer)
         from torch.nn.modules.batchnorm import _NormBase
         from torch.nn.modules.dropout import _DropoutNd
 

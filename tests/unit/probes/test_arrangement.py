@@ -177,3 +177,22 @@ def test_padding_that_is_a_word_stands_between_words() -> None:
     assert padding_inside(words[:, :-1], words[:, 1:]) == [0]
     assert padding_inside(words.flip(1)[:, :-1], words.flip(1)[:, 1:]) == [0]
     assert padding_inside(words.T[:-1], words.T[1:]) == [0]
+
+
+SWAPPED_BY_VIEW: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
+    "features and time": (lambda x: x.reshape(6, 10, 4), 1),
+    "a transpose": (lambda x: x.transpose(1, 2), 0),
+    "all in one row": (lambda x: x.reshape(6, 1, 40), 0),
+    "pairs of steps": (lambda x: x.reshape(6, 8, 5), 0),
+    "a picture as patches": (lambda x: x.view(6, 4, 2, 5).reshape(6, 10, 4), 1),
+    "a picture as patches, transposed": (lambda x: x.view(6, 4, 2, 5).flatten(2).transpose(1, 2), 0),
+}
+
+
+@pytest.mark.parametrize("case", SWAPPED_BY_VIEW)
+def test_a_view_that_should_be_a_transpose_is_named(case: str) -> None:
+    change, count = SWAPPED_BY_VIEW[case]
+    x = nn.Conv1d(2, 4, 1)(torch.randn(6, 2, 10))
+    read = change(x)
+    loss = F.cross_entropy(nn.Linear(read.shape[-1], 3)(read).mean(1), Y)
+    assert len(list(_mixing(all_behind(loss.grad_fn), _rows(loss.grad_fn)))) == count

@@ -89,3 +89,16 @@ def test_frozen_layers_in_eval_mode_and_layers_that_train_or_have_nothing_to_fre
     assert norms(model_of()) == []
     plain = nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
     assert norms(plain) == []
+
+
+def test_a_second_training_whose_first_optimizer_is_kept_is_looked_at() -> None:
+    first, second = model_of(), model_of()
+    optimizers = [sgd(first), sgd(second)]
+    second.requires_grad_(False)
+    watched = Watched([FrozenProbe()])
+    for step in (*range(1, 30), *range(130, 190)):
+        which = int(step >= 130)
+        view = View(second if which else first, optimizers)
+        watched.emit(EventKind.BEFORE_UPDATE, step, model=view, optimizer=optimizers[which], optimizer_index=which)
+    assert watched.of("optimizer.all_frozen")[0] == (1, 0)
+    assert watched.last("optimizer.all_frozen") == 6

@@ -18,6 +18,7 @@ from healthcheck.probes.loss_comparisons import (
     without_derivative,
 )
 from healthcheck.probes.loss_mistakes import shape_mistakes
+from healthcheck.probes.loss_values import unfit
 
 Make = Callable[[], torch.Tensor]
 N = 12
@@ -88,6 +89,47 @@ RIGHT: dict[str, Make] = {
 }
 
 
+def auto_encoder(
+    spread: Callable[[torch.Tensor], torch.Tensor], variance: Callable[[torch.Tensor], torch.Tensor]
+) -> Make:
+    def make() -> torch.Tensor:
+        mean, log = NET(X).chunk(2, 1)
+        z = mean + spread(log) * torch.randn_like(mean)
+        divergence = -0.5 * (1 + variance(log).log() - mean**2 - variance(log)).sum(1).mean()
+        return F.mse_loss(nn.Linear(2, 6)(z), X) + divergence
+
+    return make
+
+
+WRONG["a variance for a spread"] = auto_encoder(torch.exp, torch.exp), "0.5 * logvar"
+RIGHT["half of the logarithm"] = auto_encoder(lambda log: (0.5 * log).exp(), torch.exp)
+RIGHT["a logarithm of the spread"] = auto_encoder(torch.exp, lambda log: (2 * log).exp())
+
+
+def ratio_of_policies() -> torch.Tensor:
+    log = NET(X).log_softmax(1).gather(1, torch.arange(N).unsqueeze(1) % 4)
+    ratio = (log - log.detach()).exp()
+    return -(ratio * torch.randn(N, 1)).mean() + (ratio - 1 - (log - log.detach())).mean()
+
+
+RIGHT["a ratio of policies and their divergence"] = ratio_of_policies
+
+
+def penalty(norm: Callable[[torch.Tensor], torch.Tensor]) -> Make:
+    def make() -> torch.Tensor:
+        critic = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.LeakyReLU(), nn.Flatten(), nn.Linear(48, 1))
+        x = torch.randn(5, 1, 4, 4, requires_grad=True)
+        [slope] = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return critic(x.detach()).mean() + 10 * ((norm(slope) - 1) ** 2).mean()
+
+    return make
+
+
+WRONG["a penalty for each pixel"] = penalty(lambda slope: slope.norm(2, dim=1)), "flatten(1)"
+RIGHT["a penalty for each picture"] = penalty(lambda slope: slope.flatten(1).norm(2, dim=1))
+RIGHT["a penalty over all dimensions"] = penalty(lambda slope: torch.linalg.vector_norm(slope, dim=(1, 2, 3)))
+
+
 def told(make: Make) -> tuple[float, str]:
     watched = Watched([LossComparisonProbe()])
     for step in (1, 2, 3):
@@ -153,3 +195,13 @@ def test_a_cross_entropy_of_one_output_is_named_also_with_probabilities_for_targ
     assert any("one value" in said for said in shape_mistakes(F.cross_entropy(ONE(X), TARGETS).grad_fn))
     two = F.cross_entropy(nn.Linear(6, 2)(X), torch.cat([TARGETS, 1 - TARGETS], 1))
     assert list(shape_mistakes(two.grad_fn)) == []
+
+
+def test_a_softmax_for_several_labels_a_row_is_named() -> None:
+    def told_unfit(p: torch.Tensor, y: torch.Tensor) -> list[str]:
+        return [words for flag, words in unfit(F.binary_cross_entropy(p, y).grad_fn) if bool(flag)]
+
+    several, one = MASK, F.one_hot(torch.arange(N) % 4, 4).float()
+    assert any("sigmoid" in said for said in told_unfit(NET(X).softmax(1), several))
+    assert told_unfit(NET(X).softmax(1), one) == []
+    assert told_unfit(NET(X).sigmoid(), several) == []

@@ -153,15 +153,6 @@ def test_q_prints_errors_and_the_closing_line(watched: Watched) -> None:
     assert result.stderr.splitlines()[-1].startswith("healthcheck: STOPPED")
 
 
-@pytest.mark.parametrize(("verbosity", "shown"), [(-1, False), (0, False), (1, True)])
-def test_details_such_as_what_is_measured_less_often_are_for_v(
-    sessions: Any, runs: Path, capfd: pytest.CaptureFixture[str], verbosity: int, shown: bool
-) -> None:
-    session = sessions.open_session(target="t", rules=sessions.RULES, settings={"verbosity": verbosity})
-    session.tell("detail", "watching takes 2.0% of the training time")
-    assert ("healthcheck: watching takes 2.0%" in capfd.readouterr().err) is shown
-
-
 def test_qq_prints_nothing(watched: Watched) -> None:
     result = watched(series={"loss": DIES, "norm": HEALTHY}, settings={"verbosity": -2})
     assert (result.stderr, result.returncode) == ("", 1)

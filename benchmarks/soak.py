@@ -182,6 +182,12 @@ def start(rank: int, plan: Any, folder: Path, port: int, options: tuple[str, ...
         for number, name in ((1, f"{rank}.out"), (2, f"{rank}.err")):
             opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, number)
+        if getattr(plan, "nccl", False):  # CUDA does not work in a fork of a process that has imported torch
+            os.environ["PYTHONPATH"] = os.pathsep.join(
+                [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            )
+            words = ["-m", "healthcheck", "run", *options, "--report", "json=report.json", "train.py"]
+            os.execv(sys.executable, [sys.executable, *words])
         code = run_rank(rank, plan, options)
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1

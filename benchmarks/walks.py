@@ -1,7 +1,7 @@
 """Walks through the package, counted: how many of our calls, functions and files a reader passes.
 
     python benchmarks/walks.py            # a table: a healthy step, a step with a NaN, the key `for:`, the metric grad_norm
-    python benchmarks/walks.py --files    # also the files that the longest healthy step and the step with a NaN pass
+    python benchmarks/walks.py --files    # also the files that the longest healthy step and the steps with a NaN pass
 
 A step is ``loss.backward()`` and ``optimizer.step()`` of a model with two tensors, watched by ``healthcheck run`` with
 the recommended rules on a CPU, in a process of its own under ``sys.setprofile``; eight late steps are counted, since
@@ -96,6 +96,9 @@ def _carries(thing: Any) -> bool:
 
 
 STEPS = 60
+"""Steps of the run: probes that look at every tenth one look at the last."""
+QUIET = 57
+"""Steps of another run, in whose last no probe is due to look closer."""
 LATE = 9
 """The last steps that are counted: eight healthy ones, and one whose loss is NaN."""
 
@@ -203,11 +206,11 @@ class StepWalk:
         return counted
 
 
-def walk_of_steps() -> tuple[list[StepWalk], StepWalk]:
-    """The late healthy steps, and the step with a NaN."""
-    source = _STEPS.replace("STEPS", str(STEPS), 1).replace("LATE", str(LATE), 1)
-    steps = [StepWalk(tuple((file, function) for file, function in calls)) for calls in _walked(source)]
-    return steps[:-1], steps[-1]
+def walk_of_steps(steps: int = STEPS) -> tuple[list[StepWalk], StepWalk]:
+    """The late healthy steps, and the step with a NaN, of a run of so many."""
+    source = _STEPS.replace("STEPS", str(steps), 1).replace("LATE", str(LATE), 1)
+    walks = [StepWalk(tuple((file, function) for file, function in calls)) for calls in _walked(source)]
+    return walks[:-1], walks[-1]
 
 
 def functions_of_grad_norm() -> list[tuple[str, str]]:
@@ -239,11 +242,15 @@ def main(*options: str) -> None:
     healthy, bad = walk_of_steps()
     mean = sum(step.calls for step in healthy) / len(healthy)
     least, most = min(step.calls for step in healthy), max(step.calls for step in healthy)
-    files = max(step.files for step in healthy)
-    print(f"healthy step   {mean:.0f} calls ({least} to {most}) in up to {files} files")
+    few, files = min(step.files for step in healthy), max(step.files for step in healthy)
+    print(f"healthy step   {mean:.0f} calls ({least} to {most}) in {few} to {files} files")
     if "--files" in options:
         _print_files(max(healthy, key=lambda step: step.files))
-    print(f"step with NaN  {bad.calls:,} calls in {bad.files} files")
+    print(f"step with NaN  {bad.calls:,} calls in {bad.files} files, where probes are due to look closer as well")
+    if "--files" in options:
+        _print_files(bad)
+    _, bad = walk_of_steps(QUIET)
+    print(f"               {bad.calls:,} calls in {bad.files} files, where none is")
     if "--files" in options:
         _print_files(bad)
     _print_walk("for:", functions_of_for(), "before the engine")

@@ -38,7 +38,7 @@ _COUNTS = (
 _TIMES = ("since", "clear_since", "first_time")
 
 PATIENCE, PATIENT = 4, 4
-"""How much longer an episode must be over each time that it came again, and how often that grows."""
+"""How much longer an episode must be over each time after the second, and how often that grows."""
 
 
 class Mark:
@@ -448,11 +448,11 @@ class SeriesState:
         return CLEARED
 
     def _patience(self) -> int:
-        """How many times ``for`` it must be healthy: each time that it came again, four times as long as before.
+        """How many times ``for`` it must be healthy: from the third time on, four times as long each time.
 
         A curve that flips around its threshold is one story, not a block for each turn.
         """
-        return PATIENCE ** min(self.episodes - 1, PATIENT) if self.episodes > 1 and self.flips else 1
+        return PATIENCE ** min(self.episodes - 2, PATIENT) if self.episodes > 2 and self.flips else 1
 
     def _remember(self, recent: deque[bool], breach: bool) -> None:
         if len(recent) == recent.maxlen:

@@ -235,7 +235,10 @@ class UpdateGate:
             self.breach = row.breach
             return True
         if way == "host" and not self.now:
-            bounds, loss, norm = self._limits_of(row.optimizer_index, row.step), row.loss, row.norm
+            # As `_limits_of` does where nothing has been judged since, at one call less in every step.
+            index, loss, norm = row.optimizer_index, row.loss, row.norm
+            fresh = (session.engine.step, session.judged_at) == self._bounds_of and index in self._bounds
+            bounds = self._bounds[index] if fresh else self._limits_of(index, row.step)
             if (
                 bounds
                 and (loss is None or bounds[0] <= loss <= bounds[1])
@@ -244,7 +247,7 @@ class UpdateGate:
                 self.kept = True
                 if self.flags[0] != row.step:
                     self.flags = (row.step, {})
-                self.flags[1][row.optimizer_index] = 0.0
+                self.flags[1][index] = 0.0
                 return True
         before, made = list(self.now), session.board.take_rows()
         session.judge.waiting += made
@@ -401,10 +404,6 @@ class UpdateGate:
         if self.flags[0] != step:
             self.flags = (step, {})
         self.flags[1][index] = flag
-
-    def held_back(self, step: int) -> dict[int, Any] | None:
-        """By optimizer, 1 if its update of that step was held back, else 0; None where that was not asked."""
-        return self.flags[1] if self.flags[0] == step else None
 
 
 def device_flag(terms: Sequence[tuple[Sample, Limit]]) -> Any:

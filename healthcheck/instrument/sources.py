@@ -2,16 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from healthcheck.core.samples import Sample
+from healthcheck.device.tensors import on_host
 from healthcheck.instrument.controls import TorchControls
 from healthcheck.instrument.gate import why_not_gateable
 from healthcheck.instrument.machine import StepMachine
-from healthcheck.instrument.step_rows import PassLosses
+from healthcheck.instrument.step_rows import LossMath
 from healthcheck.probes.labels import optimizer_labels
+
+
+class PassLosses:
+    """The loss of a loop that reports its own only after the update: what its backward passes started from.
+
+    Only for the gate. What a rule judges and a report shows is what the loop reports.
+
+    :param math: takes loss scales and divisors out, as for a script.
+    """
+
+    def __init__(self, math: LossMath) -> None:
+        self._math = math
+        self._update = -1
+        self._now: Any = None
+        self._weight: float | None = None
+        self._marks: list[tuple[Any, int]] = []
+        self._sum: Any = None
+        self._parts = 0
+
+    def pass_begins(self, tensors: Any, optimizers: Iterable[Any], update: int) -> None:
+        """A backward pass from ``tensors`` is about to run; only those for the same ``update`` belong together."""
+        if update != self._update:
+            self._update, self._sum, self._parts = update, None, 0
+        loss = self._math.of(tensors, update)
+        self._now = loss if loss is None or not on_host(loss) else float(loss)
+        self._weight = self._math.weight
+        self._marks = _marks(optimizers)
+
+    def pass_ends(self, optimizers: Iterable[Any]) -> None:
+        """It is over. One that left the gradients of these optimizers alone is of another model."""
+        if self._now is not None and _marks(optimizers) != self._marks:
+            value = self._now if self._weight in (None, 1.0) else self._now * self._weight
+            self._sum = value if self._sum is None else self._sum + value
+            self._parts += 1
+        self._now, self._marks = None, []
+
+    def take(self) -> Any:
+        """Loss of the update at hand: a float, or a 0-dim device tensor; None if none was seen. Forgets it."""
+        value, parts = self._sum, self._parts
+        self._sum, self._parts = None, 0
+        if value is None or parts < 2 or self._weight is not None:
+            return value
+        return value / parts
+
+
+def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
+    """What changes when a backward pass reaches an optimizer: its outermost gradients, and how often they were written."""
+    marks = []
+    for optimizer in optimizers:
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        for parameter in (groups[0][0], groups[-1][-1]) if groups else ():
+            gradient = parameter.grad
+            marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
+    return marks
 
 
 class LoopSource:

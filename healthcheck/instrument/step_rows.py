@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.device.deferred import Deferred, number
-from healthcheck.device.tensors import on_host
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.probes.batches import named_tensors
 
@@ -384,7 +383,7 @@ class LossMath:
                     loss, divisor = self._unscaled(tensor)
                 else:
                     loss = tensor.detach()
-                    if type(tensor.grad_fn).__name__ == _DIVISION:
+                    if self._known[0] is None and type(tensor.grad_fn).__name__ == _DIVISION:
                         divisor = _divisor_of(tensor)
                 losses.append(loss)
         self._scaled.clear()
@@ -407,60 +406,6 @@ class LossMath:
         if self.scale is not None:  # it was scaled, then changed again
             loss = loss / self.scale.to(loss.device, non_blocking=True)
         return loss, _divisor_of(tensor)
-
-
-class PassLosses:
-    """The loss of a loop that reports its own only after the update: what its backward passes started from.
-
-    Only for the gate. What a rule judges and a report shows is what the loop reports.
-
-    :param math: takes loss scales and divisors out, as for a script.
-    """
-
-    def __init__(self, math: LossMath) -> None:
-        self._math = math
-        self._update = -1
-        self._now: Any = None
-        self._weight: float | None = None
-        self._marks: list[tuple[Any, int]] = []
-        self._sum: Any = None
-        self._parts = 0
-
-    def pass_begins(self, tensors: Any, optimizers: Iterable[Any], update: int) -> None:
-        """A backward pass from ``tensors`` is about to run; only those for the same ``update`` belong together."""
-        if update != self._update:
-            self._update, self._sum, self._parts = update, None, 0
-        loss = self._math.of(tensors, update)
-        self._now = loss if loss is None or not on_host(loss) else float(loss)
-        self._weight = self._math.weight
-        self._marks = _marks(optimizers)
-
-    def pass_ends(self, optimizers: Iterable[Any]) -> None:
-        """It is over. One that left the gradients of these optimizers alone is of another model."""
-        if self._now is not None and _marks(optimizers) != self._marks:
-            value = self._now if self._weight in (None, 1.0) else self._now * self._weight
-            self._sum = value if self._sum is None else self._sum + value
-            self._parts += 1
-        self._now, self._marks = None, []
-
-    def take(self) -> Any:
-        """Loss of the update at hand: a float, or a 0-dim device tensor; None if none was seen. Forgets it."""
-        value, parts = self._sum, self._parts
-        self._sum, self._parts = None, 0
-        if value is None or parts < 2 or self._weight is not None:
-            return value
-        return value / parts
-
-
-def _marks(optimizers: Iterable[Any]) -> list[tuple[int, int]]:
-    """What changes when a backward pass reaches an optimizer: its outermost gradients, and how often they were written."""
-    marks = []
-    for optimizer in optimizers:
-        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
-        for parameter in (groups[0][0], groups[-1][-1]) if groups else ():
-            gradient = parameter.grad
-            marks.append((0, 0) if gradient is None else (id(gradient), gradient._version))
-    return marks
 
 
 def _divisor_of(tensor: Any) -> int | None:

@@ -15,6 +15,13 @@ from healthcheck.probes.arrangement import ArrangementProbe
 from healthcheck.probes.attention import AttentionProbe
 from healthcheck.probes.batches import BatchProbe
 from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
+from healthcheck.probes.class_labels import (
+    LabelOrderProbe,
+    RareLabelProbe,
+    TrainedClasses,
+    TrainedClassProbe,
+    UnseenClassProbe,
+)
 from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
 from healthcheck.probes.constant_targets import ConstantTargetProbe
@@ -28,13 +35,11 @@ from healthcheck.probes.evaluation_data import (
     TrainedOnEvaluationProbe,
 )
 from healthcheck.probes.experts import ExpertProbe
-from healthcheck.probes.fresh_parameters import FreshParameterProbe
 from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
 from healthcheck.probes.game import GameProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
 from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
-from healthcheck.probes.label_order import LabelOrderProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
@@ -45,7 +50,6 @@ from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
-from healthcheck.probes.loss_parameters import LossParameterProbe
 from healthcheck.probes.loss_values import ClassWeightProbe, LossValueProbe
 from healthcheck.probes.memory import (
     HostMemoryProbe,
@@ -75,7 +79,6 @@ from healthcheck.probes.output_range import UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
-from healthcheck.probes.rare_labels import RareLabelProbe
 from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
@@ -87,12 +90,11 @@ from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe
 from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
-from healthcheck.probes.unseen_classes import TrainedClasses, TrainedClassProbe, UnseenClassProbe
+from healthcheck.probes.untrained_parameters import FreshParameterProbe, LossParameterProbe, WrongParametersProbe
 from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
 from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
 from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
-from healthcheck.probes.wrong_parameters import WrongParametersProbe
 
 PROBES: tuple[type[Probe], ...] = (
     LossProbe,

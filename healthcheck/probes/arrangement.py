@@ -24,7 +24,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import first_few, where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 50)
 """Backward passes whose graph is looked at: each look walks through the whole graph once."""
@@ -35,7 +35,7 @@ _BEFORE_PRODUCT = (*_VIEWS, "Expand", "Transpose", "Mul", "Div", "Clone")
 """What may lie between the view that makes heads and the product of queries with keys."""
 
 
-class ArrangementProbe:
+class ArrangementProbe(GraphProbe):
     """Looks through the graph of the loss for what its shapes show.
 
     *Mixed by a view*: (batch, features, positions) viewed as (batch, positions, features), ``h_n`` of a recurrent network, (layers, batch, features), viewed as (batch, layers * features), and
@@ -46,6 +46,7 @@ class ArrangementProbe:
     """
 
     name = "arrangement"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -84,13 +85,11 @@ class ArrangementProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
+        super().__init__()
         self._linear_said = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event) or event.phase != "train":
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         nodes = all_behind(event.loss_graph)
         place = where_called(event, "backward")

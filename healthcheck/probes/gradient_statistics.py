@@ -377,7 +377,8 @@ def _reduce(vector: Any, fields: int, sharded: list[tuple[Any, list[int]]]) -> N
     import torch
     import torch.distributed as dist
 
-    result = vector[fields : -len(WORDS)].view(fields, -1)
+    count = sum(len(columns) for _, columns in sharded)
+    result = vector[fields : fields * (count + 1)].view(fields, -1)
     for (mesh, placements), columns in sharded:
         every = len(columns) == result.shape[1]
         index = slice(None) if every else _index(columns, result)

@@ -36,26 +36,29 @@ PAUSE = 1000
 """Steps of a rest: of a probe that has looked, or of one in a run that shows no graph."""
 
 
-class GraphLooks:
-    """At which backward passes a probe looks at the graph of the loss: at a few, and in between it rests.
+class GraphProbe:
+    """What probes share that look at the graph of the loss in a few backward passes, and rest in between.
 
-    Passes of steps in which the probe rested are counted as many as those of the step before.
-
-    :param at: numbers of the passes that are looked at, from 1.
+    One listens to ``EventKind.LOSS``, and there begins with ``if not self.due(event): return ()``. Passes of steps in which it
+    rested are counted as many as those of the step before.
     """
 
-    def __init__(self, at: Sequence[int]) -> None:
-        self._ahead = sorted(at, reverse=True)
+    looks_at: Sequence[int] = ()
+    """Numbers of the passes that are looked at, from 1."""
+
+    def __init__(self) -> None:
+        self._ahead = sorted(self.looks_at, reverse=True)
         self._passes = 0
         self._step = 0
         self._in_step = 0
         """Passes of the step ``_step`` so far."""
         self.rests_until = 0
-        """For the probe: it need not be asked before this step."""
 
     def due(self, event: Event) -> bool:
-        """Count one more backward pass; whether it is one of those that are looked at."""
+        """Whether this is a backward pass of the training that is looked at; counts it, and says until when to rest."""
         step = event.step
+        if event.phase != "train":
+            return False
         if event.loss_graph is None or not self._ahead:
             self.rests_until = step + PAUSE
             return False
@@ -71,26 +74,6 @@ class GraphLooks:
         left = (self._ahead[-1] - self._passes - 1) // self._in_step if self._ahead else PAUSE
         self.rests_until = step + 1 + left
         return looks
-
-
-class GraphProbe:
-    """What probes share that look at the graph of the loss in a few backward passes, and rest in between.
-
-    One listens to ``EventKind.LOSS``, and there begins with ``if not self.due(event): return ()``.
-    """
-
-    looks_at: Sequence[int] = ()
-    """Numbers of the passes that are looked at, from 1."""
-
-    def __init__(self) -> None:
-        self._looks = GraphLooks(self.looks_at)
-        self.rests_until = 0
-
-    def due(self, event: Event) -> bool:
-        """Whether this is a backward pass of the training that is looked at; counts it, and says until when to rest."""
-        due = event.phase == "train" and self._looks.due(event)
-        self.rests_until = self._looks.rests_until
-        return due
 
 
 QUIET = 100

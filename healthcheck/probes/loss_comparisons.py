@@ -27,7 +27,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = (2, 3, 50, 51, 200)
 """Backward passes whose graph is looked at."""
@@ -44,7 +44,7 @@ Flag = tuple[Any, str]
 """A 0-dim boolean tensor that says whether something is wrong, and what, in words."""
 
 
-class LossComparisonProbe:
+class LossComparisonProbe(GraphProbe):
     """Looks at what a loss compares with what.
 
     *With itself*: a cross entropy over similarities of a batch with itself in which each row's own similarity is among the
@@ -55,6 +55,7 @@ class LossComparisonProbe:
     """
 
     name = "loss-comparisons"
+    looks_at = LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -66,13 +67,8 @@ class LossComparisonProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         root = event.loss_graph
         ways = (without_derivative, minimised_overlaps, variance_for_spread, penalties_per_value)

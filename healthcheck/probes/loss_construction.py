@@ -35,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, GraphLooks, ask_again
+from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again
 from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
 
@@ -47,7 +47,7 @@ _SQUASHING = ("Relu", "Sigmoid", "Tanh")
 """Activations that belong between layers; behind the last one they take half of the logits away, or their size."""
 
 
-class LossGraphProbe:
+class LossGraphProbe(GraphProbe):
     """Counts constructions in the graph of the loss that are mistakes wherever they stand.
 
     Only what needs no guess: a softmax under a cross entropy that takes one itself, a sigmoid under one that takes one
@@ -56,6 +56,7 @@ class LossGraphProbe:
     """
 
     name = "loss-graph"
+    looks_at = (1, *LOOKS)
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -68,13 +69,11 @@ class LossGraphProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks((1, *LOOKS))
+        super().__init__()
         self._first = True
-        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         root = event.loss_graph
         if self._first:
@@ -213,7 +212,7 @@ _AVERAGING = ("Mean", "Sum", "Div", "Add", "Pow", "Stack", "Cat", *NEUTRAL)
 _HINGES = ("Clamp", "ClampMin", "Relu", "MultiMarginLoss", "MultilabelMarginLoss")
 
 
-class LossKindProbe:
+class LossKindProbe(GraphProbe):
     """Tells two kinds of loss by what they are made of. A run whose loss is of neither kind has no sample.
 
     Of chosen actions is a loss in which one output per row was picked and compared with a number (Q-learning), or
@@ -223,6 +222,7 @@ class LossKindProbe:
     """
 
     name = "loss-kind"
+    looks_at = KIND_LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -242,16 +242,14 @@ class LossKindProbe:
     )
 
     def __init__(self) -> None:
-        self._looks = GraphLooks(KIND_LOOKS)
+        super().__init__()
         self._said: set[str] = set()
-        self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if len(self._said) == 2:
             self.rests_until = event.step + PAUSE
             return ()
-        if not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         found = {metric: value for metric, value in _kinds(event.loss_graph) if metric not in self._said}
         self._said.update(found)

@@ -210,8 +210,9 @@ class RankTimesProbe:
         before = self._slowest.get((phase, group))
         since = before[1] if before is not None and before[0] == rank else at
         self._slowest[phase, group] = rank, since
-        # A rank that waits for a processor is slow because of what else runs on its machine, and another one in a moment.
-        longer = times[rank] - usual - queued[rank]
+        # A rank that waits for a processor is slow because of what else runs on its machine, and another one in a moment. What
+        # all of them wait alike is in the usual time as well.
+        longer = times[rank] - usual - max(0.0, queued[rank] - median_low(queued.values()))
         score = longer / whole
         # Times that vary by as much as ranks are apart say nothing, nor do milliseconds on a busy machine.
         if longer < LEAST or cuts[rank][0] <= median_low(quarter[2] for quarter in cuts.values()):

@@ -13,7 +13,7 @@ from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.activations import Hook, ModuleHooks, out_of_graphs
 from healthcheck.probes.graph import all_behind, kind_of, shape_of, signed
 from healthcheck.probes.labels import first_few, where_called, where_in_model
-from healthcheck.probes.looks import GraphLooks
+from healthcheck.probes.looks import GraphProbe
 
 LOOKS = 6
 """Losses at whose recurrent layers it is looked."""
@@ -130,7 +130,7 @@ GRAPH_LOOKS = (2, 50)
 _ON_THE_WAY = ("Transpose", "Permute", "NativeDropout", "Clone", "Alias", "Contiguous")
 
 
-class HalfReadProbe:
+class HalfReadProbe(GraphProbe):
     """Looks for ``output[:, -1]`` of a bidirectional layer as the only thing that is read of it.
 
     At the last step the half that reads backwards has read that one step alone. What it makes of the whole row is in
@@ -138,6 +138,7 @@ class HalfReadProbe:
     """
 
     name = "half-read"
+    looks_at = GRAPH_LOOKS
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
@@ -149,13 +150,8 @@ class HalfReadProbe:
         ),
     )
 
-    def __init__(self) -> None:
-        self._looks = GraphLooks(GRAPH_LOOKS)
-        self.rests_until = 0
-
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or not self._looks.due(event):
-            self.rests_until = self._looks.rests_until
+        if not self.due(event):
             return ()
         found = list(half_read(event.loss_graph))
         place = where_called(event, "backward")

@@ -107,10 +107,14 @@ def _counters(found: list[tuple[tuple[int, int], str]], numbers: Numbers) -> lis
     fullest = max((len(numbers[name]) for name in steady), default=0)
     strict = [name for name in steady if rises[name] >= 0.9 * (len(numbers[name]) - 1) and joined(name) not in _INDEX]
     widest = max((len(numbers[name]) for name in strict), default=0)
+    # Runs that were resumed from earlier points fall now and then, and count all the same.
+    counts = [name for name in falls if rises[name] >= 0.8 * (len(numbers[name]) - 1) and joined(name) not in _INDEX]
+    most = max((len(numbers[name]) for name in counts), default=0)
     kept = []
     for rank, name in found:
         rows = len(numbers[name])
         wavers = steady and falls[name] > 0.1 * rows and fullest >= 0.9 * rows
+        wavers = wavers or (most >= 0.9 * rows and falls[name] > 0.05 * rows and rises[name] < 2 * falls[name])
         stands = strict and rises[name] < 0.3 * (rows - 1) and widest >= 0.9 * rows
         if not (wavers or stands):
             kept.append((rank, name))

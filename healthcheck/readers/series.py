@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -126,6 +126,7 @@ def _settle(columns: Columns, numbers: Numbers, forced: Mapping[str, str]) -> No
         elif values:
             known[name] = identify(name, columns.datasets)
     _settle_families(known)
+    _settle_scores(known, numbers)
     counts = {name: len(numbers[name]) for name in known}
     _settle_losses(columns, known, counts, numbers)
     _settle_rates(known, counts)
@@ -162,6 +163,35 @@ _ENTROPY_AS_LOSS = (
     ("Loss/entropy", "Loss/surrogate", 1.0),  # rsl_rl
 )
 """Columns of losses that hold the entropy of a policy, the neighbour that tells whose they are, and the factor."""
+
+
+_GAMES = frozenset(
+    {
+        "episode",
+        "episodes",
+        "episode_number",
+        "episode_num",
+        "episode_id",
+        "game",
+        "games",
+        "num_games",
+        "n_games",
+        "n_episodes",
+    }
+)
+_SCORES = ("score", "total_score", "episode_score", "ep_score", "game_score", "final_score", "scores")
+
+
+def _settle_scores(known: dict[str, Identity], names: Iterable[str]) -> None:
+    """The score of a game is its reward: where rows are episodes, or actions are explored, and nothing else is called a reward."""
+    if any(identity.metric.removeprefix("eval.") == "reward" for identity in known.values()):
+        return
+    if not any(joined(name) in _GAMES for name in names) and not any(i.metric == "exploration" for i in known.values()):
+        return
+    found = [name for name in known if joined(name) in _SCORES and known[name].phase == "train"]
+    if found:
+        name = min(found, key=lambda n: _SCORES.index(joined(n)))
+        known[name] = replace(known[name], metric="reward", rank=40, known=True)
 
 
 def _settle_families(known: dict[str, Identity]) -> None:

@@ -268,10 +268,6 @@ class ConsoleReport:
         if self.verbosity >= 0:
             self.out.write([text if text.startswith("healthcheck") else f"healthcheck: {text}"])
 
-    def detail(self, text: str) -> None:
-        if self.verbosity >= 1:
-            self.note(text)
-
     def finish(self, report: dict[str, Any]) -> None:
         for alert in list(self._waiting.values()):  # a stop left before their actions were shown
             self._show(alert)

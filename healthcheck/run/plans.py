@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -100,6 +100,10 @@ def _rest_of(probe: Probe, rows: bool) -> str:
     return "rests_until" if hasattr(probe, "rests_until") else ""
 
 
+ROW_FACTS = frozenset(known.name for known in fields(StepRow))
+"""What a probe may name in ``rows_with``."""
+
+
 class StepPlans:
     """The plans of one board, made as they are needed and kept until the demand or the probes change."""
 
@@ -156,7 +160,8 @@ class StepPlans:
             if hasattr(probe, "sample_rows") and not getattr(probe, "idle", False):
                 early = EventKind.BEFORE_UPDATE in _noted(probe)
                 fact = getattr(probe, "rows_with", "")
-                read = operator.attrgetter(fact) if fact and fact != "found" else None
+                # A name that no row has asks for nothing: `check_plugin` says so, and a run goes on.
+                read = operator.attrgetter(fact) if fact in ROW_FACTS and fact != "found" else None
                 self.row_calls.append(RowCall(probe.sample_rows, probe.name, early, read, fact == "found"))
                 if hasattr(probe, "look"):
                     self.looks.append((probe.name, probe.look))

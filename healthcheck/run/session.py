@@ -273,10 +273,6 @@ class Session:
         """One line for the person who watches the console."""
         self.tell("note", text)
 
-    def _detail(self, text: str) -> None:
-        """One line for a person who asked for more than the usual (``-v``)."""
-        self.tell("detail", text)
-
     # -- what adapters call -----------------------------------------------------------
 
     def bind(self, controls: Controls) -> None:

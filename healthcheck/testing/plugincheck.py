@@ -20,6 +20,7 @@ from healthcheck.extend.guard import describe
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.host import PluginHost, implementations_of
 from healthcheck.instrument.collectives import FUNCTIONS
+from healthcheck.run.plans import ROW_FACTS
 from healthcheck.testing.conditioncheck import check_condition
 
 _LOOP = {hookspecs.loop_hook(kind) for kind in EventKind}
@@ -210,6 +211,10 @@ def _optional(what: str, probe: Any) -> Iterator[str]:
         unheard = [kind for kind in getattr(probe, name, ()) if kind not in probe.listens_to]
         if unheard:
             yield f"{what}: {name} holds {unheard[0]}, to which it does not listen"
+    needed = getattr(probe, "rows_with", "")
+    if needed and needed not in ROW_FACTS:
+        hint = suggest(needed, sorted(ROW_FACTS))
+        yield f'{what}: rows_with is "{needed}", which no row has{f"; {hint}" if hint else ""}'
     given = {metric.key for metric in probe.provides if isinstance(metric, Metric)}
     unknown = sorted(set(getattr(probe, "stretchable", ())) - given)
     if unknown:

@@ -154,6 +154,7 @@ def test_a_rule_that_joins_later_leaves_the_others_as_they_were(tmp_path: Path) 
 CONFLICTS = {
     "another threshold": {"rules": {"high": {"metric": "loss", "when": {"above": 5}}}},
     "switched off": {"rules": {"high": "off"}},
+    "switched off by a profile": {"rules": {"profiles": {"slow": {"defaults": {"enabled": False}}}, "rules": {}}},
     "another mode": {"settings": {"mode": "act"}},
     "another profile": {"profile": "quick"},
 }

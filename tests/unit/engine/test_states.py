@@ -219,16 +219,16 @@ FLIPS = "external: [x]\nrules: {high: {metric: x, when: {above: 1}%s}}"
 def test_a_value_that_flips_around_its_threshold_is_told_ever_more_rarely(bench):
     b = bench(FLIPS % "")
     b.series("x", [0, 2, 0, 0, 0] * 100)
-    assert b.fired("high") == [2, 7, 12]  # away for 1 sample, for 4, for 16, of which there are never so many
+    assert b.fired("high") == [2, 7, 12, 17]  # away for 1 sample twice, for 4, for 16, of which there are never so many
     b.series("x", [*[0] * 16, 2], start=501)
-    assert b.cleared("high")[:3] == [3, 11, 513]
-    assert b.fired("high")[3:] == [517]
+    assert b.cleared("high")[:4] == [3, 8, 16, 513]
+    assert b.fired("high")[4:] == [517]
 
 
-def test_a_recovery_is_as_quick_as_ever_the_first_time_and_sure_in_the_end(bench):
+def test_the_first_two_recoveries_are_as_quick_as_ever(bench):
     b = bench(FLIPS % ", for: 2")
-    b.series("x", [2, 2, 0, 0, *[2, 2, 0, 0, 0] * 3, *[0] * 8])
-    assert (b.fired("high"), b.cleared("high")) == ([2, 6], [4, 24])
+    b.series("x", [2, 2, 0, 0, 0, *[2, 2, 0, 0, 0] * 2, *[0] * 8])
+    assert (b.fired("high"), b.cleared("high")) == ([2, 7, 12], [4, 9, 20])
 
 
 def test_facts_and_what_acts_on_a_run_are_taken_one_by_one(bench):
@@ -240,8 +240,8 @@ def test_facts_and_what_acts_on_a_run_are_taken_one_by_one(bench):
 
 def test_a_resumed_run_remembers_how_often_a_value_has_flipped(bench):
     first = bench(FLIPS % "")
-    first.series("x", [0, 2, 0, 2])
-    again = bench(FLIPS % "", start_step=4)
+    first.series("x", [0, 2, 0, 2, 0, 2])
+    again = bench(FLIPS % "", start_step=6)
     assert again.engine.load_state_dict(first.engine.state_dict()) == []
-    again.series("x", [0, 0, 2, 0, 0, 0, 0, 2], start=5)
-    assert again.fired("high") == [12]
+    again.series("x", [0, 0, 2, 0, 0, 0, 0, 2], start=7)
+    assert again.fired("high") == [14]

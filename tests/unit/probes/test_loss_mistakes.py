@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.probes.loss_mistakes import gradient_mistakes, shape_mistakes
-from healthcheck.probes.loss_parameters import _behind_trained
 from healthcheck.probes.output_range import _outside
+from healthcheck.probes.untrained_parameters import _behind_trained
 
 N = 16
 Make = Callable[[], torch.Tensor]

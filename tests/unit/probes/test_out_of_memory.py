@@ -99,6 +99,21 @@ def test_the_graph_is_walked_once_also_where_several_optimizers_step_and_nobody_
     assert len(walked) == 1
 
 
+def test_memory_is_read_every_tenth_step_also_where_no_rows_are_noted() -> None:
+    model, _ = trained()
+    probe = OutOfMemoryProbe(Device(1, 1, 1))
+    called = []
+    for step in range(1, 60):
+        if probe.rests_until > step:
+            continue
+        called.append(step)
+        graph = model(torch.randn(4, 64)).sum().grad_fn
+        probe.sample(Event(EventKind.LOSS, step, loss_graph=graph, model=View(model)), None)  # type: ignore[arg-type]
+        probe.sample(Event(EventKind.STEP_END, step), None)  # type: ignore[arg-type]
+    assert [step for step, _ in probe._readings] == [1, 11, 21, 31, 41, 51]
+    assert called == [1, 2, 11, 21, 31, 41, 51]
+
+
 def test_an_error_that_is_not_about_memory_makes_no_report() -> None:
     assert report(Device(1, 1, 1), ValueError("shape mismatch")) == {}
     assert not ran_out(RuntimeError("CUDA error: device-side assert triggered"))

@@ -16,7 +16,7 @@ import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from healthcheck.probes.gradient_statistics import gradient_stats
+from healthcheck.probes.gradient_statistics import _reduce, gradient_stats
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))
@@ -29,6 +29,13 @@ for whole, placement in ((torch.arange(5.0), Shard(0)), (torch.full((4,), 2.0), 
     params.append(p)
 stats = gradient_stats(params)
 print("norms", [round(n, 6) for n in stats.row("norm")], round(stats.norm, 6), flush=True)
+# A vector as the kernel leaves it on each rank (totals; norms, largest, not finite, zeros, all zero of two gradients; what
+# stands behind them), whatever that is.
+behind = [7.0, 8.0, 9.0, 10.0]
+rows = [3.0, 1.0, 3.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0] if dist.get_rank() else [4.0, 1.0, 4.0, 1.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0]
+vector = torch.tensor([0.0] * 5 + rows + behind, dtype=torch.float64)
+_reduce(vector, 5, [((mesh, (Shard(0),)), [0, 1])])
+print("reduced", [round(n, 6) for n in vector.tolist()], flush=True)
 dist.barrier()
 # Not an ordinary end: after collectives on a mesh one process in twenty is aborted while the interpreter shuts down
 # ("terminate called without an active exception"), by torch 2.13 over gloo, with nothing of ours imported.
@@ -61,5 +68,13 @@ def test_shards_add_up_and_replicas_count_once(tmp_path: Path) -> None:
     results = [process.communicate(timeout=600) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], results
     # 5, sqrt(0 + 1 + 4 + 9 + 16), 4; together sqrt(25 + 30 + 16)
-    expected = "norms [5.0, 5.477226, 4.0] 8.42615"
+    totals, norms, largest, nonfinite, zeros = (
+        [5.196152, 4.0, 2.0, 4.0, 0.0],
+        [5.0, 1.414214],
+        [4.0, 1.0],
+        [1.0, 1.0],
+        [4.0, 0.0],
+    )
+    reduced = [*totals, *norms, *largest, *nonfinite, *zeros, 0.0, 0.0, 7.0, 8.0, 9.0, 10.0]
+    expected = f"norms [5.0, 5.477226, 4.0] 8.42615\nreduced {reduced}"
     assert [out.strip() for out, _ in results] == [expected, expected]

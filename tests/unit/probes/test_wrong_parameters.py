@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.wrong_parameters import WrongParametersProbe
+from healthcheck.probes.untrained_parameters import WrongParametersProbe
 
 Optimizers = Sequence[torch.optim.Optimizer]
 

@@ -111,6 +111,14 @@ def test_steps_of_each_round_are_no_counter_where_rounds_are_counted(read: Read,
     assert steps == [*range(1, 11), *range(1, 12)]
 
 
+def test_lengths_of_episodes_are_no_steps_beside_episodes_that_were_resumed_again_and_again(read: Read) -> None:
+    """Each stretch begins a few episodes before the end of the last one; most episodes last as long as they may."""
+    episodes = [n for start in range(0, 90, 9) for n in range(start, start + 12)]
+    rows = [f"{n},{i % 17 * 0.5},{20 + i % 7 if i % 5 == 3 else 50}" for i, n in enumerate(episodes)]
+    run = read("log.csv", "\n".join(["episode,total_reward,steps", *rows]))
+    assert run.columns.steps == ("episode",)
+
+
 def test_a_header_in_the_middle_is_skipped(read: Read, points: Points) -> None:
     run = read("a.csv", "step,loss\n10,3.0\n20,2.5\nstep,loss\n20,2.25\n30,2.0\n")
 

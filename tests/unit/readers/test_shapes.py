@@ -551,3 +551,17 @@ def test_a_letter_is_a_discriminator_beside_its_adversary_only(read: Callable[..
     adversaries = read("b.csv", "epoch,loss_G,loss_D\n1,2.0,0.5\n2,1.8,0.4\n")
     assert not any("optimizer=discriminator" in name for name in physics.series())
     assert "loss[optimizer=discriminator]" in adversaries.series()
+
+
+@pytest.mark.parametrize(
+    ("header", "metrics"),
+    [
+        ("Episode,Score,Epsilon", {"reward", "exploration"}),
+        ("Step,Score,Epsilon", {"reward", "exploration"}),
+        ("Episode,Score,Reward", {"Score", "reward"}),
+        ("Epoch,Score,Loss", {"Score", "loss"}),
+    ],
+)
+def test_the_score_of_a_game_is_its_reward(read: Callable[..., RecordedRun], header: str, metrics: set[str]) -> None:
+    run = read("log.csv", "\n".join([header, *(f"{i},{i % 7},{0.5 / i:.4f}" for i in range(1, 30))]))
+    assert set(run.series()) == metrics

@@ -75,7 +75,7 @@ def run(
         record=False,
     )
     said: list[str] = []
-    session.add_report(SimpleNamespace(name="listener", detail=said.append))  # type: ignore[arg-type]
+    session.add_report(SimpleNamespace(name="listener", note=said.append))  # type: ignore[arg-type]
     for step in range(1, steps + 1):
         session.emit(Event(EventKind.STEP_END, step))
         time.sleep(0.0005)

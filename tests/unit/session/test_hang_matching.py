@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
-from healthcheck.instrument.hangs import flights_of, matched, record_flights
+import pytest
+
+from healthcheck.instrument.hangs import flights_of, matched, record_flights, recorded
 
 
 def entry(
@@ -116,3 +121,16 @@ def test_the_recorder_is_switched_on_only_where_nobody_has_decided() -> None:
         decided = {name: "0"}
         record_flights(decided)
         assert decided == {name: "0"}
+
+
+def test_the_recorder_of_nccl_is_read_beside_that_of_all_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of torch are stood in for: NCCL needs cards."""
+    both = {
+        "_dump_fr_trace_json": lambda: json.dumps({"entries": [entry(3, "gloo:barrier", done=True, group="1")]}),
+        "_dump_nccl_trace_json": lambda: json.dumps({"entries": [entry(41, "nccl:all_reduce"), entry(40, done=True)]}),
+    }
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**both))
+    assert recorded() == {
+        "1/default_pg": [3, "barrier [3] Float", True],
+        "0/default_pg": [41, "all_reduce [3] Float", False],
+    }

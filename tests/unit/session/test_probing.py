@@ -326,3 +326,17 @@ def test_a_probe_is_asked_about_rows_only_where_one_has_what_it_needs(fact: str)
     blocks = [row(1), row(2, **others)], [row(3), row(4, **needed), row(5)], [row(6)]
     assert asked(Reading(rows_with=fact), *blocks) == [[3, 4, 5]]
     assert asked(Reading(), *blocks) == [[1, 2], [3, 4, 5], [6]]
+    assert asked(Reading(rows_with="no such field"), [row(1)]) == [[1]]
+
+
+def test_where_something_happens_those_are_called_who_otherwise_read_rows() -> None:
+    """But for one whose rest has nothing to do with what happens in a step."""
+    reading, steady = Reading(events_from=100), Reading(events_from=100, rests_always=True)
+    for probe, wakes in ((reading, True), (steady, False)):
+        watching = board(probe, a=1)
+        watching.begin_step(5, rows=True)
+        assert EventKind.LOSS not in watching.wanted
+        watching.look_closely()
+        watching.sample(Event(EventKind.LOSS, 5), 5.0, [])
+        assert (called(probe, EventKind.LOSS) == [5]) is wakes
+        assert (EventKind.LOSS in watching.wanted) is wakes

@@ -169,6 +169,7 @@ def test_a_probe_that_saves_and_never_loads_is_named() -> None:
         name = "counts"
         listens_to = (EventKind.STEP_END,)
         only_when_due = (EventKind.LOSS,)
+        rows_with = "maxnorm"
         stretchable = ("counts.other",)
         provides = (Metric("counts.steps", help="steps"),)
 
@@ -184,6 +185,7 @@ def test_a_probe_that_saves_and_never_loads_is_named() -> None:
         'probe "counts": plan must take 1 argument, it is ()',
         'probe "counts" has state_dict but no load_state_dict: a resumed run does not go on with its counters',
         'probe "counts": only_when_due holds loss, to which it does not listen',
+        'probe "counts": rows_with is "maxnorm", which no row has; did you mean "max_norm"?',
         'probe "counts": stretchable holds "counts.other", which it does not provide',
     ]
 

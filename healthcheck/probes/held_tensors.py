@@ -102,8 +102,9 @@ class FrozenMovedProbe:
 
     def __init__(self) -> None:
         self.rests_until = 0
-        self._trained: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        """Optimizers that are torch's own, and whether all their tensors were trainable at a look."""
+        self._trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        """Tensors of each optimizer that required gradients at a look, by id. Master weights in another precision never do, and
+        get theirs by hand."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         optimizer = event.optimizer
@@ -112,12 +113,14 @@ class FrozenMovedProbe:
         if not type(optimizer).__module__.startswith("torch.optim."):
             return ()
         found = []
+        trained = self._trained.setdefault(optimizer, set())
         for group in optimizer.param_groups:
+            trained.update(id(p) for p in group["params"] if p.requires_grad)
             if not group.get("lr"):
                 continue
             decays = bool(group.get("weight_decay"))
             for p in group["params"]:
-                if p.requires_grad or p.grad is None:
+                if p.requires_grad or p.grad is None or id(p) not in trained:
                     continue
                 # Only who has had an update has a state: what was frozen from the start has none, and no gradient either.
                 state = optimizer.state.get(p) or {}

@@ -82,3 +82,13 @@ def test_tensors_that_were_never_trained_are_not() -> None:
         p.grad = torch.zeros_like(p)
     watched.emit(EventKind.BEFORE_UPDATE, 1, model=View(model, [opt]), optimizer=opt)
     assert watched.values("params.frozen_moved") == [0]
+
+
+def test_master_weights_whose_gradients_are_written_by_hand_are_not() -> None:
+    master = torch.randn(3, 2)
+    watched, opt = Watched([FrozenMovedProbe()]), torch.optim.Adam([master])
+    for step in (1, 2, 3):
+        master.grad = torch.randn(3, 2)
+        watched.emit(EventKind.BEFORE_UPDATE, step, model=View(nn.Linear(2, 3), [opt]), optimizer=opt)
+        opt.step()
+    assert watched.values("params.frozen_moved") == [0, 0, 0]

@@ -39,7 +39,7 @@ class M(torch.nn.Module):
         self.add_module("c]]><x>|`![i](http://evil/x)", torch.nn.Linear(4, 1))
     def forward(self, x):
         for part in self._modules.values():
-            x = part(x)
+            x = torch.tanh(part(x))
         return x
 m = M(); o = torch.optim.SGD(m.parameters(), 1e-2)
 for i in range(14):

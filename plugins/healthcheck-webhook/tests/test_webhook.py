@@ -93,9 +93,9 @@ def sent(server: Server, plugin_file: str, monkeypatch: pytest.MonkeyPatch) -> C
     """Plays losses under :data:`RULES` with the webhook on; returns the report's section."""
     monkeypatch.setenv("MY_HOOK", server.url)
 
-    def run(losses: str, **settings: Any) -> dict[str, Any]:
+    def run(losses: str, rules: dict[str, Any] = RULES, **settings: Any) -> dict[str, Any]:
         written = {"webhook.url_env": "MY_HOOK", **{f"webhook.{key}": value for key, value in settings.items()}}
-        played = play({**RULES, "settings": written}, {"loss": losses}, plugins=[plugin_file])
+        played = play({**rules, "settings": written}, {"loss": losses}, plugins=[plugin_file])
         section: dict[str, Any] = played.report["webhook"]
         assert server.url not in json.dumps(played.report)
         return section
@@ -143,9 +143,10 @@ def test_without_the_setting_nothing_is_sent_and_nothing_reported(plugin_file: s
 def test_alerts_that_come_faster_than_the_limit_share_a_message(
     server: Server, sent: Callable[..., dict[str, Any]]
 ) -> None:
-    """Twelve episodes at once: the first goes alone or with those beside it, the rest together."""
+    """Twelve at once: the first goes alone or with those beside it, the rest together."""
     server.answers = [200]
-    assert sent(", ".join(["9", "1"] * 12), per_minute=6)["sent"] == 12
+    levels = {f"above-{level}": {"metric": "loss", "when": {"above": level}} for level in range(2, 14)}
+    assert sent("1, 99", {"version": 1, "rules": levels}, per_minute=6)["sent"] == 12
     assert len(server.bodies) <= 3
 
 

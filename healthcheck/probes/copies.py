@@ -143,11 +143,10 @@ class CopyProbe:
             return () if way is None else (Sample("copies.way", step, way[0], detail=lambda: {"which": way[1]}),)
         if event.model is None or event.optimizer is None or event.optimizer_index > 0:
             return ()
-        if self._searches.due(step):
-            self._copies += _search(event, [copy.module() for copy in self._copies])
-            return ()
         due = [key for key in _KEYS if demand.due(key, step)]
         samples = self._look(event, due) if due and self._copies else []
+        if self._searches.due(step):
+            self._copies += _search(event, [copy.module() for copy in self._copies])
         coming = self._searches.coming
         self.rests_until = min(coming, demand.next_due(_KEYS, step)) if self._copies else coming
         return samples

@@ -94,7 +94,7 @@ class Span:
         return f"{self.amount:g} {self.unit}"
 
 
-SETTLED = 100
+SETTLED = 200
 """Steps of a run after which the second number of ``every: 10, then 50`` counts."""
 
 

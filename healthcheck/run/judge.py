@@ -9,7 +9,6 @@ into blocks changes nothing of what is found (see :meth:`healthcheck.engine.engi
 from __future__ import annotations
 
 import math
-import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -43,7 +42,6 @@ WARM_UP = 8
 """At the start a block has at most this part of the steps so far: bounds that hold back updates are those of the last
 judgement, and while windows fill they change from step to step."""
 
-_METRIC = operator.attrgetter("metric")
 _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
 _END = ""

@@ -225,7 +225,7 @@ def main() -> None:
     say(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", f"torch {torch.__version__}")
     shards(CASES[cases[0][0]], args.device)
     agreement(small, args.device)
-    parity(CASES[cases[0][0]], args.device, 130 if args.device == "cuda" else 70)
+    parity(CASES[cases[0][0]], args.device, 240 if args.device == "cuda" else 100)
     for name, steps in cases:
         cost(name, args.device, args.blocks, steps)
         if args.device == "cuda":

@@ -367,11 +367,11 @@ def judged(plan: Plan, folder: Path, codes: dict[int, int], stall: float = STALL
 
 
 def slowest(plan: Plan) -> str:
-    """The one rank that others wait for; empty if several are as slow, or it is slow by less than a tenth of a second in twenty steps."""
+    """The ranks that others wait for; empty if they are slow by less than a tenth of a second in twenty steps."""
     pace = max(plan.paces)
-    ranks = [rank for rank, its in enumerate(plan.paces) if its == pace]
+    ranks = [str(rank) for rank, its in enumerate(plan.paces) if its == pace]
     others = [its for its in plan.paces if its < pace]
-    return str(ranks[0]) if len(ranks) == 1 and others and pace - max(others) >= 0.005 else ""
+    return ", ".join(ranks) if others and pace - max(others) >= 0.005 else ""
 
 
 # --------------------------------------------------------------------------- the table

@@ -19,6 +19,7 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import RankTalk, RunFacts
 from healthcheck.core.samples import Metric, Sample
+from healthcheck.probes.labels import first_few
 from healthcheck.probes.memory_readings import waited_for_cpu
 from healthcheck.probes.parity import group_text, groups_of
 
@@ -36,6 +37,8 @@ PHASES = {
     "optimizer": "in the optimizer's step",
 }
 EVERY = 20
+AS_SLOW = 0.75
+"""Part of the slowest rank's delay from which another rank is named beside it: it would be the slowest in a moment."""
 SHOWN = 64
 """Ranks whose times are recorded, the slowest of more."""
 
@@ -44,7 +47,7 @@ class RankTimesProbe:
     """Tells the median time of each phase on every rank; compares them on the rank that hears.
 
     The score of a rank is how much longer its phase takes than that of the median rank, as a part of the median rank's step. It is
-    given once the same rank was the slowest in the same phase in two comparisons in a row.
+    given once the same rank was the slowest in the same phase, or about as slow, in two comparisons in a row.
     """
 
     name = "rank-times"
@@ -81,8 +84,8 @@ class RankTimesProbe:
         self._said = 0
         self._waited: tuple[int, float] | None = None
         """Step of the last word, and seconds for which this thread had waited for a processor by then."""
-        self._slowest: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
-        """Phase and group -> the slowest rank of the last comparison, and since which step it was."""
+        self._slowest: dict[tuple[str, tuple[int, ...]], tuple[list[int], int]] = {}
+        """Phase and group -> the slowest ranks of the last comparison, and since which step one of them was."""
 
     def plan(self, demand: Demand) -> None:
         wanted = [demand.every_of(metric.key) for metric in self.provides if demand.wants(metric.key)]
@@ -205,21 +208,23 @@ class RankTimesProbe:
         queued: Mapping[int, float],
     ) -> tuple[float, dict[str, Any]]:
         times = {rank: quarter[1] for rank, quarter in cuts.items()}
-        usual = median_low(times.values())
-        rank = max(times, key=times.__getitem__)
-        before = self._slowest.get((phase, group))
-        since = before[1] if before is not None and before[0] == rank else at
-        self._slowest[phase, group] = rank, since
+        usual, queue = median_low(times.values()), median_low(queued.values())
         # A rank that waits for a processor is slow because of what else runs on its machine, and another one in a moment. What
         # all of them wait alike is in the usual time as well.
-        longer = times[rank] - usual - max(0.0, queued[rank] - median_low(queued.values()))
+        delays = {rank: taken - usual - max(0.0, queued[rank] - queue) for rank, taken in times.items()}
+        rank = max(times, key=times.__getitem__)
+        longer = delays[rank]
+        slow = sorted(r for r, delay in delays.items() if r == rank or delay >= AS_SLOW * longer > 0)
+        before = self._slowest.get((phase, group))
+        since = before[1] if before is not None and not set(before[0]).isdisjoint(slow) else at
+        self._slowest[phase, group] = slow, since
         score = longer / whole
         # Times that vary by as much as ranks are apart say nothing, nor do milliseconds on a busy machine.
         if longer < LEAST or cuts[rank][0] <= median_low(quarter[2] for quarter in cuts.values()):
             score, since = min(score, 0.0), at
             self._slowest.pop((phase, group), None)
         facts = {
-            "ranks": str(rank),
+            "ranks": first_few([str(each) for each in slow]),
             "phase": f"{phase}, {times[rank] * 1e3:,.0f} ms where the median rank takes {usual * 1e3:,.0f} of a step of "
             f"{whole * 1e3:,.0f} ms",
             "since": f"step {since:,} at the latest",

@@ -75,6 +75,20 @@ def test_another_rank_each_time_is_nobody() -> None:
     assert [score["data"] for score, _ in judged(SLOW, other, SLOW)] == [0.0, 0.0, 0.0]
 
 
+def test_ranks_that_are_about_as_slow_are_named_together_whichever_is_the_slowest_at_the_moment() -> None:
+    first = words(data=[0.2, 0.258, 0.26, 0.2], forward=[0.01, 0.01, 0.01, 0.01])
+    second = words(data=[0.2, 0.26, 0.258, 0.2], forward=[0.01, 0.01, 0.01, 0.01])
+    _, (scores, details) = judged(first, second)
+    assert round(scores["data"], 2) == 0.23
+    assert details["ranks.slow_data"]["ranks"] == "1, 2"
+
+
+def test_a_rank_that_is_slow_by_half_as_much_is_not_named_beside_the_slowest() -> None:
+    said = words(data=[0.2, 0.23, 0.26, 0.2])
+    _, (_, details) = judged(said, said)
+    assert details["ranks.slow_data"]["ranks"] == "2"
+
+
 def test_times_that_vary_as_much_as_ranks_differ_and_milliseconds_say_nothing() -> None:
     wide = words(data=[0.2, 0.2, 0.26, 0.2])
     for said in wide.values():

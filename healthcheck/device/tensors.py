@@ -101,6 +101,25 @@ norm of ten million elements is 3.7e-4 off, and of this many 2e-6."""
 _ROW = 4096
 
 
+def norms_on_host(tensors: Sequence[Any]) -> list[float] | None:
+    """L2 norm of each tensor, where all are dense float32 tensors on the CPU and none is :data:`LARGE`; None of others.
+
+    What gradients mostly are there: without the casts and checks of :func:`l2_norms`, which take as long as the norms. A norm
+    of finite values whose squares overflow is infinite here: ask :func:`l2_norms` then.
+    """
+    import torch
+
+    kinds = set(map(_KIND, tensors))
+    if len(kinds) != 1 or set(map(type, tensors)) != {torch.Tensor}:
+        return None
+    device, dtype, layout = kinds.pop()
+    if device.type not in HOST or dtype is not torch.float32 or layout is not torch.strided:
+        return None
+    if max(map(_ELEMENTS, tensors)) > LARGE:
+        return None
+    return torch.stack(torch._foreach_norm(tensors, 2)).tolist()  # type: ignore[no-any-return]
+
+
 def l2_norms(tensors: Sequence[Any]) -> Tensor:
     """L2 norm of each tensor as one vector on the device of the first: float64, or float32 on MPS, which lacks it.
 

@@ -148,7 +148,7 @@ class FaultMachine:
         self._rates: list[tuple[Any, Any]] = []
         self._input_hook: Any = None
         self._spoilt_at = 0
-        self._patches = Patches()
+        self._patches = Patches(stay_in_children=True)
         self._imports = AfterImport(self._broken, self._patches)
 
     def install(self) -> FaultMachine:

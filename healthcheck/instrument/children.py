@@ -31,7 +31,7 @@ class ChildTarget:
         self.folder = folder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        imports = AfterImport(lambda error: None, Patches())
+        imports = AfterImport(lambda error: None, Patches(stay_in_children=True))
         imports.when("torch.optim.optimizer", self._listen)
         return self.target(*args, **kwargs)
 

@@ -60,7 +60,6 @@ class TorchHooks:
         patches.on_restore(self._let_go)
         self.imports = imports
         self.torch_seen = False
-        self._pid = os.getpid()
         self._norm: Any = None
         self._scaler: Any = None
         """The scaler whose factor the gradients of this step carry, by weak reference."""
@@ -148,7 +147,7 @@ class TorchHooks:
     def _collectives(self) -> Collectives | None:
         """What is noted of collectives, if this process is watched and trains with others."""
         machine = self._machine
-        if machine is None or not self.patches.active or os.getpid() != self._pid:
+        if machine is None or not self.patches.active:
             return None
         return machine.session.facts.collectives
 
@@ -251,11 +250,11 @@ class TorchHooks:
     @property
     def on(self) -> bool:
         """Whether this process is being watched."""
-        return self.patches.active and os.getpid() == self._pid
+        return self.patches.active
 
     def watching(self) -> StepMachine | None:
         """The machine, if this process is being watched."""
-        return self._machine if self.patches.active and os.getpid() == self._pid else None
+        return self._machine if self.patches.active else None
 
     # -- optimizers -------------------------------------------------------------------
 
@@ -264,9 +263,10 @@ class TorchHooks:
     def _pre(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stepped = True
         machine = self._machine
-        if machine is None or machine.paused or not self.patches.active or os.getpid() != self._pid:
+        if machine is None or machine.paused or not self.patches.active:
             return None
-        if machine.unwatched.left and machine.unwatched.update_begins(optimizer):
+        unwatched = machine.unwatched
+        if unwatched.left and (id(optimizer) == unwatched.alone or unwatched.update_begins(optimizer)):
             return None
         try:
             return machine.update_begins(optimizer, args, kwargs)
@@ -276,15 +276,19 @@ class TorchHooks:
 
     def _post(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         machine = self._machine
-        if machine is None or machine.paused or not self.patches.active or os.getpid() != self._pid:
+        if machine is None or machine.paused or not self.patches.active:
             return
         try:
-            if machine.unwatched.left:
-                machine.unwatched.update_ends(optimizer)
+            unwatched = machine.unwatched
+            if unwatched.left:
+                if unwatched.single:
+                    unwatched.step_over()
+                else:
+                    unwatched.update_ends(optimizer)
                 return
             machine.update_ends(optimizer)
-            if machine.unwatched.due:
-                machine.unwatched.decide()
+            if unwatched.due:
+                unwatched.decide()
         except Exception as error:
             contain(machine.session, error, "update_ends")
 
@@ -297,7 +301,7 @@ class TorchHooks:
             # Passes nest under activation checkpointing: the outermost is the one that counts.
             if machine is None or passes is None or machine.in_pass or machine.paused:
                 return original(tensors, *args, **kwargs)
-            if not self.patches.active or os.getpid() != self._pid:
+            if not self.patches.active:
                 return original(tensors, *args, **kwargs)
             unwatched = machine.unwatched
             if unwatched.left:

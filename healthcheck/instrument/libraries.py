@@ -9,7 +9,6 @@ a trainer (:func:`healthcheck.extend.hookspecs.healthcheck_register_trainers`), 
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,7 +210,7 @@ class Libraries:
         machine, session = self._machine, self._machine.session
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not patches.active or os.getpid() != session.pid or machine.paused:
+            if not patches.active or machine.paused:
                 return original(*args, **kwargs)
             around = place.around(seen, *args, **kwargs)
             leave_out = guarded(session, next, around, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -110,7 +109,7 @@ class LoggedMetrics:
     # -- taking -----------------------------------------------------------------------
 
     def _logged(self, metrics: Any) -> None:
-        if getattr(self._inside, "now", False) or not self._patches.active or os.getpid() != self._session.pid:
+        if getattr(self._inside, "now", False) or not self._patches.active:
             return
         if isinstance(metrics, Mapping) and not isinstance(threading.current_thread(), SenderThread):
             guarded(self._session, self._hand_on, metrics)

@@ -196,19 +196,24 @@ class StepMachine:
         :param gradients: whether gradients are enabled where it was drawn.
         :param more: what else its loader knows of it, by the names in an event.
         """
-        unseen.catch_up(self)
-        if not self.evaluations.draws_for_training(dataset, gradients=gradients):
-            self.evaluations.batch(dataset, batch)
-            return
-        if getattr(batch, "shape", None) != (0,):  # a pass that gave nothing
-            self.events.batch = batch
-        if self.session.wants(EventKind.BATCH_READY) or self.session.wants(EventKind.STEP_START):
-            if self._standing is not Stage.FORWARD:
-                self.begin_step(wait=True, late=False)
-            if self.notes.noting:
-                self.notes.batch(batch, waited, dataset, begins_pass=more.get("begins_pass", False))
-            if EventKind.BATCH_READY in self.session.wanted or more.get("worker_draws"):
-                self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            unseen.catch_up(self)
+            if not self.evaluations.draws_for_training(dataset, gradients=gradients):
+                self.evaluations.batch(dataset, batch)
+                return
+            if getattr(batch, "shape", None) != (0,):  # a pass that gave nothing
+                self.events.batch = batch
+            if session.wants(EventKind.BATCH_READY) or session.wants(EventKind.STEP_START):
+                if self._standing is not Stage.FORWARD:
+                    self.begin_step(wait=True, late=False)
+                if self.notes.noting:
+                    self.notes.batch(batch, waited, dataset, begins_pass=more.get("begins_pass", False))
+                if EventKind.BATCH_READY in session.wanted or more.get("worker_draws"):
+                    self.events.batch_ready(self.number, batch, dataset, data_wait=waited, **more)
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
     def checkpoint_saved(self, path: str) -> None:
         """A file was written, in the step that has ended last."""
@@ -286,29 +291,34 @@ class StepMachine:
         :param scaled: they still carry the loss scale.
         :param parameters: whose gradients they are; None if nothing can come of it.
         """
-        if self.announced:  # passes may not be seen, so that this is the first sign of a step
-            self.start()
+        session = self.session
+        began, own = perf_counter_ns(), session.own_ns
+        try:
+            if self.announced:  # passes may not be seen, so that this is the first sign of a step
+                self.start()
+                if self._standing is not Stage.FORWARD:
+                    self.begin_step()
+            if self.fresh is False and len(self.optimizers) == 1:
+                self._clipped_idly = self._clipped_idly or parameters is not None
+                return
             if self._standing is not Stage.FORWARD:
-                self.begin_step()
-        if self.fresh is False and len(self.optimizers) == 1:
-            self._clipped_idly = self._clipped_idly or parameters is not None
-            return
-        if self._standing is not Stage.FORWARD:
-            if not self.optimizers.stepped:
-                return  # nothing was differentiated yet
-            self.begin_step(wait=True)
-        facts = self.facts
-        known = facts.grad_norm if norm is None else detached(norm)
-        facts.take(grad_norm=known, max_norm=max_norm, clipped_scaled=scaled)
-        if parameters is not None:
-            facts.clipped = [*(facts.clipped or ()), *parameters]
-        if not facts.backward_ended:
-            facts.backward_ended = True
-            with no_grad():
-                if self.notes.noting:
-                    self._hold.gradients_complete(facts, self.number)
-                if EventKind.BACKWARD_END in self.session.wanted:
-                    self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
+                if not self.optimizers.stepped:
+                    return  # nothing was differentiated yet
+                self.begin_step(wait=True)
+            facts = self.facts
+            known = facts.grad_norm if norm is None else detached(norm)
+            facts.take(grad_norm=known, max_norm=max_norm, clipped_scaled=scaled)
+            if parameters is not None:
+                facts.clipped = [*(facts.clipped or ()), *parameters]
+            if not facts.backward_ended:
+                facts.backward_ended = True
+                with no_grad():
+                    if self.notes.noting:
+                        self._hold.gradients_complete(facts, self.number)
+                    if EventKind.BACKWARD_END in session.wanted:
+                        self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
+        finally:
+            session.own_ns = own + perf_counter_ns() - began
 
     def scaled_by(self, scale: Any) -> None:
         """A ``GradScaler`` with this scale is about to step."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.abc
+import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -55,12 +57,16 @@ class Patches:
     """Attributes replaced for the time of a run; :meth:`restore` gives all of them back.
 
     A wrapper that somebody has wrapped again cannot be taken out. It stays, and must pass calls
-    through once :attr:`active` is False.
+    through once :attr:`active` is False. A forked child has the functions that its script set, and nothing of ours.
+
+    :param stay_in_children: forked children keep them as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stay_in_children: bool = False) -> None:
         self.active = True
         self._undo: list[Callable[[], None]] = []
+        if not stay_in_children:
+            _restore_in_children(self)
 
     def replace(self, owner: Any, name: str, make: Make) -> Replaced | None:
         """Set ``owner.name`` to ``make(original)``; does nothing where there is no such attribute."""
@@ -80,6 +86,25 @@ class Patches:
         self.active = False
         while self._undo:
             self._undo.pop()()
+
+
+_all: weakref.WeakSet[Patches] = weakref.WeakSet()
+_listening = False
+
+
+def _restore_in_children(patches: Patches) -> None:
+    """Fork callbacks cannot be taken back, so that there is one for the process, without references."""
+    global _listening
+    _all.add(patches)
+    if not _listening and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_restore_all)
+        _listening = True
+
+
+def _restore_all() -> None:
+    for patches in list(_all):
+        if patches.active:
+            patches.restore()
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

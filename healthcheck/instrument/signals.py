@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,6 @@ class InFront:
         self._patches.on_restore(self._give_back)
         self._patches.replace(signal, "signal", self._signal)
         self._patches.replace(signal, "getsignal", self._getsignal)
-        _restore_in_children(self._patches)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         raise NotImplementedError
@@ -163,28 +161,6 @@ def _plain(name: str) -> Callable[..., Any]:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function  # type: ignore[no-any-return]
-
-
-_attached: weakref.WeakSet[Patches] = weakref.WeakSet()
-_listening = False
-
-
-def _restore_in_children(patches: Patches) -> None:
-    """A forked child has the functions and handlers that its script set, and nothing of ours.
-
-    Fork callbacks cannot be taken back, so that there is one for the process, without references.
-    """
-    global _listening
-    _attached.add(patches)
-    if not _listening and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_restore_all)
-        _listening = True
-
-
-def _restore_all() -> None:
-    for patches in list(_attached):
-        if patches.active:
-            patches.restore()
 
 
 def _valid(handler: Any) -> bool:

@@ -477,7 +477,7 @@ class LoggedSteps:
         self._numbered = numbered
         self._place: Place | None = None
         self._step = 0
-        self._heard = False
+        self.heard = False
         """Whether anything was logged so far."""
         machine.session.step_of_log = self.now
 
@@ -492,12 +492,12 @@ class LoggedSteps:
         """The same for a step that nobody watches. Of a script that has logged nothing so far nobody looks up where it is:
         should it begin to log in such a step, what it logs until the next update belongs to the last one."""
         self._step = step
-        self._place = _place(sys._getframe(1)) if self._heard else None
+        self._place = _place(sys._getframe(1)) if self.heard else None
 
     def now(self) -> int:
         """The step of a value that is logged now, from 1."""
         machine, last = self._machine, self._step
-        self._heard = True
+        self.heard = True
         if self._place is None or self._numbered:
             return max(1, machine.number)
         if machine.number > last and machine.fresh:

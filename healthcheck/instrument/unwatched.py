@@ -7,6 +7,8 @@ watched after all, from its backward pass on.
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from healthcheck.instrument.updates import Optimizers
     from healthcheck.run.session import Session
 
-HOOKS_NS = 3000
+HOOKS_NS = 8000
 """Nanoseconds that our hooks take in a step that is left out: too short to be timed one by one.
 ``benchmarks/cpu_time.py`` shows the whole."""
 
@@ -72,6 +74,11 @@ class UnwatchedSteps:
         """Whether a watched step is over, so that :meth:`decide` is to be called: as soon as our own time in it is counted."""
         self.by_pass = False
         """Whether a backward pass is a step."""
+        self.single = False
+        """Whether each update of an optimizer is a step."""
+        self.alone = 0
+        """Id of the only optimizer, while nothing need be done before its updates."""
+        self._life: weakref.ref[Any] | None = None
         self._machine = machine
         self._waited = waited_for_cpu()
         machine.session.budget.asked = True
@@ -123,6 +130,11 @@ class UnwatchedSteps:
         self._known = {id(optimizer): weak(optimizer) for optimizer, _ in optimizers}
         self._stepped.clear()
         self._choose_keeper(optimizers)
+        self.single = len(self._turns) == 1
+        self.alone = 0
+        if self.single and self._keeper is None:
+            self._know_alone(optimizers[0][0])
+        machine.logged.left_out(machine.number)
         self._looks, self._done, self._on, self.left = session.acts_on_loss, 0, True, steps
         session.judge_now()
         session.wanted.clear()
@@ -165,6 +177,7 @@ class UnwatchedSteps:
         try:
             if not self._keeper.keep_unread(update, step):
                 self._keeper = None
+                self._know_alone(optimizer)
         except Exception as error:
             machine.session.monitor_error(error, "gradients_complete")
             self._keeper = None
@@ -172,6 +185,15 @@ class UnwatchedSteps:
         spent = perf_counter_ns() - began
         self._launch_ns += (spent - self._launch_ns) * 0.1 if self._launch_ns else spent
         machine.session.own_ns += spent
+
+    def _know_alone(self, optimizer: Any) -> None:
+        """Nothing is asked before updates of an optimizer that steps alone, as long as it lives: its id is given again."""
+        with contextlib.suppress(TypeError):  # of a kind that has no weak references
+            self._life = weakref.ref(optimizer, self._gone)
+            self.alone = id(optimizer)
+
+    def _gone(self, life: weakref.ref[Any]) -> None:
+        self.alone = 0
 
     # -- called by hooks, at every step that is left out -------------------------------
 
@@ -233,10 +255,10 @@ class UnwatchedSteps:
         if not self._looks:
             return True
         try:
-            if not tensors.is_cpu or tensors.numel() != 1:
+            if not tensors.is_cpu:
                 return True
             loss = tensors.item()
-        except (AttributeError, RuntimeError):  # several tensors, or one that has no number
+        except (AttributeError, RuntimeError):  # several tensors or values, or one that has no number
             return True
         if loss - loss == 0.0:
             return True
@@ -258,7 +280,8 @@ class UnwatchedSteps:
         machine = self._machine
         session = machine.session
         machine.number = machine.last_attempt = session.step = machine.number + 1 if number is None else number
-        machine.logged.left_out(machine.number)
+        if machine.logged.heard:
+            machine.logged.left_out(machine.number)
         machine.updates += 1
         session.last_event_at = session.clock.monotonic()
         self._done += 1

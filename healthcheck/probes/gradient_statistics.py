@@ -20,7 +20,16 @@ from healthcheck.core.rows import Update
 from healthcheck.device import tensors
 from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceScalar, DeviceVector, numbers
-from healthcheck.device.tensors import ADDRESS, GRADIENT, IS_NONE, l2_norms, norm_of, plain_values, sharding_of
+from healthcheck.device.tensors import (
+    ADDRESS,
+    GRADIENT,
+    IS_NONE,
+    l2_norms,
+    norm_of,
+    norms_on_host,
+    plain_values,
+    sharding_of,
+)
 
 _BYTES = operator.attrgetter("nbytes")
 _ANY = (-math.inf, math.inf)
@@ -318,6 +327,9 @@ def gradient_stats(params: Sequence[Any], hold: HeldGradients | None = None) -> 
         gradients = [gradients[index] for index in indices]
     if not gradients:
         return None
+    known = norms_on_host(gradients)
+    if known is not None and math.isfinite(norm := math.hypot(*known)):
+        return GradientStats(indices, [norm, *known])
     vector = l2_norms(gradients)
     if vector.device.type not in tensors.HOST:
         import torch

@@ -12,6 +12,7 @@ what every probe can take. Or by a *row*, in which whoever trains has noted what
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -28,6 +29,18 @@ from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import SETTLED
 from healthcheck.run.plans import Key, RowCall, StepPlan, StepPlans
 
+_WITHIN = frozenset(
+    (
+        EventKind.STEP_START,
+        EventKind.BATCH_READY,
+        EventKind.LOSS,
+        EventKind.BACKWARD_END,
+        EventKind.BEFORE_UPDATE,
+        EventKind.AFTER_UPDATE,
+        EventKind.STEP_END,
+    )
+)
+"""What happens inside of a step."""
 TIMED_EVERY = 7
 """Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
 TIMED_FIRST = 20
@@ -102,6 +115,8 @@ class ProbeBoard:
         """Samples of rows that were asked for before anybody took them."""
         self._elsewhere: frozenset[EventKind] = frozenset()
         self._heard: frozenset[EventKind] = frozenset()
+        self._within = _WITHIN
+        """Kinds of event of which none is wanted in a quiet step."""
         self._closed = False
         self._step = -1
         self._steps = 0
@@ -158,7 +173,7 @@ class ProbeBoard:
 
         :param heard: those of them that are wanted although the step is noted in rows.
         """
-        self._elsewhere, self._heard = kinds, heard
+        self._elsewhere, self._heard, self._within = kinds, heard, _WITHIN - heard
         self.wanted.clear()
         self.wanted.update(kinds, self.by_kind)
         self._step, self.busy_at = -1, 0
@@ -217,14 +232,14 @@ class ProbeBoard:
             if not keys <= paused:
                 wanted.add(kind)
         self.quiet_from, self.busy_at = step, 0
-        if rows and not hit and not self._weight and not self.measures_device and len(wanted) == len(self._heard):
+        if rows and not hit and not self.measures_device and wanted.isdisjoint(self._within):
             self.busy_at = self._next_busy(step, plan)
 
     def _next_busy(self, step: int, plan: StepPlan) -> int:
         """The first step after this quiet one that is not like it."""
-        busy = step + TIMED_EVERY - self._steps % TIMED_EVERY
+        busy = sys.maxsize
         if self.device_time is not None:
-            busy = min(busy, step + self.device_time.every - self._steps % self.device_time.every)
+            busy = step + self.device_time.every - self._steps % self.device_time.every
         for every, ahead, _ in self._plans.marks:
             busy = min(busy, step + every - (step + ahead) % every)
         for probe, rest, _ in plan.pausing if len(self.optimizers) < 2 else plan.pausing_always:

@@ -23,6 +23,7 @@ from healthcheck.assembly import open_session, plugin_host
 from healthcheck.core.clock import VirtualClock
 from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.rulelang.compile import load_rules
+from healthcheck.run.board import ProbeBoard
 from healthcheck.run.judge import BLOCK_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,8 @@ class Counter:
 
     def __init__(self, clock: VirtualClock) -> None:
         self.steps: list[int] = []
+        self.planned = 0
+        """Counted steps for which it was worked out who is called when."""
         self._clock = clock
         self._begun = 0
         self._before: Any = None
@@ -103,11 +106,12 @@ class Counter:
     def _count(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
             self.steps[-1] += 1
+            self.planned += frame.f_code is ProbeBoard.begin_step.__code__
 
 
 @functools.cache
-def calls(layers: int, source: str = SCRIPT) -> list[int]:
-    """Train an unmodified script with the recommended pack; calls of each counted step."""
+def counted(layers: int, source: str = SCRIPT) -> Counter:
+    """Train an unmodified script with the recommended pack."""
     pack = load_rules(["version: 1\nextends: [healthcheck:recommended]"], registry=plugin_host().registry)
     by_the_clock = [r.id for r in pack.causes if r.selector.metric.startswith(("time.", "throughput", "monitor."))]
     clock = VirtualClock()
@@ -128,12 +132,21 @@ def calls(layers: int, source: str = SCRIPT) -> list[int]:
         assert ScriptTrainer(session).run(str(script), []) == 0
     assert session.internal_errors == [] == session.dispatch.errors
     assert session.alerts == []
-    return counter.steps
+    return counter
+
+
+def calls(layers: int, source: str = SCRIPT) -> list[int]:
+    """Of each counted step."""
+    return counted(layers, source).steps
 
 
 def usual(spent: list[int]) -> float:
     """Of a step in which nobody takes a closer look: most looks come every fifth, tenth or twentieth step."""
     return statistics.quantiles(spent, n=10)[0]
+
+
+def test_who_is_called_is_worked_out_only_for_steps_that_are_unlike_the_one_before() -> None:
+    assert 0 < counted(layers=8).planned <= 0.6 * COUNTED
 
 
 def test_a_step_keeps_to_its_budget() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,26 @@ def test_a_loop_in_a_plain_script_writes_its_report_even_without_close(
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
     assert json.loads((tmp_path / "hc.json").read_text())["steps"] == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_of_a_watched_loop_has_the_functions_of_torch_and_its_steps_are_not_ours() -> None:
+    setup = Setup()
+    health = setup.watch(LOSS_ONLY)
+    assert hasattr(torch.amp.GradScaler.step, "__wrapped__")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        said = b"replaced" if hasattr(torch.amp.GradScaler.step, "__wrapped__") else b"torch's own"
+        setup.model(torch.ones(4, 2)).mean().backward()
+        setup.optimizer.step()
+        health.step(loss=1.0)
+        os.write(writing, said + b", step %d" % health.session.step)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    assert os.read(reading, 100) == b"torch's own, step 0"
+    os.close(reading)
+    assert hasattr(torch.amp.GradScaler.step, "__wrapped__")
+    health.close()
+    assert not hasattr(torch.amp.GradScaler.step, "__wrapped__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -305,3 +306,51 @@ def test_a_launch_that_takes_more_than_half_of_the_budget_is_not_made(kept_by_a_
         train_with(90, factor=1e6, at=47)
         assert watching.machine.unwatched._keeper is None
     assert session.alerts == []
+
+
+def test_what_we_do_before_gradients_are_clipped_is_our_own_time() -> None:
+    session = open_session(target="t", rules=RULES, settings={"overhead_budget": "off"}, console=False, record=False)
+    probe = session.board.probes["gradients"]
+    look, spent = probe.look, []  # type: ignore[attr-defined]
+
+    def slow_look(row: Any, update: Any) -> None:
+        if not update.final:  # gradients are complete, and about to be clipped
+            began = time.perf_counter()
+            time.sleep(0.005)
+            spent.append(time.perf_counter() - began)
+        look(row, update)
+
+    probe.look = slow_look  # type: ignore[attr-defined]
+    session.board.reschedule()
+    with InProcess(session):
+        model, optimizer = model_and_optimizer()
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    session.finish(Ending())
+    assert len(spent) >= 5  # the first step may be shown by events
+    assert session.own_ns / 1e9 >= sum(spent)
+
+
+def test_a_step_that_is_left_out_asks_nothing_of_its_optimizer_until_another_one_steps() -> None:
+    with one_in(EVERY) as (session, watching):
+        model, optimizer = model_and_optimizer()
+        for _ in range(EVERY + 2):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+        unwatched = watching.machine.unwatched
+        assert unwatched.left
+        assert unwatched.alone == id(optimizer)
+        other = torch.optim.SGD(model.parameters(), lr=0.01)
+        model(torch.randn(8, 4)).square().mean().backward()
+        other.step()
+        assert not unwatched.left
+        for _ in range(EVERY):
+            model(torch.randn(8, 4)).square().mean().backward()
+            other.step()
+        assert unwatched.left
+        assert unwatched.alone == id(other)
+    session.finish(Ending())

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.actions.tensors import describe_batch, parameter_rows, write_contents
-from healthcheck.core.alerts import ActionOutcome, Alert
+from healthcheck.core.alerts import ActionOutcome, Alert, alert_json
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.redact import allowed_environment, redact_argv
 from healthcheck.core.text import size_text
 from healthcheck.extend.guard import describe
-from healthcheck.run.ending import alert_json
 
 _DISTRIBUTIONS = (
     "torch-healthcheck",

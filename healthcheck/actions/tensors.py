@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from healthcheck.core.events import ModelView
-from healthcheck.core.samples import encode_number
+from healthcheck.core.text import encode_number
 from healthcheck.device.tensors import host_bytes
 
 MAX_LEAVES = 64

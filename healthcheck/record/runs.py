@@ -19,7 +19,7 @@ from typing import Any
 
 from healthcheck.core.errors import HealthCheckError, UsageError
 from healthcheck.core.samples import series_name
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.record import segments
 from healthcheck.record.folder import (
     LATEST,

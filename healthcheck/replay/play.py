@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Missing, Outcome, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import Moment, step_by_step
+from healthcheck.engine.columns import History, Moment, name_explosion, step_by_step
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import Evaluation
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.guard import describe, passes_on, place_of
@@ -30,7 +30,6 @@ from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
-from healthcheck.run.history import History, name_explosion
 from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:

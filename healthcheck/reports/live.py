@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.alerts import State
+from healthcheck.core.alerts import State, alert_json
 from healthcheck.core.text import visible
 from healthcheck.reports.above import Redirected
-from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
     from healthcheck.reports.screen import Screen

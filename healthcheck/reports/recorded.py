@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.core.samples import CONTEXT_LABELS, Labels, decode_number
+from healthcheck.core.samples import CONTEXT_LABELS, Labels
+from healthcheck.core.text import decode_number
 from healthcheck.record.lines import parse_series
 from healthcheck.record.segments import sample_lines
 

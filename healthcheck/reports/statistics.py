@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from healthcheck.core.samples import decode_number, series_name
+from healthcheck.core.samples import series_name
+from healthcheck.core.text import decode_number
 from healthcheck.record.lines import Batch
 
 _PLAIN = re.compile(r"(?P<side>above|below|at least|at most) (?P<limit>[\d.]+(?:e[+-]?\d+)?)(?P<percent>%?)")

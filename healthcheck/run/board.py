@@ -22,7 +22,7 @@ from healthcheck.core.protocols import Probe
 from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.core.samples import Sample, arrived
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import SETTLED

@@ -14,7 +14,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand, Probe
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.core.samples import Sample
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 
 SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics"), (EventKind.BATCH_READY, "worker_draws")}
 """Facts for which alone an event is built: most steps have none of them."""
@@ -196,7 +196,8 @@ class StepPlans:
             self.known.clear()
         pauses = [(self._probes[name], call.pauses, call.first) for name, call in pausing.items()]
         always = [pause for pause in pauses if getattr(pause[0], "rests_always", False)]
-        woken = [pause for pause in pauses if pause[1] == "events_from" and pause not in always]
+        # Whom rows spare no event rests because there is nothing to see, whatever happens in the step.
+        woken = [p for p in pauses if p[1] == "events_from" and p not in always and _noted(p[0])]
         plan = self.known[hit, rows] = StepPlan(
             calls=calls,
             due=frozenset([key for key, bit in self._due if not bit or bit & hit]),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from healthcheck.core.agents import AgentNames
+from healthcheck.core.names import AgentNames
 from healthcheck.core.protocols import Comparator
 from healthcheck.core.samples import NO_LABELS, Labels, Series
 from healthcheck.core.text import decode_number, encode_number

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
+from healthcheck.core.runinfo import weak
 from healthcheck.device.deferred import Deferred, number
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.probes.batches import named_tensors

@@ -10,12 +10,12 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.deferred import calculate, numbers
 from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
 from healthcheck.probes.labels import first_few, optimizer_labels, where_called
-from healthcheck.probes.weight_size import looked_at
+from healthcheck.probes.weights import looked_at
 
 AT_BOUND = 3
 """Elements as large as the largest one of their tensor from which on it is taken for clamped."""

@@ -18,8 +18,7 @@ from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow, judgements
 from healthcheck.reports.alertblock import headings
 from healthcheck.reports.charts import Curve, Limit, Mark, Picture
-from healthcheck.reports.recorded import Recorded, Series
-from healthcheck.reports.statistics import plain_limit
+from healthcheck.reports.recorded import Recorded, Series, plain_limit
 from healthcheck.reports.wording import cause_name
 from healthcheck.rulelang.rule import Cause, RuleSet
 

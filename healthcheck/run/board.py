@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Sample, arrived
 from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.core.agents import AgentNames, agent_metric
+from healthcheck.core.names import AgentNames, agent_metric
 from healthcheck.engine.lookups import RuleDemand
 
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from healthcheck.core.events import EventKind
 from healthcheck.probes.restored import RestoredWeightProbe
-from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
-from healthcheck.probes.weights import OptimizerStateProbe
+from healthcheck.probes.weights import InitialWeightProbe, OptimizerStateProbe, WeightGrowthProbe
 
 
 def initial(model: nn.Module, step: int = 1) -> Watched:

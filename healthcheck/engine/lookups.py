@@ -163,7 +163,7 @@ class Lookups:
                     continue
             for moment, breach in zip(at, side.run(values, steps), strict=True):
                 if breach is not said:
-                    state.change(moment, side, said, breach)
+                    _change(state, moment, side, said, breach)
                     changed[id(state)] = state
                     said = breach
         for state in changed.values():
@@ -212,7 +212,7 @@ class Lookups:
             else:
                 after = side.run(values, steps)[-1]
             if after is not before:
-                state.change(0, side, before, after)
+                _change(state, 0, side, before, after)
                 changed[id(state)] = state
 
     def recover(self) -> list[CauseState]:
@@ -231,7 +231,7 @@ class Lookups:
                 before = shut.get(id(state), state.shut)
                 after = any(q.answer is False for q in self._asked[self._place[id(state)]])
                 if after is not before:
-                    state.change(at, state, before, after)
+                    _change(state, at, state, before, after)
                     changed[id(state)] = state
                     shut[id(state)] = after
 
@@ -386,6 +386,13 @@ class Lookups:
         for place, questions in self._asked.items():
             self._states[place].shut = any(question.answer is False for question in questions)
         return reasons
+
+
+def _change(state: CauseState, at: int, whose: CauseState | Side, before: bool | None, after: bool | None) -> None:
+    """Note for a cause that from a moment of the block at hand on, a guard or a part says something else."""
+    if all(known is not whose for known, _ in state.starts):
+        state.starts.append((whose, before))
+    state.changes.append((at, whose, after))
 
 
 def _held_by_guards(state: CauseState) -> bool:

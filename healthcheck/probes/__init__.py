@@ -63,9 +63,10 @@ from healthcheck.probes.modes import (
     ModeProbe,
     TrainModeLossProbe,
 )
-from healthcheck.probes.movement import MovementProbe
+from healthcheck.probes.movement import MovementProbe, RestoredWeightProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
+    LoadedStateProbe,
     OptimizerCountProbe,
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
@@ -78,7 +79,6 @@ from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
-from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
 from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, SmallEpsilonProbe, UnusualSettingProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe

@@ -10,7 +10,7 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.restored import RestoredWeightProbe
+from healthcheck.probes.movement import RestoredWeightProbe
 from healthcheck.probes.weights import InitialWeightProbe, OptimizerStateProbe, WeightGrowthProbe
 
 

@@ -352,23 +352,9 @@ MAX_LEAVES = 64
 MAX_IDS = 256
 HASHED_BYTES = 64 * 2**20
 
-_ID_NAMES = frozenset(
-    {
-        "id",
-        "ids",
-        "index",
-        "indices",
-        "idx",
-        "sample_id",
-        "sample_ids",
-        "example_id",
-        "example_ids",
-        "uid",
-        "uids",
-        "guid",
-        "guids",
-    }
-)
+_ID_NAMES = frozenset({
+    "id", "ids", "index", "indices", "idx", "sample_id", "sample_ids", "example_id", "example_ids", "uid", "uids", "guid", "guids",
+})  # fmt: skip
 
 
 def describe_batch(batch: Any) -> dict[str, Any]:

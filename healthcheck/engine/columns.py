@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from healthcheck.core.alerts import Finding
+from healthcheck.core.alerts import Alert, Finding
 from healthcheck.core.samples import Labels, Row, Sample, Series, series_name
 from healthcheck.core.text import number, plural
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from healthcheck.core.protocols import Comparator
     from healthcheck.engine.rulestate import CauseState, Side
     from healthcheck.engine.series import SeriesState
+    from healthcheck.rulelang.accepted import Accepted
 
 SERIES: Callable[[Sample], Series] = attrgetter("metric", "labels", "phase")
 """The series of a sample."""
@@ -490,3 +491,15 @@ def name_explosion(finding: Finding, history: Callable[[str, int], list[tuple[in
     began, first = min(finite, key=lambda sample: (sample[1], -sample[0]))
     finding.message += f"{_EXPLODED} from {number(first)} to {number(last)} in {plural(ended - began, 'step')}"
     finding.hint = "lower the learning rate, warm it up or clip gradients: values grew long before they were not finite"
+
+
+def complete(alert: Alert, history: History, accepted: Accepted, target: str) -> None:
+    """Add what only its run knows of an alert: whether a value grew before it broke, and what is accepted as known.
+
+    :param target: path of the script, for entries that hold for one script only.
+    """
+    for name, finding in zip(alert.names, alert.findings, strict=True):
+        name_explosion(finding, history)
+        series = [fact.name for fact in finding.series]
+        finding.accepted = accepted.reason(name, series, target) if accepted.entries else ""
+    alert.settle()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Missing, Outcome, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import History, Moment, name_explosion, step_by_step
+from healthcheck.engine.columns import History, Moment, complete, step_by_step
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import Evaluation
 from healthcheck.engine.lookups import RuleDemand
@@ -250,11 +250,7 @@ class Play:
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
         for alert in (*result.alerts, *result.amended):
-            for name, finding in zip(alert.names, alert.findings, strict=True):
-                name_explosion(finding, self.history)
-                series = [fact.name for fact in finding.series]
-                finding.accepted = self.facts.accepted.reason(name, series, self.facts.target)
-            alert.settle()
+            complete(alert, self.history, self.facts.accepted, self.facts.target)
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
             why = planned.held or (OBSERVE_MODE if self._observing or planned.cause.mode == "observe" else "")

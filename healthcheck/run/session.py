@@ -23,7 +23,7 @@ from healthcheck.core.protocols import Capabilities, Controls, Report
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
 from healthcheck.core.samples import Sample, samples_of
-from healthcheck.engine.columns import History, name_explosion
+from healthcheck.engine.columns import History, complete
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
 from healthcheck.engine.lookups import RuleDemand
@@ -461,12 +461,7 @@ class Session:
             dispatch.call("transition", self.step, self, transition)
             self.tell("transition", transition)
         for alert in (*found.alerts, *found.amended):
-            for name, finding in zip(alert.names, alert.findings, strict=True):
-                name_explosion(finding, self.history)
-                if self.accepted.entries:
-                    series = [fact.name for fact in finding.series]
-                    finding.accepted = self.accepted.reason(name, series, self.info.target)
-            alert.settle()
+            complete(alert, self.history, self.accepted, self.info.target)
         for alert in found.alerts:
             alert.detected_step = max(self.step, alert.fired_step)
             if self._stopped_at is not None and found.step > self._stopped_at:

@@ -78,8 +78,7 @@ if TYPE_CHECKING:
     from healthcheck.probes.compilation import CompiledFunction, CompileLog, GraphBreak, Recompile, compile_log
     from healthcheck.readers.find import find_runs, read_run
     from healthcheck.rulelang.comparators import Threshold, exact_bound
-    from healthcheck.rulelang.conditions.base import CompiledCondition, OptionError
-    from healthcheck.rulelang.conditions.learning import Learning
+    from healthcheck.rulelang.conditions.base import CompiledCondition, Learning, OptionError
     from healthcheck.run.current import current, log, metric
     from healthcheck.run.session import Session
 
@@ -113,7 +112,7 @@ _HOME = {
     "GraphBreak": "probes.compilation",
     "HealthCheckError": "core.errors",
     "Kind": "core.alerts",
-    "Learning": "rulelang.conditions.learning",
+    "Learning": "rulelang.conditions.base",
     "Metric": "core.samples",
     "ModelView": "core.events",
     "NotSent": "extend.background",

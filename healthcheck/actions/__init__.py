@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from healthcheck.actions.cleanup import Cleanup
-from healthcheck.actions.control import Checkpoint, ScaleLr, SkipUpdate, Stop
+from healthcheck.actions.control import Checkpoint, Note, ScaleLr, SkipUpdate, Stop, Warn
 from healthcheck.actions.diagnostics import AskRanks, DumpStacks, MemorySnapshot, Profile
 from healthcheck.actions.evidence import Evidence
 from healthcheck.actions.locate import Locate
-from healthcheck.actions.mark import Note, Warn
 from healthcheck.core.protocols import Action
 from healthcheck.extend.hookspecs import hookimpl
 

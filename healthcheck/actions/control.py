@@ -1,4 +1,5 @@
-"""Actions that change the run, each through the trainer's controls: stop, skip_update, scale_lr, checkpoint."""
+"""Actions that change the run, each through the trainer's controls: stop, skip_update, scale_lr, checkpoint;
+and the two that only mark an alert."""
 
 from __future__ import annotations
 
@@ -199,3 +200,32 @@ def save(context: ActionContext, path: Path | None = None) -> tuple[str, str | N
     except UsageError as error:
         return str(error), None
     return f"asked for a checkpoint: {where}", where
+
+
+# --------------------------------------------------------------------------------------------------
+# The two actions that only mark an alert: reports decide how loudly to say it.
+
+
+_NO_OPTIONS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Note:
+    """Keep the alert in the record and the closing block; say nothing while training."""
+
+    name = "note"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = _NO_OPTIONS
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        return ActionOutcome.of(self.name, "noted")
+
+
+class Warn:
+    """Say the alert on the console when it happens, and keep it in the record."""
+
+    name = "warn"
+    stage = "observe"
+    options_schema: Mapping[str, Any] = _NO_OPTIONS
+
+    def run(self, alert: Alert, context: ActionContext) -> ActionOutcome:
+        return ActionOutcome.of(self.name, "warned")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.actions.locate_calls import Call, Calls
+from healthcheck.actions.locate_calls import Call, Calls, Range, bad, range_of, widest
 from healthcheck.actions.locate_replay import (
     BadOperation,
     CannotReplay,
@@ -24,7 +24,6 @@ from healthcheck.actions.locate_replay import (
     original,
     replay,
 )
-from healthcheck.actions.tensors import Range, bad, range_of, widest
 from healthcheck.core.alerts import ActionOutcome, Alert
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.text import power

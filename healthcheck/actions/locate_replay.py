@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.actions.locate_calls import Call, RandomState
-from healthcheck.actions.tensors import Range, bad, is_real, range_of, ranges, tensors
+from healthcheck.actions.locate_calls import Call, RandomState, Range, bad, is_real, range_of, ranges, tensors
 
 
 @dataclass(slots=True, eq=False)

@@ -9,8 +9,7 @@ from typing import Any
 
 from healthcheck.cli.options import add_run
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import plural
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import plural, suggest
 from healthcheck.record.runs import find_run
 from healthcheck.reports.wording import by_cause
 

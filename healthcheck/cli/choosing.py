@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.core.errors import HealthCheckError, UsageError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.extend.host import PluginHost
 from healthcheck.record.runs import Run, find_run
 from healthcheck.rulelang.rule import RuleSet

@@ -18,7 +18,7 @@ from typing import Any
 
 from healthcheck.cli.usage import TABLE, Parser, command_parser
 from healthcheck.core.errors import UsageError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 
 NAME = "completion"
 HELP = "completion of commands, options, rules and runs for your shell"

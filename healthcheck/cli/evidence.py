@@ -11,9 +11,7 @@ from typing import Any
 from healthcheck.cli.choosing import add_choice, numbered, run_and_alert, worst_first
 from healthcheck.cli.options import add_format, print_json
 from healthcheck.core.errors import UsageError
-from healthcheck.core.samples import decode_number
-from healthcheck.core.text import number, plural, shorten, size_text, step
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import decode_number, number, plural, shorten, size_text, step, suggest
 from healthcheck.record.evidence import Bundle, bundles_of, kept_beside
 from healthcheck.record.requests import LOOK_SECONDS, ask_for_evidence
 from healthcheck.record.runs import Run

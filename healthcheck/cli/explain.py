@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from healthcheck.cli.options import add_format, add_plugin_option, add_rule_sources, loaded_host, print_json
 from healthcheck.core.errors import UsageError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
+from healthcheck.reports.alertblock import asks
 from healthcheck.reports.tables import table_lines
-from healthcheck.reports.wording import asks
 from healthcheck.rulelang.compile import Loaded, load_all
 from healthcheck.rulelang.discover import discover
 from healthcheck.rulelang.document import Document

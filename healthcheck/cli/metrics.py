@@ -10,7 +10,7 @@ from healthcheck.cli.options import add_format, add_plugin_option, loaded_host, 
 from healthcheck.core.samples import Metric
 from healthcheck.core.text import number, shorten, step
 from healthcheck.record.runs import Run, find_run
-from healthcheck.reports.statistics import SeriesSummary, approaches, summarise
+from healthcheck.reports.recorded import SeriesSummary, approaches, summarise
 from healthcheck.reports.tables import cut, prose, table_lines
 from healthcheck.reports.wording import by_severity, checks, excused
 

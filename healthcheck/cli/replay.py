@@ -32,8 +32,7 @@ from healthcheck.cli.options import (
 )
 from healthcheck.cli.outlet import raw
 from healthcheck.core.errors import HealthCheckError, RuleFileError, UsageError
-from healthcheck.core.text import number, plural
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import number, plural, suggest, width_of
 from healthcheck.readers.find import RunFile, find_runs, read_run
 from healthcheck.readers.textlog import PatternReader
 from healthcheck.record.runs import all_runs, find_run, reading_folder
@@ -52,7 +51,7 @@ from healthcheck.replay.tuning import (
 )
 from healthcheck.replay.views import ending, table, timeline
 from healthcheck.reports.files import kinds_of, parse_reports, write_reports
-from healthcheck.reports.wording import width_of, with_exit
+from healthcheck.reports.wording import with_exit
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.run.ending import ALERTS, INTERNAL, NOTHING_JUDGED, OK, USAGE, VERDICTS
 

@@ -11,19 +11,11 @@ from typing import Any
 from healthcheck.cli.choosing import rules_of
 from healthcheck.cli.options import add_format, add_plugin_option, add_run, loaded_host, print_json
 from healthcheck.core.errors import UsageError
-from healthcheck.core.text import moment, plural, step
+from healthcheck.core.text import moment, plural, step, width_of
 from healthcheck.record.runs import Run, find_run
 from healthcheck.record.sharing import names_to_hide, shareable
 from healthcheck.reports.tables import SCREEN, cut, prose, table_lines
-from healthcheck.reports.wording import (
-    actions_done,
-    by_severity,
-    excused,
-    how_it_ended,
-    judged_line,
-    width_of,
-    with_exit,
-)
+from healthcheck.reports.wording import actions_done, by_severity, excused, how_it_ended, judged_line, with_exit
 
 NAME = "report"
 HELP = "how a run ended, alerts first, on one screen; --all: every alert and rule"

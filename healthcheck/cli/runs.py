@@ -13,10 +13,8 @@ from typing import Any
 from healthcheck.cli.choosing import age, parse_since
 from healthcheck.cli.options import add_format, add_records_folder, loaded_host, print_json, records_folder
 from healthcheck.core.errors import UsageError
-from healthcheck.core.samples import decode_number, encode_number
-from healthcheck.core.text import duration, moment, number, plural, shorten, step
-from healthcheck.record.index import summaries
-from healthcheck.record.runs import Run, all_runs, find_run
+from healthcheck.core.text import decode_number, duration, encode_number, moment, number, plural, shorten, step
+from healthcheck.record.runs import Run, all_runs, find_run, summaries
 from healthcheck.reports.tables import table_lines
 from healthcheck.reports.wording import would_have_stopped
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from healthcheck.core.errors import Problem, RuleFileError, UsageError
-from healthcheck.core.text import plural
-from healthcheck.extend.dispatch import nearest, suggest
+from healthcheck.core.text import nearest, plural, suggest
 
 GROUPS = ("Watch", "Understand", "Tune", "Write rules", "Extend")
 

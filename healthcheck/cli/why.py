@@ -16,10 +16,8 @@ from healthcheck.cli.choosing import add_choice, numbered, rule_ids, rules_of, r
 from healthcheck.cli.options import add_format, add_plugin_option, loaded_host, print_json
 from healthcheck.core.alerts import State
 from healthcheck.core.errors import UsageError
-from healthcheck.core.samples import decode_number
-from healthcheck.core.text import number, shorten, step
+from healthcheck.core.text import decode_number, number, shorten, step, suggest
 from healthcheck.engine.trace import TraceRow
-from healthcheck.extend.dispatch import suggest
 from healthcheck.record.runs import Run
 from healthcheck.reports.tables import prose_width, table_lines
 from healthcheck.reports.textchart import text_chart

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
-from healthcheck.core.samples import Labels, decode_number, encode_number
+from healthcheck.core.samples import Labels
+from healthcheck.core.text import decode_number, encode_number, strict
 
 
 class Severity(IntEnum):
@@ -472,3 +473,104 @@ class Verdict:
     def missing(self) -> list[Verdict]:
         """The causes that apply and were not judged."""
         return [verdict for verdict in self.causes if verdict.outcome is Outcome.NOT_JUDGED]
+
+
+# --------------------------------------------------------------------------- an alert as JSON
+
+
+def alert_json(alert: Alert) -> dict[str, Any]:
+    """One alert in the form of the report contract; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "rule": alert.rule,
+        "cause": alert.cause or None,
+        "kind": str(alert.kind),
+        "number": alert.number,
+        "severity": str(alert.severity),
+        "phase": alert.phase,
+        "series": [_series_json(fact) for fact in alert.series],
+        "count": alert.count,
+        "rank": alert.rank,
+        "episode": alert.episode,
+        "fired_step": alert.fired_step,
+        "cause_severity": _cause_severity(alert),
+        "cause_step": alert.cause_step if alert.cause_step != alert.fired_step else None,
+        "fired_sample": alert.fired_sample,
+        "detected_step": alert.detected_step,
+        "acted_step": alert.acted_step,
+        "cleared_step": alert.cleared_step,
+        "error_step": min((f.error_step for f in alert.findings if f.error_step is not None), default=None),
+        "value": encode_number(alert.value),
+        "score": encode_number(alert.score),
+        "normal": encode_number(alert.normal),
+        "threshold": alert.threshold,
+        "message": alert.message,
+        "hint": alert.hint or None,
+        "docs": alert.docs or None,
+        "tags": list(alert.tags),
+        "explained_by": alert.explained_by or None,
+        "muted": alert.muted or None,
+        "accepted": alert.accepted or None,
+        "fingerprint": alert.fingerprint,
+        "where": alert.where or None,
+        "changes": [
+            {"transition": "cause", "step": change.step, "from": change.before, "to": change.after}
+            for change in alert.changes
+        ]
+        or None,
+        "also": [finding_json(finding) for finding in alert.also] or None,
+        "time": round(alert.time, 3),
+        "facts": {key: strict(value) for key, value in alert.facts.items()},
+        "actions": [_action_json(outcome) for outcome in alert.actions],
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _cause_severity(alert: Alert) -> str | None:
+    """Of the cause that speaks, where another one makes the alert more severe."""
+    finding = alert.finding(alert.cause)
+    return str(finding.severity) if finding is not None and finding.severity is not alert.severity else None
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """What another cause of the same episode found; what is absent is left out."""
+    entry: dict[str, Any] = {
+        "cause": finding.cause,
+        "kind": str(finding.kind),
+        "severity": str(finding.severity),
+        "phase": finding.phase,
+        "series": [_series_json(fact) for fact in finding.series],
+        "count": finding.count,
+        "fired_step": finding.fired_step,
+        "fired_sample": finding.fired_sample,
+        "detected_step": finding.detected_step,
+        "cleared_step": finding.cleared_step,
+        "error_step": finding.error_step,
+        "value": encode_number(finding.value),
+        "score": encode_number(finding.score),
+        "normal": encode_number(finding.normal),
+        "threshold": finding.threshold,
+        "message": finding.message,
+        "hint": finding.hint or None,
+        "docs": finding.docs or None,
+        "muted": finding.muted or None,
+        "accepted": finding.accepted or None,
+        "where": finding.where or None,
+        "facts": {key: strict(value) for key, value in finding.facts.items()},
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _series_json(fact: SeriesFact) -> dict[str, Any]:
+    return {
+        "name": fact.name,
+        "value": encode_number(fact.value),
+        "score": encode_number(fact.score),
+        "normal": encode_number(fact.normal),
+    }
+
+
+def _action_json(outcome: ActionOutcome) -> dict[str, Any]:
+    entry = {"action": outcome.action, "done": outcome.done, "text": outcome.text, "step": outcome.step}
+    if outcome.held:
+        entry["held"] = True
+    return {**entry, **{key: strict(value) for key, value in outcome.data.items()}}

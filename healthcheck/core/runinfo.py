@@ -1,4 +1,5 @@
-"""What is known of a run: before it starts, and while it goes on. Standard library only."""
+"""What is known of a run: before it starts, and while it goes on, with ways back to things that it does not keep alive. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -313,3 +314,18 @@ class RunFacts:
         self.ranks = ranks
         if self.collectives is None:
             self.collectives = Collectives()
+
+
+# --------------------------------------------------------------------------------------------------
+# Ways back to things that must not live on because we looked at them.
+
+
+def weak(thing: Any) -> Callable[[], Any]:
+    """A way back to ``thing`` that does not keep it alive, where its type allows that.
+
+    We outlive models and optimizers that a script replaces; holding one would hold its memory.
+    """
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing

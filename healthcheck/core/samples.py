@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -125,18 +124,6 @@ def series_name(metric: str, labels: Labels) -> str:
         return metric
     inner = ",".join(v if k == "parameter" else f"{k}={v}" for k, v in labels)
     return f"{metric}[{inner}]"
-
-
-def encode_number(value: float | None) -> float | str | None:
-    """Strict JSON for any number: non-finite values become ``"nan"``, ``"inf"``, ``"-inf"``."""
-    if value is None or math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-
-
-def decode_number(value: Any) -> float:
-    """The inverse of :func:`encode_number`."""
-    return float(value)
 
 
 def samples_of(

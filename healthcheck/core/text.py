@@ -1,19 +1,20 @@
-"""Numbers, bytes and durations as people read them, strict JSON as programs do, and foreign text that is safe to show.
+"""Numbers, bytes and durations as people read them, text that fits, strict JSON as programs read it, and foreign text that is
+safe to show.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import os
 import re
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from healthcheck.core.samples import encode_number
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -175,8 +176,47 @@ def shorten(names: Sequence[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
+def one_line(text: str, limit: int = 60) -> str:
+    """Text for a message: one line, no control characters, not longer than ``limit``."""
+    clean = "".join(c if c.isprintable() else " " for c in text)
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like another one; empty if none is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``did you mean "loss"?`` or an empty string."""
+    near = nearest(word, known)
+    return f'did you mean "{near}"?' if near else ""
+
+
 # --------------------------------------------------------------------------------------------------
-# Any value as strict JSON: no NaN literals, no objects that JSON lacks.
+# Text that fits a terminal.
+
+
+UNKNOWN_WIDTH = 80
+NARROWEST, WIDEST = 40, 200
+
+
+def width_of(stream: TextIO | None) -> int:
+    """Columns of what a stream writes to: ``COLUMNS``, else its terminal's, else 80."""
+    wanted = os.environ.get("COLUMNS", "")
+    width = int(wanted) if wanted.isdigit() else 0
+    if width <= 0:
+        try:
+            width = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
+        except (OSError, ValueError, AttributeError):
+            width = 0
+    return min(WIDEST, max(NARROWEST, width or UNKNOWN_WIDTH))
+
+
+def fitting(width: int, *candidates: str) -> str:
+    """The first of these texts that fits, else the last."""
+    return next((text for text in candidates if len(text) <= width), candidates[-1])
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
@@ -193,6 +233,20 @@ def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Any value as strict JSON: no NaN literals, no objects that JSON lacks.
+
+
+def encode_number(value: float | None) -> float | str | None:
+    """Strict JSON for any number: non-finite values become ``"nan"``, ``"inf"``, ``"-inf"``."""
+    return value if value is None or math.isfinite(value) else _not_finite(value)
+
+
+def decode_number(value: Any) -> float:
+    """The inverse of :func:`encode_number`."""
+    return float(value)
 
 
 def strict(value: Any) -> Any:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from healthcheck.core.samples import Labels, Sample, Series
 from healthcheck.engine.columns import Column, Judge, Moment, Shapes, across_phases
-from healthcheck.engine.lookups import Lookups
-from healthcheck.engine.routes import NEVER
+from healthcheck.engine.lookups import NEVER, Lookups
 from healthcheck.engine.rulestate import CauseState, Side
 from healthcheck.engine.series import CHANGED, Mark, SeriesState
 from healthcheck.rulelang.rule import Derived

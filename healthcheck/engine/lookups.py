@@ -1,4 +1,4 @@
-"""What rules look up beside their own samples: guards, derived metrics, parts on another metric.
+"""What rules need beside their own samples: guards, derived metrics, parts on another metric; and which metrics that makes.
 
 Looked at before any rule is judged: a rule sees them as of its own step, wherever in the file it stands. For a block that
 means: what they say at each of its moments is worked out first, and where that changes the runs of a rule are cut.
@@ -7,13 +7,16 @@ means: what they say at each of its moments is worked out first, and where that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
+from healthcheck.core.names import AgentNames
 from healthcheck.core.protocols import Comparator
-from healthcheck.core.samples import NO_LABELS, Labels, Series, decode_number, encode_number
+from healthcheck.core.samples import NO_LABELS, Labels, Series
+from healthcheck.core.text import decode_number, encode_number
 from healthcheck.engine.columns import Column, Looked, Moment, Question, Run, Watch, merged
 from healthcheck.engine.rulestate import CauseState, Side
-from healthcheck.rulelang.rule import Derived, Guard
+from healthcheck.rulelang.rule import Cause, Derived, Guard
 
 
 class _Inputs:
@@ -160,7 +163,7 @@ class Lookups:
                     continue
             for moment, breach in zip(at, side.run(values, steps), strict=True):
                 if breach is not said:
-                    state.change(moment, side, said, breach)
+                    _change(state, moment, side, said, breach)
                     changed[id(state)] = state
                     said = breach
         for state in changed.values():
@@ -209,7 +212,7 @@ class Lookups:
             else:
                 after = side.run(values, steps)[-1]
             if after is not before:
-                state.change(0, side, before, after)
+                _change(state, 0, side, before, after)
                 changed[id(state)] = state
 
     def recover(self) -> list[CauseState]:
@@ -228,7 +231,7 @@ class Lookups:
                 before = shut.get(id(state), state.shut)
                 after = any(q.answer is False for q in self._asked[self._place[id(state)]])
                 if after is not before:
-                    state.change(at, state, before, after)
+                    _change(state, at, state, before, after)
                     changed[id(state)] = state
                     shut[id(state)] = after
 
@@ -385,6 +388,13 @@ class Lookups:
         return reasons
 
 
+def _change(state: CauseState, at: int, whose: CauseState | Side, before: bool | None, after: bool | None) -> None:
+    """Note for a cause that from a moment of the block at hand on, a guard or a part says something else."""
+    if all(known is not whose for known, _ in state.starts):
+        state.starts.append((whose, before))
+    state.changes.append((at, whose, after))
+
+
 def _held_by_guards(state: CauseState) -> bool:
     """Not so rules on absence and on siblings: these are judged as they come."""
     return not (state.across or state.cause.condition.absence)
@@ -426,3 +436,81 @@ def _last_place(at: Sequence[int], moment: int) -> int:
 
 def _moment(entry: tuple[int, Any, Any]) -> int:
     return entry[0]
+
+
+# --------------------------------------------------------------------------- which metrics that makes, and how often
+
+NEVER = 2**62
+"""A step that no run reaches."""
+
+
+class RuleDemand:
+    """Implements :class:`healthcheck.core.protocols.Demand`: metric key -> smallest ``every``."""
+
+    def __init__(self) -> None:
+        self.every: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        """What takes the place of ``every`` once the run has settled."""
+        self.has_settled = False
+        self.stretch: dict[str, int] = {}
+        """Factors by which the overhead budget stretched ``every``."""
+        self.agents = AgentNames(self)
+        """For what scripts log: which names mean a metric that is wanted."""
+        self.due_now: AbstractSet[str] = self.every.keys()
+        """Keys that are due at the step at hand, once there is one."""
+
+    @classmethod
+    def of(cls, rules: Iterable[Cause], derived: Iterable[Derived] = (), extra: Iterable[str] = ()) -> RuleDemand:
+        """Demand of rules, of the derived metrics that they use, and of ``extra`` keys."""
+        demand = cls()
+        formulas = {d.name: d for d in derived}
+        wanted: list[tuple[str, int, int]] = [(key, 1, 1) for key in extra]
+        for rule in rules:
+            pace = rule.every, rule.settled_every or rule.every
+            wanted.append((rule.selector.key, *pace))
+            wanted += [(guard.metric, *pace) for guard in rule.only_if]
+            wanted += [(s.key, *pace) for s, _ in rule.condition.parts if s is not None]
+        while wanted:
+            key, every, settled = wanted.pop()
+            known = demand.every.get(key, NEVER), demand._settled.get(key, NEVER)
+            # Of two rules the one that looks more often decides: the other takes every n-th of its samples.
+            pace = min(every, known[0]), min(settled, known[1])
+            if pace == known:
+                continue
+            demand.every[key], demand._settled[key] = pace
+            if key in formulas:
+                wanted += [(name, 1, 1) for name in formulas[key].inputs]
+        return demand
+
+    def take(self, other: RuleDemand) -> None:
+        """Want what ``other`` does from now on, and nothing else."""
+        self.every.clear()
+        self._settled = dict(other._settled)
+        self.every.update(other._settled if self.has_settled else other.every)
+
+    def settle(self) -> bool:
+        """So many steps were made that some metrics are wanted less often from now on; False if none is."""
+        changed = any(self.every.get(key, settled) != settled for key, settled in self._settled.items())
+        self.has_settled = True
+        self.every.update(self._settled)
+        return changed
+
+    def wants(self, key: str) -> bool:
+        return key in self.every
+
+    def every_of(self, key: str) -> int:
+        """Steps from one at which a wanted key is due to the next, as things stand."""
+        return self.every[key] * self.stretch.get(key, 1)
+
+    def due(self, key: str, step: int) -> bool:
+        every = self.every.get(key)
+        return every is not None and step % (every * self.stretch.get(key, 1)) == 0
+
+    def next_due(self, keys: Iterable[str], step: int) -> int:
+        """The first step after ``step`` at which one of ``keys`` is due; :data:`NEVER` if nobody wants them."""
+        found = NEVER
+        for key in keys:
+            if key in self.every:
+                every = self.every[key] * self.stretch.get(key, 1)
+                found = min(found, step - step % every + every)
+        return found

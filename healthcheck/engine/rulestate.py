@@ -199,12 +199,6 @@ class CauseState:
             every_score=self.every_score,
         )
 
-    def change(self, at: int, whose: CauseState | Side, before: bool | None, after: bool | None) -> None:
-        """Note that from a moment of the block at hand on, a guard or a part says something else."""
-        if all(known is not whose for known, _ in self.starts):
-            self.starts.append((whose, before))
-        self.changes.append((at, whose, after))
-
     def judge_siblings(self, samples: Sequence[Sample], now: float) -> list[tuple[Sample, Mark]]:
         """``outlier``: each series against the median of its siblings along one label."""
         groups: dict[Labels, list[Sample]] = {}

@@ -12,7 +12,8 @@ from typing import Any
 
 from healthcheck.core.alerts import Kind, State
 from healthcheck.core.protocols import EMPTY, FINITE, Bound, Comparator, Scored, Scorer
-from healthcheck.core.samples import Labels, decode_number, encode_number, series_name
+from healthcheck.core.samples import Labels, series_name
+from healthcheck.core.text import decode_number, encode_number
 from healthcheck.rulelang.rule import Cause
 
 NOTHING, FIRED, CLEARED, AGAIN, CHANGED, WORSE = 0, 1, 2, 3, 4, 5

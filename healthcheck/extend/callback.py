@@ -24,7 +24,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from healthcheck.core.errors import UnknownHookError
-from healthcheck.extend.dispatch import ARGUMENTS, suggest
+from healthcheck.core.text import suggest
+from healthcheck.extend.dispatch import ARGUMENTS
 from healthcheck.extend.hookspecs import PREFIX, hookimpl
 
 _FAMILIAR = {

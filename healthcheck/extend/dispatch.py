@@ -8,7 +8,6 @@ and one raising implementation silences the rest.
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from healthcheck.core.errors import StopTraining, UnknownHookError
 from healthcheck.core.events import EventKind
-from healthcheck.core.text import strict
+from healthcheck.core.text import strict, suggest
 from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 
 WITH_GRADIENTS = frozenset({"backward_end", "before_update"})
@@ -79,18 +78,6 @@ class Listener:
 
     call: Callable[..., Any]
     owner: str
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like another one; empty if none is like it."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return close[0] if close else ""
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """``did you mean "loss"?`` or an empty string."""
-    near = nearest(word, known)
-    return f'did you mean "{near}"?' if near else ""
 
 
 class Dispatch:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from healthcheck.core.errors import PluginError, UsageError
+from healthcheck.core.text import suggest
 from healthcheck.extend import hookspecs
-from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import calls_foreign, describe, passes_on, place_of
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.registry import BUILTIN, Registry

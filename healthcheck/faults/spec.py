@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from healthcheck.core.errors import UsageError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.rulelang.quantities import QuantityError, duration_or_none, parse_quantity
 
 FOREVER = 2**63

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
+from healthcheck.core.runinfo import weak
 from healthcheck.device.deferred import Deferred, number
 from healthcheck.instrument.data import batch_counts, length_of
 from healthcheck.probes.batches import named_tensors
@@ -106,7 +106,7 @@ class StepNotes:
         """A batch for the step at hand, or the next one."""
         samples, tokens = batch_counts(batch)
         if begins_pass or samples == 0:
-            self._session.board.look_closely()
+            self._session.board.look_closely(loads=True)
         before = self._batches or (0.0, 0, 0)
         self._batches = (before[0] + (waited or 0.0), before[1] + (samples or 0), before[2] + (tokens or 0))
         if self._dataset() is not dataset:

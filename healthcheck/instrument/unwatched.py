@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
+from healthcheck.core.runinfo import weak
 from healthcheck.probes.memory_readings import waited_for_cpu
 
 if TYPE_CHECKING:

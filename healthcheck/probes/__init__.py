@@ -14,7 +14,6 @@ from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, De
 from healthcheck.probes.arrangement import ArrangementProbe
 from healthcheck.probes.attention import AttentionProbe
 from healthcheck.probes.batches import BatchProbe
-from healthcheck.probes.carried_gradients import IncompleteGroupProbe, OtherLossProbe
 from healthcheck.probes.class_labels import (
     LabelOrderProbe,
     RareLabelProbe,
@@ -22,9 +21,8 @@ from healthcheck.probes.class_labels import (
     TrainedClassProbe,
     UnseenClassProbe,
 )
-from healthcheck.probes.clipping import ClippingProbe, MicroBatchClippingProbe, UnclippedGradientProbe
+from healthcheck.probes.clipping import ClippingProbe, LossScaleProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
-from healthcheck.probes.constant_targets import ConstantTargetProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
 from healthcheck.probes.evaluation_data import (
@@ -35,18 +33,16 @@ from healthcheck.probes.evaluation_data import (
     TrainedOnEvaluationProbe,
 )
 from healthcheck.probes.experts import ExpertProbe
-from healthcheck.probes.frozen import FrozenProbe, ZeroFactorProbe
-from healthcheck.probes.game import GameProbe
+from healthcheck.probes.frozen import FrozenMovedProbe, FrozenProbe, SharedMemoryProbe, ZeroFactorProbe
+from healthcheck.probes.game import GameProbe, LossBalanceProbe
 from healthcheck.probes.gradients import GradientProbe, RecentGradients
 from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
-from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
-from healthcheck.probes.leftover import LeftoverProbe
+from healthcheck.probes.leftover import IncompleteGroupProbe, LeftoverProbe, OtherLossProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
-from healthcheck.probes.loss_balance import LossBalanceProbe
 from healthcheck.probes.loss_comparisons import LossComparisonProbe
 from healthcheck.probes.loss_construction import AdvantageProbe, LossGraphProbe, LossKindProbe, LossSignProbe
 from healthcheck.probes.loss_mistakes import MissingDetachProbe
@@ -67,33 +63,45 @@ from healthcheck.probes.modes import (
     ModeProbe,
     TrainModeLossProbe,
 )
-from healthcheck.probes.movement import MovementProbe
+from healthcheck.probes.movement import MovementProbe, RestoredWeightProbe
 from healthcheck.probes.optimizers import (
     IdleOptimizerProbe,
+    LoadedStateProbe,
     OptimizerCountProbe,
     RebuiltOptimizerProbe,
     ResumedOptimizerProbe,
 )
 from healthcheck.probes.out_of_memory import OutOfMemoryProbe
-from healthcheck.probes.output_range import UnreachableTargetProbe
+from healthcheck.probes.output_range import ConstantTargetProbe, UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
 from healthcheck.probes.replicas import ReplicaProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
-from healthcheck.probes.restored import LoadedStateProbe, RestoredWeightProbe
 from healthcheck.probes.schedule_plan import GroupRateProbe, SchedulePlanProbe, ScheduleStepsProbe
-from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, UnusualSettingProbe
-from healthcheck.probes.small_eps import SmallEpsilonProbe
+from healthcheck.probes.settings import IgnoredSettingProbe, SamplerProbe, SmallEpsilonProbe, UnusualSettingProbe
 from healthcheck.probes.step_order import DiscardedGradientProbe, StepOrderProbe, UnsyncedGradientProbe
-from healthcheck.probes.timing import OwnCostProbe, PaceProbe, StepPartsProbe, StepTimeProbe
+from healthcheck.probes.steps import (
+    HeartbeatProbe,
+    OwnCostProbe,
+    PaceProbe,
+    SkippedUpdateProbe,
+    StepCountProbe,
+    StepPartsProbe,
+    StepTimeProbe,
+)
 from healthcheck.probes.traits import RunTraitsProbe
 from healthcheck.probes.undefined_derivatives import UndefinedDerivativeProbe
 from healthcheck.probes.untrained_parameters import FreshParameterProbe, LossParameterProbe, WrongParametersProbe
-from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, SkippedUpdateProbe, StepCountProbe
-from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
-from healthcheck.probes.weights import OptimizerStateProbe, RunningStatisticsProbe, TiedWeightProbe, WeightProbe
+from healthcheck.probes.weights import (
+    InitialWeightProbe,
+    OptimizerStateProbe,
+    RunningStatisticsProbe,
+    TiedWeightProbe,
+    WeightGrowthProbe,
+    WeightProbe,
+)
 from healthcheck.probes.wiring import ForgottenParameterProbe, WiringProbe
 
 PROBES: tuple[type[Probe], ...] = (

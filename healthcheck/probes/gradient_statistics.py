@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import Update
+from healthcheck.core.runinfo import weak
 from healthcheck.device import tensors
 from healthcheck.device.between import WORDS
 from healthcheck.device.deferred import DeviceScalar, DeviceVector, numbers

@@ -10,9 +10,8 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow
-from healthcheck.core.runinfo import Places
+from healthcheck.core.runinfo import Places, weak
 from healthcheck.core.samples import NO_LABELS, Metric, Sample
 from healthcheck.device.deferred import largest, number, where
 from healthcheck.device.sampling import ElementSampler, SampledRows

@@ -12,8 +12,8 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, UsedBatch
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.tensors import host_bytes, is_tensor, on_host
 from healthcheck.probes.batches import named_tensors

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from healthcheck.core.events import Event
-from healthcheck.core.references import weak
+from healthcheck.core.runinfo import weak
 from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
 SETTLED = 20

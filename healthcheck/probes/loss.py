@@ -119,7 +119,7 @@ class LossProbe:
         else:
             return ()
         self._given[index] = event.step
-        if type(value) is float and not math.isfinite(value):
+        if type(value) is float and not math.isfinite(value) and event.batch is not None:
             self._bad_batch = event.step, list(named_tensors(event.batch, "batch"))
         width = self._last_width(event) if "loss.chance" in demand.due_now else None
         return self._samples(value, event.step, index, classes, width)
@@ -157,7 +157,8 @@ class LossProbe:
         graph, step = event.loss_graph, event.step
         value = row.loss
         if type(value) is float and not math.isfinite(value):
-            self._bad_batch = step, list(named_tensors(event.batch, "batch"))
+            if event.batch is not None:
+                self._bad_batch = step, list(named_tensors(event.batch, "batch"))
             if graph is not None:
                 self._cause = (step, why_not_finite(graph))
         begins = self._follows_start and len(self._first) < FIRST

@@ -1,4 +1,4 @@
-"""Do the weights move, how far, and do updates survive rounding? From sampled elements.
+"""Do the weights move, how far, do updates survive rounding, and do they last? From sampled elements.
 
 A device sums up each tensor's elements in one launch; everything after that is arithmetic on some hundred numbers, for
 which kernels would cost the host more than Python does.
@@ -15,14 +15,15 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
-from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.deferred import calculate
-from healthcheck.device.sampling import ElementSampler, SampledRows
+from healthcheck.core.runinfo import weak
+from healthcheck.core.samples import Cost, Labels, Metric, Sample
+from healthcheck.device.deferred import calculate, numbers
+from healthcheck.device.sampling import ROWS, ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT
 from healthcheck.probes.labels import in_groups, optimizer_labels, where_in_model, with_label
 from healthcheck.probes.learning_rate import rates_of
 from healthcheck.probes.traits import poolers_of_libraries, routed_experts
+from healthcheck.probes.weights import looked_at
 
 
 def ratio_of(change: float, size: float) -> float:
@@ -47,10 +48,10 @@ class Moved:
 
         def compute(*vectors: Sequence[float]) -> float:
             change = size = 0.0
-            for numbers, weights in zip(vectors, sizes, strict=True):
+            for sums, weights in zip(vectors, sizes, strict=True):
                 n = len(weights)
-                change += sum(map(mul, numbers[:n], weights))
-                size += sum(map(mul, numbers[n : 2 * n], weights))
+                change += sum(map(mul, sums[:n], weights))
+                size += sum(map(mul, sums[n : 2 * n], weights))
             return ratio_of(change, size)
 
         return calculate(compute, *self.compared)
@@ -72,12 +73,12 @@ class Moved:
 
         def compute(*vectors: Sequence[float]) -> float | None:
             asked = gone = 0.0
-            for numbers, group in zip(vectors, groups, strict=True):
+            for sums, group in zip(vectors, groups, strict=True):
                 n = len(group)
                 for k, index in enumerate(group):
                     if counts[index]:
-                        asked += numbers[3 * n + k]
-                        gone += numbers[4 * n + k]
+                        asked += sums[3 * n + k]
+                        gone += sums[4 * n + k]
             return gone / asked if asked else None
 
         return calculate(compute, *self.compared)
@@ -108,22 +109,22 @@ class Streaks:
             for moved, without, moves in waiting:
                 pairs = [(next(given), group) for group in moved.groups]
                 # Against the largest gradient of all tensors: a bias in front of a normalisation has only rounding noise.
-                largest = max((max(numbers[5 * len(group) :]) for numbers, group in pairs), default=0.0)
+                largest = max((max(sums[5 * len(group) :]) for sums, group in pairs), default=0.0)
                 if largest > self._highest:
                     self._highest = largest
                 converged = largest < CONVERGED * self._highest
-                for numbers, group in pairs:
-                    self._count(numbers, group, without, moves, math.inf if converged else self.negligible * largest)
+                for sums, group in pairs:
+                    self._count(sums, group, without, moves, math.inf if converged else self.negligible * largest)
             hit.extend(index for index, streak in enumerate(self.values) if streak >= patience)
             return float(len(hit))
 
         return calculate(compute, *(vector for moved, *_ in waiting for vector in moved.compared)), lambda: hit
 
     def _count(
-        self, numbers: Sequence[float], group: Sequence[int], without: list[bool], moves: list[bool], noise: float
+        self, sums: Sequence[float], group: Sequence[int], without: list[bool], moves: list[bool], noise: float
     ) -> None:
         n = len(group)
-        changed, gradient = numbers[2 * n : 3 * n], numbers[5 * n :]
+        changed, gradient = sums[2 * n : 3 * n], sums[5 * n :]
         for k, index in enumerate(group):
             if changed[k]:
                 self.values[index] = 0
@@ -298,3 +299,115 @@ def _moving(seen: _Watched) -> list[bool]:
 
 def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights that an update moved and that are back before the next one.
+
+
+AT_BOUND = 3
+"""Elements as large as the largest one of their tensor from which on it is taken for clamped."""
+
+
+@dataclass(slots=True)
+class _Restoring:
+    optimizer: Callable[[], Any]
+    sampler: ElementSampler
+    before: list[SampledRows]
+    moved: Sequence[Any] | None = None
+    """What the update changed, as :meth:`ElementSampler.compare` sums it up."""
+    bound: Sequence[Any] = ()
+    """Elements of each tensor that are as large as its largest one."""
+
+
+class RestoredWeightProbe:
+    """Compares sampled weights before an update, after it, and before the next one.
+
+    A tensor is *restored* if the update changed it and it then was again what it had been, to the last bit. A clamp
+    that holds weights within bounds does that by design: tensors of which several elements are as large as the largest one,
+    to the last bit, are left out.
+    """
+
+    name = "restored-weights"
+    stretchable = ("params.restored",)
+    """Metrics that the overhead budget may have measured less often."""
+    listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "params.restored",
+            "Share of the sampled tensors that an update changed and that were set back before the next one.",
+            "fraction",
+            Cost.DEVICE,
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._watches: dict[int, _Restoring] = {}
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        optimizer, index = event.optimizer, event.optimizer_index
+        if optimizer is None:
+            return ()
+        watch = self._watches.get(index)
+        if watch is not None and watch.optimizer() is not optimizer:
+            # Another optimizer took its place: its weights are others.
+            del self._watches[index]
+            watch = None
+        if event.kind is EventKind.AFTER_UPDATE:
+            if watch is not None and watch.moved is None:
+                if event.skipped:
+                    del self._watches[index]
+                    return ()
+                watch.moved = watch.sampler.compare(watch.before, watch.before)
+                watch.bound = [numbers(_at_largest(rows.values)) for rows in watch.before]
+            return ()
+        samples = []
+        if watch is not None and watch.moved is not None:
+            del self._watches[index]
+            now = watch.sampler.compare(watch.before, watch.before)
+            samples.append(_restored(watch.moved, now, watch.bound, event.step, optimizer_labels(index)))
+        if demand.due("params.restored", event.step):
+            sampler = watch.sampler if watch is not None else ElementSampler(looked_at(optimizer))
+            if sampler.groups:
+                self._watches[index] = _Restoring(weak(optimizer), sampler, sampler.weights("before"))
+        if index not in self._watches:
+            self.rests_until = demand.next_due(("params.restored",), event.step)
+        return samples
+
+
+def _at_largest(values: Any) -> Any:
+    """How many elements of each row are as large as its largest one, to the last bit."""
+    size = values.abs()
+    return (size == size.amax(1, keepdim=True)).sum(1)
+
+
+def _restored(moved: Sequence[Any], now: Sequence[Any], bound: Sequence[Any], step: int, labels: Labels) -> Sample:
+    """The share of restored tensors, from sums of each one's elements after the update and now, against those before it.
+
+    Weights of one size throughout have as many squares of the largest as they have elements that are not zero.
+    """
+    counted: list[int] = []
+    groups = len(moved)
+
+    def compute(*vectors: Sequence[float]) -> float:
+        hits = moves = count = 0
+        for then, today, largest_ones in zip(
+            vectors[:groups], vectors[groups : 2 * groups], vectors[2 * groups :], strict=True
+        ):
+            n = len(then) // ROWS
+            count += n
+            for k in range(n):
+                squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
+                # Changed by the update, and not a clamp that holds all weights at one size, or many at a bound.
+                one_size = math.isclose(squares, there * largest * largest, rel_tol=1e-5)
+                if changed and not one_size and largest_ones[k] < AT_BOUND:
+                    moves += 1
+                    hits += not today[2 * n + k]
+        counted[:] = [hits, count]
+        return hits / max(moves, 1)
+
+    def facts() -> Mapping[str, Any]:
+        return {"tensors": f"{counted[0]:,} of {counted[1]:,} sampled tensors"} if counted else {}
+
+    return Sample("params.restored", step, calculate(compute, *moved, *now, *bound), labels, detail=facts)

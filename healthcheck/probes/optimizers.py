@@ -1,5 +1,5 @@
 """Which optimizers there are: how many train, which are idle, rebuilt for each update, or resumed without their state,
-and schedulers that nobody steps."""
+and schedulers that nobody steps; state dicts that were loaded without effect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.device.living import live_objects
-from healthcheck.probes.labels import where_made
+from healthcheck.probes.labels import first_few, where_called, where_made
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
 from healthcheck.probes.looks import next_look
 
@@ -396,3 +396,62 @@ def _half_cycles(scheduler: Any, optimizer: Any, stepping: list[Any], updates: i
     made, half = int(scheduler.last_epoch), float(scheduler.T_max)
     if 0 < half < SHORT and made > updates / 2:
         yield made / half
+
+
+# --------------------------------------------------------------------------------------------------
+# State dicts that fit nowhere, or are the model's own tensors.
+
+
+class LoadedStateProbe:
+    """Counts loads that changed nothing, in modules that are trained.
+
+    *Unmatched*: with ``strict=False``, and not one name was found in the module that was given them. A checkpoint of
+    a wrapped model (``module.``, ``model.``, ``_orig_mod.``) is the usual case. Loads of which a part fits are a way to
+    begin with another model's body, and are not counted.
+
+    *Own*: during the training, from tensors that are the module's own. ``best = model.state_dict()`` is no copy. The
+    same is counted for *copies* of the trained model, which should have been given the model's weights.
+    """
+
+    name = "loaded-state"
+    only_with = "loads"
+    listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.TRAIN_END)
+    provides: tuple[Metric, ...] = (
+        Metric("state.unmatched", "State dicts loaded since the last step in which no name matched."),
+        Metric(
+            "state.own",
+            "State dicts loaded since the last step that were the module's own tensors, not copies of them.",
+        ),
+        Metric(
+            "state.own_copy",
+            "The same for copies of the trained model, such as target networks: they were given their own weights.",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._begun = False
+        """Whether both were given once: from then on only what is found is worth a sample."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        loads = event.loads
+        if loads is None or (self._begun and not loads):
+            return ()
+        unmatched = [text for module, text in loads.unmatched if _is_part(module(), event)]
+        samples = [
+            *self._samples("state.unmatched", unmatched, event),
+            *self._samples("state.own", [*loads.own], event),
+            *self._samples("state.own_copy", [*loads.copies], event),
+        ]
+        self._begun = self._begun or bool(samples)
+        return samples
+
+    def _samples(self, metric: str, found: Sequence[str], event: Event) -> Iterable[Sample]:
+        # A run that ends without a step has trained nothing of which it could be said that all was in order.
+        if not found and (self._begun or event.kind is EventKind.TRAIN_END):
+            return ()
+        facts = {"which": first_few(found)} | (where_called(event, "load") if found else {})
+        return (Sample(metric, event.step, float(len(found)), detail=lambda: facts),)
+
+
+def _is_part(module: Any, event: Event) -> bool:
+    return module is not None and event.model is not None and any(m is module for _, m in event.model.named_modules())

@@ -19,9 +19,8 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
-from healthcheck.core.runinfo import RankTalk, RunFacts
+from healthcheck.core.runinfo import RankTalk, RunFacts, weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.checksums import Sums, checksums, folded, parts_for, positional_sums
 from healthcheck.device.sampling import strided_view

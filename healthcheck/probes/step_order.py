@@ -13,8 +13,8 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Labels, Metric, Sample
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import kind_of, saved, source_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
-from healthcheck.core.references import weak
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor

@@ -15,11 +15,9 @@ import pytest
 
 from healthcheck.core.errors import HealthCheckError, HealthCheckFailed, StopTraining
 from healthcheck.core.samples import Sample, series_name
-from healthcheck.core.text import visible
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import one_line, suggest, visible
 from healthcheck.pytesting.failure import block, complaint, failure_of, longrepr, shown
 from healthcheck.pytesting.reference import Measures, compare
-from healthcheck.rulelang.quantities import shorten
 from healthcheck.run.ending import Ending
 
 if TYPE_CHECKING:
@@ -178,7 +176,7 @@ class Watched:
         if found is None:
             near = suggest(name, self._values)
             raise KeyError(
-                f'no sample of "{name}"; {near + " " if near else ""}collected: {shorten(", ".join(self._values), 200)}. '
+                f'no sample of "{name}"; {near + " " if near else ""}collected: {one_line(", ".join(self._values), 200)}. '
                 f'Only what rules ask for is collected: add it with @pytest.mark.healthcheck(metrics=["{name}"])'
             )
         return list(found)

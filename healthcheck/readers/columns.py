@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from healthcheck.core.agents import of_agent
+from healthcheck.core.names import of_agent
 from healthcheck.core.samples import NO_LABELS, Labels, series_name
 from healthcheck.readers.names import (
     BOOKKEEPING,

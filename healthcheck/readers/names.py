@@ -1,14 +1,14 @@
 """What columns of recorded runs are called, tool by tool: the tables that give a name its metric.
 
-Those of agents are in :mod:`healthcheck.core.agents`: they count live as well.
+Those of agents are in :mod:`healthcheck.core.names`: they count live as well.
 """
 
 from __future__ import annotations
 
 import re
 
-from healthcheck.core.agents import CONTAINERS as AGENT_CONTAINERS
-from healthcheck.core.agents import NAMES as AGENT_NAMES
+from healthcheck.core.names import CONTAINERS as AGENT_CONTAINERS
+from healthcheck.core.names import NAMES as AGENT_NAMES
 
 TRAIN_WORDS = frozenset({"train", "training", "trn", "tr", "trainer"})
 EVAL_WORDS = frozenset({"val", "valid", "validation", "eval", "evaluation", "dev", "heldout", "holdout"})

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.protocols import Position
-from healthcheck.core.samples import Labels, Sample, decode_number
-from healthcheck.core.text import has_huge_number, load_json
+from healthcheck.core.samples import Labels, Sample
+from healthcheck.core.text import decode_number, has_huge_number, load_json
 from healthcheck.readers.base import head_text, open_text
 from healthcheck.record.lines import parse_series
 from healthcheck.record.segments import PACKED, has_samples, sample_lines

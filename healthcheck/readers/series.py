@@ -16,8 +16,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.agents import OF_AGENTS
 from healthcheck.core.errors import UsageError
+from healthcheck.core.names import OF_AGENTS
 from healthcheck.core.protocols import Position
 from healthcheck.core.samples import NO_LABELS, Labels, Sample, series_name
 from healthcheck.core.text import load_json

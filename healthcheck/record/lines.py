@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthcheck.core.samples import Labels, Sample, decode_number, encode_number, series_name
-from healthcheck.core.text import load_json
+from healthcheck.core.samples import Labels, Sample, series_name
+from healthcheck.core.text import decode_number, encode_number, load_json
 
 Row = tuple[str, Labels, int, str, Any]
 """(metric, labels, step, phase, value)"""

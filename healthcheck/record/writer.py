@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck.core.alerts import Alert
+from healthcheck.core.alerts import Alert, alert_json
 from healthcheck.core.samples import Sample
 from healthcheck.core.text import dump_line, strict
 from healthcheck.record.folder import append, run_facts, write_atomically, write_once
 from healthcheck.record.lines import Row, SampleEncoder
 from healthcheck.record.requests import LOOK_SECONDS, LiveRequests
 from healthcheck.record.segments import SEGMENT, TAIL, Segments
-from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session

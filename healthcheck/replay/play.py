@@ -15,26 +15,30 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Missing, Outcome, Verdict
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import Moment, step_by_step
+from healthcheck.engine.columns import History, Moment, complete, step_by_step
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import Evaluation
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.readers.record import incomplete
 from healthcheck.readers.series import RecordedRun
-from healthcheck.replay.another import Beginnings
 from healthcheck.rulelang.accepted import Accepted, find_accepted, load_accepted
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.actor import StopRequest
 from healthcheck.run.ending import VERDICTS_OF_THE_SCRIPT, End, JudgedRun, judged_end, run_report
-from healthcheck.run.history import History, name_explosion
 from healthcheck.run.unjudged import always_applies, applies_without
 
 if TYPE_CHECKING:
     from healthcheck.extend.registry import Registry
+
+
+from collections import deque
+from collections.abc import Iterable
+from math import isfinite
+from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +250,7 @@ class Play:
     def note(self, result: Evaluation) -> None:
         """Keep the alerts of one evaluation, and say of each action that nothing was done."""
         for alert in (*result.alerts, *result.amended):
-            for name, finding in zip(alert.names, alert.findings, strict=True):
-                name_explosion(finding, self.history)
-                series = [fact.name for fact in finding.series]
-                finding.accepted = self.facts.accepted.reason(name, series, self.facts.target)
-            alert.settle()
+            complete(alert, self.history, self.facts.accepted, self.facts.target)
         self.alerts += [alert for alert in result.alerts if not alert.repeat]
         for planned in result.plan:
             why = planned.held or (OBSERVE_MODE if self._observing or planned.cause.mode == "observe" else "")
@@ -503,3 +503,69 @@ def only_rules(rules: RuleSet, keep: Collection[str]) -> RuleSet:
     return rules.keeping(
         lambda cause: cause.id in kept or (cause.condition.judges_nonfinite and cause.selector.metric in metrics)
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a record that begins again at its first step holds another run from there: folds, seeds, sweeps in one file.
+#
+# A run that goes on after a crash, or whose log counts steps of each epoch, goes on with the loss that it had. Another one
+# begins with a loss like that with which the first began, or a worse one. Records of rewards alone count episodes and steps of
+# the environment, which no epoch sets back.
+
+
+KEPT = 64
+"""Batches of samples at the beginning and before the newest one in which losses are looked for."""
+LOSSES = ("loss", "eval.loss")
+FEW = 3
+"""Values of a loss that say where it began, and where it stood."""
+
+
+class Beginnings:
+    """Remembers how the run at hand began and where it stands."""
+
+    def __init__(self) -> None:
+        self._first: list[Sequence[Sample]] = []
+        self._last: deque[Sequence[Sample]] = deque(maxlen=KEPT)
+
+    def saw(self, samples: Sequence[Sample]) -> None:
+        """Note the next batch of the run."""
+        if len(self._first) < KEPT:
+            self._first.append(samples)
+        self._last.append(samples)
+
+    def another(self, samples: Sequence[Sample]) -> bool:
+        """Whether these samples, at the first step again, are another run's; then nothing of the one before is kept."""
+        found = self._is_another(samples)
+        if found:
+            self._first, self._last = [], deque(maxlen=KEPT)
+        return found
+
+    def _is_another(self, samples: Sequence[Sample]) -> bool:
+        for metric in LOSSES:
+            first, last = _values(self._first, metric), _values(reversed(self._last), metric)
+            now = _values([samples], metric)
+            if first and last and now:
+                return _begins_again(now[0], first, last)
+        return any(sample.metric == "reward" for batch in self._last for sample in batch)
+
+
+def _begins_again(now: float, first: Sequence[float], last: Sequence[float]) -> bool:
+    """Outside of where it stood last, and nearer to where it began (or worse than both)."""
+    finite = [value for value in last if isfinite(value)]
+    if not finite or not isfinite(now):
+        return isfinite(now)  # a loss that was NaN does not mend itself
+    low, high, began = min(finite), max(finite), median(first)
+    spread = high - low
+    if now > high + spread:
+        return now > 0.5 * (began + median(finite))
+    return now < low - spread and abs(now - began) < abs(now - median(finite))
+
+
+def _values(batches: Iterable[Sequence[Sample]], metric: str) -> list[float]:
+    """The values of a plain metric in the first few batches that have it."""
+    found: list[float] = []
+    for samples in batches:
+        found += [sample.value for sample in samples if sample.metric == metric and not sample.labels]
+        if len(found) >= FEW:
+            break
+    return found[:FEW]

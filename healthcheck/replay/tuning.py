@@ -11,8 +11,7 @@ from statistics import median
 from typing import Any
 
 from healthcheck.core.alerts import State
-from healthcheck.core.samples import encode_number
-from healthcheck.core.text import number, plural, step
+from healthcheck.core.text import encode_number, number, plural, step
 from healthcheck.engine.series import SeriesState
 from healthcheck.replay.play import Play
 from healthcheck.reports.tables import table_lines

@@ -1,7 +1,7 @@
 """The block of one alert: at most five lines, wrapped to the terminal, always in the same order.
 
 What happened, with the number and what is normal; where; what we did; what to try. Nothing stands in it that would be the
-same in every block: how to ask why is said once, at the end.
+same in every block: how to ask why is said once, at the end. At the end of this file: what its rule asks, in one line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, ActionOutcome, Alert, Severity
-from healthcheck.core.text import number, plural, shorten, step, wrapped
-from healthcheck.reports.wording import PAST, UNKNOWN_WIDTH
+from healthcheck.core.text import UNKNOWN_WIDTH, number, plural, shorten, step, wrapped
+from healthcheck.reports.wording import PAST
+from healthcheck.rulelang.rule import SETTLED, Cause
 from healthcheck.run.judge import BLOCK_STEPS
 
 LABEL = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
@@ -205,3 +206,75 @@ def names_with_steps(alerts: Iterable[Alert]) -> list[str]:
         f"{rule} at step {step(alert.fired_step)}" + (f" ({times[rule]} times)" if times[rule] > 1 else "")
         for rule, alert in first.items()
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# A rule in one line, as a person asks it: ``robust_z(loss, window 200) above 8, in 2 samples running``.
+
+
+_NORMAL = {"robust_z": "median", "zscore": "mean", "ratio": "baseline", "no_improvement": "best", "outlier": "siblings"}
+_SCORE = {"robust_z": "z", "zscore": "z", "ratio": "ratio", "slope": "slope", "outlier": "ratio"}
+
+
+_BY_VALUE = frozenset(
+    {
+        "threshold",
+        "above",
+        "below",
+        "at_least",
+        "at_most",
+        "equals",
+        "outside",
+        "no_improvement",
+        "unchanged",
+    }
+)
+"""Conditions whose bound is a sentence about the metric itself."""
+
+
+def asks(rule: Cause) -> str:
+    """What must be true for this rule to fire, with the units of counting."""
+    condition = rule.condition
+    bound = condition.breaches.text
+    name = condition.name
+    if name in _BY_VALUE:
+        text = f"{rule.selector} {bound}"
+    elif name in ("missing", "stale"):
+        text = f"no {rule.selector} for {bound}"
+    elif condition.judges_nonfinite:
+        text = f"{rule.selector} not finite"
+    else:
+        window = condition.window
+        inner = f"{rule.selector}, window {window}" if window > 1 else str(rule.selector)
+        text = f"{name}({inner}) {bound}"
+    parts = [text]
+    hold = rule.hold
+    if hold.seconds:
+        parts.append(f"for {hold.seconds:g} s")
+    elif hold.of > 1:
+        parts.append(
+            f"in {hold.need} samples running" if hold.need == hold.of else f"in {hold.need} of {hold.of} samples"
+        )
+    if rule.warmup.amount:
+        parts.append(f"after {rule.warmup}")
+    if rule.every > 1:
+        later = f" ({rule.settled_every} once {SETTLED} were made)" if rule.settled_every else ""
+        parts.append(f"every {rule.every} steps{later}")
+    if rule.phase != "any":
+        parts.append(f"in {rule.phase}")
+    parts += [f"only if {guard.metric} {guard.test.text}" for guard in rule.only_if]
+    return ", ".join(parts)
+
+
+def headings(rule: Cause | None) -> tuple[str, str]:
+    """What the columns of a trace are called: (normal, score)."""
+    name = rule.condition.name if rule is not None else ""
+    return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")
+
+
+def score_name(cause: Cause) -> str:
+    """What a person would call the score of its condition; empty where it says nothing or is the value itself."""
+    name = cause.condition.name
+    if name in _BY_VALUE or name in ("all", "any") or cause.condition.judges_nonfinite or cause.condition.absence:
+        return ""
+    return _SCORE.get(name, name.replace("_", " "))

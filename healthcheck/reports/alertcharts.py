@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from healthcheck.core.samples import decode_number
-from healthcheck.core.text import number, step
+from healthcheck.core.text import decode_number, number, step
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow, judgements
+from healthcheck.reports.alertblock import headings
 from healthcheck.reports.charts import Curve, Limit, Mark, Picture
-from healthcheck.reports.recorded import Recorded, Series
-from healthcheck.reports.statistics import plain_limit
-from healthcheck.reports.wording import cause_name, headings
+from healthcheck.reports.recorded import Recorded, Series, plain_limit
+from healthcheck.reports.wording import cause_name
 from healthcheck.rulelang.rule import Cause, RuleSet
 
 MOST = 12

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from healthcheck.core.alerts import Alert, Kind, Severity, Transition
-from healthcheck.core.text import number, plural, shorten, step, visible, wrapped
+from healthcheck.core.text import fitting, number, plural, shorten, step, visible, width_of, wrapped
 from healthcheck.core.version import VERSION
 from healthcheck.record.folder import LATEST, latest_shown, runs_folder
 from healthcheck.record.runs import new_rules
@@ -28,16 +28,10 @@ from healthcheck.reports.alertblock import (
     evidence_path,
     names_with_steps,
     only_noted,
+    score_name,
 )
 from healthcheck.reports.planned import cannot_fill
-from healthcheck.reports.wording import (
-    closing_block,
-    fitting,
-    how_it_ended,
-    score_name,
-    width_of,
-    with_exit,
-)
+from healthcheck.reports.wording import closing_block, how_it_ended, with_exit
 from healthcheck.rulelang.rule import named
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.core.errors import UsageError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.extend.guard import describe, passes_on, place_of
 from healthcheck.record.runs import load_run
 from healthcheck.reports.console import Stderr

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from healthcheck.core.text import number, step
-from healthcheck.reports.charts import SMOOTH_FROM, Picture, Scale, scale_of
-from healthcheck.reports.thinning import medians, thinned
+from healthcheck.reports.charts import SMOOTH_FROM, Picture, Scale, medians, scale_of, thinned
 
 MOST = 14
 """Charts of a page that become interactive; each takes the browser some 50 ms, and the others have their values as well."""

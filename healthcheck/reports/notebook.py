@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.alerts import alert_json
 from healthcheck.core.samples import NO_LABELS
 from healthcheck.record.lines import parse_series
 from healthcheck.record.runs import load_run
 from healthcheck.reports.wording import closing_line
-from healthcheck.run.ending import alert_json
 
 if TYPE_CHECKING:
     from healthcheck.reports.pagedata import PageData

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from healthcheck.core.samples import decode_number
-from healthcheck.core.text import duration, number, plural, size_text, step
+from healthcheck.core.text import decode_number, duration, number, plural, size_text, step
 from healthcheck.reports.charts import Curve, Picture, chart, escape, marks_of
 from healthcheck.reports.pagedata import PageData
 from healthcheck.reports.pagestyle import CSS, SORT

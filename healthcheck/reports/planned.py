@@ -12,9 +12,9 @@ from typing import Any
 
 from healthcheck.core.samples import Cost, Metric
 from healthcheck.core.text import plural
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.registry import Registry
-from healthcheck.reports.wording import asks
+from healthcheck.reports.alertblock import asks
 from healthcheck.rulelang.rule import Cause, RuleSet
 from healthcheck.run.unjudged import NEEDS, always_applies
 

@@ -10,16 +10,17 @@ from typing import Any
 
 from healthcheck.core.alerts import State
 from healthcheck.core.protocols import Comparator
-from healthcheck.core.samples import CONTEXT_LABELS, decode_number, series_name
-from healthcheck.core.text import number, plural, step
+from healthcheck.core.samples import CONTEXT_LABELS, series_name
+from healthcheck.core.text import decode_number, number, plural, step
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.trace import TraceRow, judgements
 from healthcheck.record.lines import Batch as RecordedBatch
 from healthcheck.record.runs import Run
+from healthcheck.reports.alertblock import asks, headings
 from healthcheck.reports.alertcharts import around, pictures_of
 from healthcheck.reports.charts import Picture
 from healthcheck.reports.recorded import Recorded
-from healthcheck.reports.wording import asks, cause_name, headings
+from healthcheck.reports.wording import cause_name
 from healthcheck.rulelang.comparators import closeness
 from healthcheck.rulelang.rule import Cause, RuleSet
 

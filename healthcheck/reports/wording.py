@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
-from healthcheck.core.text import duration, plural, shorten, step, wrapped
-from healthcheck.rulelang.rule import SETTLED, Cause
+from healthcheck.core.text import NARROWEST, UNKNOWN_WIDTH, duration, plural, shorten, step, wrapped
 from healthcheck.rulelang.sources import is_pack_name
 from healthcheck.run.budget import NOTICED
 from healthcheck.run.ending import warnings_of
@@ -114,31 +112,6 @@ def actions_done(alert: Mapping[str, Any]) -> str:
             texts.append(str(outcome["text"] or past))
     texts += [f"would have {' and '.join(done)} ({reason})" for reason, done in held.items()]
     return "; ".join(texts) or "reported"
-
-
-# --------------------------------------------------------------------------------------------------
-# Text that fits a terminal.
-
-
-UNKNOWN_WIDTH = 80
-NARROWEST, WIDEST = 40, 200
-
-
-def width_of(stream: TextIO | None) -> int:
-    """Columns of what a stream writes to: ``COLUMNS``, else its terminal's, else 80."""
-    wanted = os.environ.get("COLUMNS", "")
-    width = int(wanted) if wanted.isdigit() else 0
-    if width <= 0:
-        try:
-            width = os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
-        except (OSError, ValueError, AttributeError):
-            width = 0
-    return min(WIDEST, max(NARROWEST, width or UNKNOWN_WIDTH))
-
-
-def fitting(width: int, *candidates: str) -> str:
-    """The first of these texts that fits, else the last."""
-    return next((text for text in candidates if len(text) <= width), candidates[-1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -344,75 +317,3 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
     if unused:
         lines.append(f"mutes that matched nothing: {shorten([str(m['rule']) for m in unused])}")
     return lines
-
-
-# --------------------------------------------------------------------------------------------------
-# A rule in one line, as a person asks it: ``robust_z(loss, window 200) above 8, in 2 samples running``.
-
-
-_NORMAL = {"robust_z": "median", "zscore": "mean", "ratio": "baseline", "no_improvement": "best", "outlier": "siblings"}
-_SCORE = {"robust_z": "z", "zscore": "z", "ratio": "ratio", "slope": "slope", "outlier": "ratio"}
-
-
-_BY_VALUE = frozenset(
-    {
-        "threshold",
-        "above",
-        "below",
-        "at_least",
-        "at_most",
-        "equals",
-        "outside",
-        "no_improvement",
-        "unchanged",
-    }
-)
-"""Conditions whose bound is a sentence about the metric itself."""
-
-
-def asks(rule: Cause) -> str:
-    """What must be true for this rule to fire, with the units of counting."""
-    condition = rule.condition
-    bound = condition.breaches.text
-    name = condition.name
-    if name in _BY_VALUE:
-        text = f"{rule.selector} {bound}"
-    elif name in ("missing", "stale"):
-        text = f"no {rule.selector} for {bound}"
-    elif condition.judges_nonfinite:
-        text = f"{rule.selector} not finite"
-    else:
-        window = condition.window
-        inner = f"{rule.selector}, window {window}" if window > 1 else str(rule.selector)
-        text = f"{name}({inner}) {bound}"
-    parts = [text]
-    hold = rule.hold
-    if hold.seconds:
-        parts.append(f"for {hold.seconds:g} s")
-    elif hold.of > 1:
-        parts.append(
-            f"in {hold.need} samples running" if hold.need == hold.of else f"in {hold.need} of {hold.of} samples"
-        )
-    if rule.warmup.amount:
-        parts.append(f"after {rule.warmup}")
-    if rule.every > 1:
-        later = f" ({rule.settled_every} once {SETTLED} were made)" if rule.settled_every else ""
-        parts.append(f"every {rule.every} steps{later}")
-    if rule.phase != "any":
-        parts.append(f"in {rule.phase}")
-    parts += [f"only if {guard.metric} {guard.test.text}" for guard in rule.only_if]
-    return ", ".join(parts)
-
-
-def headings(rule: Cause | None) -> tuple[str, str]:
-    """What the columns of a trace are called: (normal, score)."""
-    name = rule.condition.name if rule is not None else ""
-    return _NORMAL.get(name, "normal"), _SCORE.get(name, "score")
-
-
-def score_name(cause: Cause) -> str:
-    """What a person would call the score of its condition; empty where it says nothing or is the value itself."""
-    name = cause.condition.name
-    if name in _BY_VALUE or name in ("all", "any") or cause.condition.judges_nonfinite or cause.condition.absence:
-        return ""
-    return _SCORE.get(name, name.replace("_", " "))

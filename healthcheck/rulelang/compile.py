@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from healthcheck.core.errors import Problem, RuleFileError
 from healthcheck.core.setting import SettingError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import one_line, suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang import lint
 from healthcheck.rulelang.document import Document
@@ -25,13 +25,11 @@ from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import SUGGESTIONS, Draft, Merged, Merger
 from healthcheck.rulelang.overrides import apply_set, file_mutes, flag_mutes, no_such, switched_off
 from healthcheck.rulelang.problems import ENOUGH, ordered
-from healthcheck.rulelang.quantities import shorten
-from healthcheck.rulelang.rule import Origin, Rule, RuleSet
+from healthcheck.rulelang.rule import Origin, Rule, RuleSet, without_secrets
 from healthcheck.rulelang.rulecompiler import RuleCompiler
 from healthcheck.rulelang.schema import RULE_ONLY, RuleFormat
 from healthcheck.rulelang.settings import parse_setting
 from healthcheck.rulelang.sources import Joining, collect
-from healthcheck.rulelang.templates import without_secrets
 from healthcheck.rulelang.validation import Validator
 
 P = ParamSpec("P")
@@ -165,11 +163,11 @@ def _check_profile(profile: str | None, merged: Merged, documents: list[Document
         hint = suggest(profile, known) or (f"there are {', '.join(known)}" if known else "no file here has profiles")
         problems.append(
             Problem(
-                f"--profile {shorten(profile)}",
+                f"--profile {one_line(profile)}",
                 0,
                 0,
                 "unknown-profile",
-                f'there is no profile "{shorten(profile)}"',
+                f'there is no profile "{one_line(profile)}"',
                 suggestion=hint,
             )
         )

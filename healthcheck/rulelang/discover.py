@@ -18,7 +18,7 @@ from typing import Any
 
 from healthcheck.core.errors import Problem, RuleFileError, UsageError
 from healthcheck.core.setting import Setting, SettingError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.rulelang.loader import load_file
 from healthcheck.rulelang.rule import Origin
 from healthcheck.rulelang.settings import PYPROJECT_ONLY, SETTINGS, parse_setting

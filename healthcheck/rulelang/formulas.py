@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from healthcheck.core.errors import Problem
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import one_line, suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Entry, Merged
-from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Derived, Origin
 
 MAX_LENGTH = 200
@@ -367,7 +366,7 @@ def _bad_character(text: str, column: int) -> FormulaError:
         )
     if character == "[":
         return FormulaError("a formula takes plain metrics, not families", column)
-    return FormulaError(f'unexpected "{shorten(character)}"', column)
+    return FormulaError(f'unexpected "{one_line(character)}"', column)
 
 
 def _check_order(tokens: Sequence[_Token], text: str) -> None:
@@ -416,7 +415,7 @@ def _check_order(tokens: Sequence[_Token], text: str) -> None:
 def _unknown_function(name: _Token) -> FormulaError:
     known = [*LOOKUPS, *FUNCTIONS]
     return FormulaError(
-        f'unknown function "{shorten(name.text)}"',
+        f'unknown function "{one_line(name.text)}"',
         name.column,
         len(name.text),
         suggestion=suggest(name.text, known) or f"there are {', '.join(known)}",

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 
 from healthcheck.core.samples import CONTEXT_LABELS
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.rule import Selector
 

@@ -8,14 +8,12 @@ from math import isfinite
 
 from healthcheck.core.alerts import Kind, Severity
 from healthcheck.core.errors import Problem
-from healthcheck.core.text import as_written
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import as_written, suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.document import KeyPath
 from healthcheck.rulelang.merge import Draft, Entry, Merged
-from healthcheck.rulelang.rule import Cause, RuleSet, owners, owns_nonfinite
-from healthcheck.rulelang.templates import PLACEHOLDERS
+from healthcheck.rulelang.rule import PLACEHOLDERS, Cause, RuleSet, owners, owns_nonfinite
 
 SMALL_WINDOW = 30
 SPIKE_CONDITIONS = ("zscore", "robust_z")

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from healthcheck.core.errors import Problem
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.rulelang import parsed
 from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Place
 

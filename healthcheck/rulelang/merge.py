@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthcheck.core.errors import Problem
-from healthcheck.extend.dispatch import nearest
+from healthcheck.core.text import nearest, one_line
 from healthcheck.rulelang.document import Document, KeyPath
-from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.rule import Cause, Origin
 from healthcheck.rulelang.schema import RULE_ONLY
 from healthcheck.rulelang.validation import did_you_mean
@@ -273,13 +272,13 @@ class Merger:
             and others.document.layer != document.layer
             and others.value != new.value
         ):
-            there = f"{others.document.path} says {shorten(repr(others.value))}" if written else "it is a rule of "
+            there = f"{others.document.path} says {one_line(repr(others.value))}" if written else "it is a rule of "
             there = there if written else f"{there}{others.document.path}"
             self.result.problems.append(
                 document.problem(
                     new.where,
                     "conflict",
-                    f'"{draft.id}": `{key}: {shorten(repr(new.value))}`, but {there}',
+                    f'"{draft.id}": `{key}: {one_line(repr(new.value))}`, but {there}',
                     key=True,
                     suggestion="rules that join a run are judged beside its own: give one of the two another id",
                 )
@@ -326,7 +325,7 @@ class Merger:
         near = nearest(name, draft.causes)
         there = f"there are {', '.join(draft.causes)}" if draft.causes else f'"{draft.id}" is its own only cause'
         fix = (name, near) if near else None
-        text = f'"{shorten(name)}" is not a cause of "{draft.id}"'
+        text = f'"{one_line(name)}" is not a cause of "{draft.id}"'
         hint = did_you_mean(near) or there
         self.result.problems.append(document.problem(where, "unknown-cause", text, key=True, suggestion=hint, fix=fix))
 
@@ -337,7 +336,7 @@ class Merger:
         near = nearest(rule_id, self.result.rules) if len(self.result.problems) < SUGGESTIONS else ""
         needs = "a new rule needs `metric` and `when`, or `causes`" if has_keys else "check `extends`"
         hint, fix = did_you_mean(near) or needs, (rule_id, near) if near else None
-        text = f'"{shorten(rule_id)}" is not a rule'
+        text = f'"{one_line(rule_id)}" is not a rule'
         self.result.problems.append(document.problem(where, "unknown-rule", text, key=True, suggestion=hint, fix=fix))
 
 

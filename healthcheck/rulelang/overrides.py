@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.core.errors import Problem
+from healthcheck.core.text import one_line
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.known import rule_hint
 from healthcheck.rulelang.loader import load_text
 from healthcheck.rulelang.merge import Draft, Entry
-from healthcheck.rulelang.quantities import QuantityError, parse_steps, shorten
+from healthcheck.rulelang.quantities import QuantityError, parse_steps
 from healthcheck.rulelang.rule import Mute, named
 
 RANK = 4
@@ -22,7 +23,7 @@ def apply_set(texts: Iterable[str], rules: dict[str, Draft], problems: list[Prob
     """``ID.key=value`` changes one leaf by its path, last wins. Returns what the schema must still check."""
     documents = []
     for text in texts:
-        document = Document(f"--set {shorten(text)}")
+        document = Document(f"--set {one_line(text)}")
         path, equals, written = text.partition("=")
         rule_id, dot, rest = path.strip().partition(".")
         if not equals or not dot or not rest:
@@ -126,7 +127,7 @@ def switched_off(
         for pattern in patterns:
             hits = [name for name in names if named(pattern, name)]
             if not hits:
-                where = Document(f"{flag} {shorten(pattern)}")
+                where = Document(f"{flag} {one_line(pattern)}")
                 problems.append(no_such(where, (), pattern, rules))
             target.update(hits)
     if only:  # naming a rule exactly switches it on even if a file has it off; a glob does not
@@ -152,11 +153,11 @@ def no_such(document: Document, where: tuple[str | int, ...], name: str, rules: 
         causes = rules[rule_id].causes
         hint = rule_hint(cause, causes) if causes else f"`{rule_id}` is its own only cause"
         return document.problem(
-            where, "unknown-cause", f'"{shorten(cause)}" is not a cause of "{rule_id}"', suggestion=hint
+            where, "unknown-cause", f'"{one_line(cause)}" is not a cause of "{rule_id}"', suggestion=hint
         )
     owners = [rule for rule, draft in rules.items() if name in draft.causes]
     hint = f'did you mean "{owners[0]}.{name}"?' if owners else rule_hint(name, rules)
-    return document.problem(where, "unknown-rule", f'"{shorten(name)}" is not a rule', suggestion=hint)
+    return document.problem(where, "unknown-rule", f'"{one_line(name)}" is not a rule', suggestion=hint)
 
 
 def file_mutes(
@@ -186,7 +187,7 @@ def flag_mutes(texts: Iterable[str], rules: dict[str, Draft], force: bool, probl
     """``--mute ID``, ``--mute ID@12000..12500``, either with ``:reason`` at the end."""
     mutes = []
     for text in texts:
-        document = Document(f"--mute {shorten(text)}")
+        document = Document(f"--mute {one_line(text)}")
         head, _, reason = text.partition(":")
         rule_id, at, span = head.partition("@")
         try:

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+from healthcheck.core.text import one_line
 from healthcheck.rulelang.rule import Hold, Span
 
 UNITS: dict[str, float] = {
@@ -92,7 +93,7 @@ def parse_quantity(value: Any) -> float:
         text = str(value)
         found = _QUANTITY.fullmatch(text) if len(text) <= LONGEST else None
         if found is None:
-            raise QuantityError(f'"{shorten(text)}" is not a number; write for instance 0.3, 30%, 300ms or 16MiB')
+            raise QuantityError(f'"{one_line(text)}" is not a number; write for instance 0.3, 30%, 300ms or 16MiB')
         unit = found[2]
         if unit and unit not in UNITS:
             near = _nearest_unit(unit)
@@ -110,7 +111,7 @@ def parse_duration(value: Any) -> float:
         raise QuantityError(f'a duration needs a unit; write "{value:g}s", or m, h')
     seconds = duration_or_none(value)
     if seconds is None:
-        raise QuantityError(f'"{shorten(str(value))}" is not a duration; write for instance 30s, 5m or 1h30m')
+        raise QuantityError(f'"{one_line(str(value))}" is not a duration; write for instance 30s, 5m or 1h30m')
     return seconds
 
 
@@ -144,7 +145,7 @@ def parse_span(value: Any, *, default: str = "steps") -> Span:
     found = _COUNT.fullmatch(text) if isinstance(value, str) and len(text) <= LONGEST else None
     if found is None:
         raise QuantityError(
-            f'"{shorten(text)}" is not a length; write a number of {default}, "100 steps", "20 samples", "2 evals" or "30s"'
+            f'"{one_line(text)}" is not a length; write a number of {default}, "100 steps", "20 samples", "2 evals" or "30s"'
         )
     unit = found[2] or default
     return Span(int(found[1].replace("_", "")), "steps" if unit.startswith("step") else "samples")
@@ -168,7 +169,7 @@ def parse_hold(value: Any) -> Hold:
             )
         need = of = int(counted[1])
     else:
-        raise QuantityError(f'"{shorten(str(value))}" is not valid for `for`; write 3, "3 of 5" or "30s"')
+        raise QuantityError(f'"{one_line(str(value))}" is not valid for `for`; write 3, "3 of 5" or "30s"')
     if need < 1:
         raise QuantityError("`for` needs at least 1 sample")
     if need > of:
@@ -203,7 +204,7 @@ def parse_steps(value: Any) -> tuple[int, int | None]:
     if found is None:
         single = re.fullmatch(r"\s*(\d[\d_]*)\s*", str(value)[:LONGEST])
         if single is None:
-            raise QuantityError(f'"{shorten(str(value))}" is not a span of steps; write "12000..12500" or "12000.."')
+            raise QuantityError(f'"{one_line(str(value))}" is not a span of steps; write "12000..12500" or "12000.."')
         step = int(single[1].replace("_", ""))
         return step, step
     first = int(found[1].replace("_", "")) if found[1] else 0
@@ -211,9 +212,3 @@ def parse_steps(value: Any) -> tuple[int, int | None]:
     if last is not None and last < first:
         raise QuantityError(f"the span {first}..{last} ends before it begins")
     return first, last
-
-
-def shorten(text: str, limit: int = 60) -> str:
-    """Text for a message: one line, no control characters, not longer than ``limit``."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return clean if len(clean) <= limit else clean[: limit - 3] + "..."

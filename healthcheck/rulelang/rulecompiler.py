@@ -9,6 +9,7 @@ from typing import Any
 from healthcheck.core.alerts import Kind, Severity
 from healthcheck.core.errors import Problem
 from healthcheck.core.protocols import Condition
+from healthcheck.core.text import one_line
 from healthcheck.extend.guard import GuardedCondition, describe, passes_on
 from healthcheck.extend.registry import BUILTIN, Registry
 from healthcheck.rulelang.comparators import ABSENT, Threshold, comparator_in
@@ -16,9 +17,21 @@ from healthcheck.rulelang.conditions.base import OptionError, must_fit
 from healthcheck.rulelang.conditions.combined import PART_COMPILER
 from healthcheck.rulelang.known import KnownMetrics
 from healthcheck.rulelang.merge import Draft, Entry
-from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_pace, parse_span, shorten
-from healthcheck.rulelang.rule import ActionSpec, AppliesIf, Cause, Guard, Hold, Rule, Selector, Span
-from healthcheck.rulelang.templates import Template, TemplateError, default_message, without_secrets
+from healthcheck.rulelang.quantities import QuantityError, parse_hold, parse_pace, parse_span
+from healthcheck.rulelang.rule import (
+    ActionSpec,
+    AppliesIf,
+    Cause,
+    Guard,
+    Hold,
+    Rule,
+    Selector,
+    Span,
+    Template,
+    TemplateError,
+    default_message,
+    without_secrets,
+)
 
 FEW_SAMPLES_KEYS = ("min_samples", "outliers", "reseed")
 """Keys of a rule that its condition may read."""
@@ -223,7 +236,7 @@ class RuleCompiler:
         except BaseException as error:  # a plugin's compiler; ours raise OptionError only
             if passes_on(error):
                 raise
-            text = f'condition "{name}" could not be prepared: {shorten(describe(error), 150)}'
+            text = f'condition "{name}" could not be prepared: {one_line(describe(error), 150)}'
             self.problems.append(entry.document.problem(where, "condition-failed", text, key=True))
         return None
 
@@ -433,10 +446,10 @@ def parse_selector(text: str, excluded: Sequence[str] = ()) -> Selector:
             )
         if any(c in name for c in "+(<>=") or " " in name.strip():
             raise SelectorError(
-                f'"{shorten(name)}" is not the name of a metric',
+                f'"{one_line(name)}" is not the name of a metric',
                 suggestion="give a formula a name in the `metrics:` block",
             )
-        raise SelectorError(f'"{shorten(text)}" is not the name of a metric')
+        raise SelectorError(f'"{one_line(text)}" is not the name of a metric')
     if not bracket:
         if excluded:
             raise SelectorError(f"`except` only makes sense for a family; write {name}[*]")

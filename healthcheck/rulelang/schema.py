@@ -15,12 +15,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from healthcheck.extend.dispatch import nearest
+from healthcheck.core.text import nearest, one_line
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.comparators import COMPARATORS
 from healthcheck.rulelang.conditions.base import comparator_schemas
 from healthcheck.rulelang.document import KeyPath
-from healthcheck.rulelang.quantities import shorten
 from healthcheck.rulelang.settings import SETTINGS
 from healthcheck.rulelang.validation import Answer, Format, did_you_mean, listed
 
@@ -371,7 +370,7 @@ class RuleFormat(Format):
         """Keys that stand in the wrong place, or that another tool has where we have none."""
         kind, synonyms = _level(where)
         value = beside[key]
-        text = f'unknown key "{shorten(key)}"'
+        text = f'unknown key "{one_line(key)}"'
         if kind == "cause" and key in RULE_ONLY:
             text = f"`{key}` is of the whole rule, not of one cause"
             hint = "causes have no causes" if key == "causes" else "write it beside `causes:`"
@@ -387,7 +386,7 @@ class RuleFormat(Format):
             # A condition beside `metric`, not under `when`.
             close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
             if close:
-                shown = "..." if isinstance(value, (dict, list)) else shorten(str(value), 20)
+                shown = "..." if isinstance(value, (dict, list)) else one_line(str(value), 20)
                 hint = f"a condition goes under `when`: write `when: {{{close[0]}: {shown}}}`"
                 return Answer(text, hint, "unknown-key")
         return None
@@ -407,7 +406,7 @@ class RuleFormat(Format):
         ours = table.get(str(value), "")
         meant = ours if ours in words else nearest(str(value), words)
         hint = f"here it is called `{ours}`" if ours in words else did_you_mean(meant)
-        shown = shorten(str(value).lower() if isinstance(value, bool) else str(value))
+        shown = one_line(str(value).lower() if isinstance(value, bool) else str(value))
         if where[-1] == "when" and not hint and len(shown.split()) > 1:
             return Answer(f'"{shown}" is not a condition', "conditions are keys, not expressions: when: {above: 5}")
         if holder == "then":
@@ -436,7 +435,7 @@ class RuleFormat(Format):
         elif kind == "action":
             what, hint = "action", "give each its own list item"
         text = f"one {what} expected, found {len(names)}: {', '.join(names)}"
-        return Answer(shorten(text, 200), hint, "too-many")
+        return Answer(one_line(text, 200), hint, "too-many")
 
     def good_name(self, where: KeyPath, key: str) -> str:
         """A rule id made of what was written."""
@@ -452,7 +451,7 @@ def _limit_in_when(rule_id: str, rule: Mapping[str, Any], limit: Any) -> str:
     shown = limit if isinstance(limit, (int, float)) and not isinstance(limit, bool) else 9
     when = rule.get("when")
     if isinstance(when, str):
-        return f"the limit belongs to the condition: write `when: {{{shorten(when, 20)}: {{above: {shown}}}}}`"
+        return f"the limit belongs to the condition: write `when: {{{one_line(when, 20)}: {{above: {shown}}}}}`"
     if isinstance(when, Mapping) and len(when) == 1:
         (name, options), *_ = when.items()
         if isinstance(options, Mapping) and not {"above", "below", "at_least", "at_most"} & set(options):
@@ -463,7 +462,9 @@ def _limit_in_when(rule_id: str, rule: Mapping[str, Any], limit: Any) -> str:
         return "a limit belongs to a condition under `when`, for instance `when: {above: 9}`"
     if "metric" in rule or rule_id == "defaults":
         return f"write `when: {{above: {shown}}}`" if shown is limit else "write a number: `when: {above: 9}`"
-    return f"write its `when:` again with the new limit; `healthcheck explain {shorten(rule_id, 40)}` shows the old one"
+    return (
+        f"write its `when:` again with the new limit; `healthcheck explain {one_line(rule_id, 40)}` shows the old one"
+    )
 
 
 def _is_plain(value: Any) -> bool:

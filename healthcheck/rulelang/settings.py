@@ -14,8 +14,8 @@ from typing import Any
 
 from healthcheck.core.errors import UsageError
 from healthcheck.core.setting import Setting, SettingError
-from healthcheck.extend.dispatch import suggest
-from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
+from healthcheck.core.text import one_line, suggest
+from healthcheck.rulelang.quantities import QuantityError, parse_quantity
 from healthcheck.rulelang.rule import Origin
 
 
@@ -27,7 +27,7 @@ def _choice(*words: str) -> Callable[[Any], Any]:
         if value is True and "on" in words:
             return "on"
         if value not in words:
-            raise SettingError(f'"{shorten(str(value))}" is not one of {", ".join(words)}')
+            raise SettingError(f'"{one_line(str(value))}" is not one of {", ".join(words)}')
         return value
 
     return parse
@@ -40,7 +40,7 @@ def _whole(least: int) -> Callable[[Any], Any]:
         try:
             number = int(str(value))
         except ValueError:
-            raise SettingError(f'"{shorten(str(value))}" is not a whole number') from None
+            raise SettingError(f'"{one_line(str(value))}" is not a whole number') from None
         if number < least:
             raise SettingError(f"{number} is less than {least}")
         return number
@@ -101,7 +101,7 @@ def _evidence(value: Any) -> Any:
             except QuantityError as error:
                 raise SettingError(str(error)) from None
         else:
-            raise SettingError(f'unknown key "{shorten(key)}"; there are batch, max, size')
+            raise SettingError(f'unknown key "{one_line(key)}"; there are batch, max, size')
     return result
 
 
@@ -237,7 +237,7 @@ def parse_setting(name: str, value: Any, more: Mapping[str, Setting] = MappingPr
     if setting is None:
         known = [*SETTINGS, *more]
         raise SettingError(
-            f'unknown setting "{shorten(name)}"; {suggest(name, known) or "there are " + ", ".join(known)}'
+            f'unknown setting "{one_line(name)}"; {suggest(name, known) or "there are " + ", ".join(known)}'
         )
     return _foreign(setting, value)
 

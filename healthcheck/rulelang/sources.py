@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from healthcheck.core.errors import Problem
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.extend.registry import BUILTIN, Registry
 from healthcheck.rulelang.document import Document
 from healthcheck.rulelang.loader import load_file, load_mapping, load_text

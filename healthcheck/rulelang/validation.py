@@ -20,12 +20,12 @@ from typing import Any
 
 from healthcheck.core.errors import Problem
 from healthcheck.core.redact import redact_text
-from healthcheck.extend.dispatch import nearest
+from healthcheck.core.text import nearest, one_line
 from healthcheck.rulelang import parsed
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.loader import shape_is_right
 from healthcheck.rulelang.problems import ENOUGH
-from healthcheck.rulelang.quantities import QuantityError, parse_quantity, shorten
+from healthcheck.rulelang.quantities import QuantityError, parse_quantity
 
 RECOVERY_PASSES = 4
 FEW_KEYS = 16
@@ -233,7 +233,7 @@ class _Translation:
         """One for each key, if keys are what is wrong; else the one about the value."""
         if self.is_name:
             text, hint = self._said()
-            text = f'"{shorten(self.value)}": {text or "this name cannot be used"}'
+            text = f'"{one_line(self.value)}": {text or "this name cannot be used"}'
             hint = hint or self.format.good_name(self.where, self.value)
             yield self._at_key(self.value, Answer(text, hint, "bad-name"))
         elif self.keyword == "additionalProperties":
@@ -286,7 +286,7 @@ class _Translation:
             return Answer(f'unknown key "{key}"', f"here it is called `{ours}`", "unknown-key", ours)
         near = nearest(key, known)
         hint = f"there are {', '.join(known)}" if 0 < len(known) <= FEW_KEYS else ""
-        return Answer(f'unknown {noun} "{shorten(key)}"', did_you_mean(near) or hint, f"unknown-{noun}", near)
+        return Answer(f'unknown {noun} "{one_line(key)}"', did_you_mean(near) or hint, f"unknown-{noun}", near)
 
     def _missing(self, key: str) -> _Mistake:
         text, hint = self._said_of_keyword(key)
@@ -314,7 +314,7 @@ class _Translation:
             return Answer(text or "at least one key is expected here", hint, "empty")
         if keyword == "type":
             if "array" in limit and isinstance(value, str) and self._may_be_an_item(value):
-                hint = hint or f"write [{shorten(value)}]"
+                hint = hint or f"write [{one_line(value)}]"
             usual = Answer(f"{text or f'expected {_types(limit)}'}; found {_kind(value)}", hint)
             return self.format.wrong_type(self.where, value) or usual
         if keyword in _LIMITS:
@@ -329,7 +329,7 @@ class _Translation:
             return Answer("this is empty" if not value else f"at least {limit} expected")
         if keyword in ("maxLength", "maxItems"):
             return Answer(f"too long: at most {limit}")
-        return Answer(text or shorten(self.plain_words, 160), hint)
+        return Answer(text or one_line(self.plain_words, 160), hint)
 
     def _unlike_pattern(self, text: str) -> str:
         if self.schema is self.format.definitions.get("quantity"):
@@ -350,7 +350,7 @@ class _Translation:
         if own:
             return Answer(f"{own}; found {_shown(value)}", own_hint)
         near = nearest(str(value), words)
-        shown = shorten(str(value).lower() if isinstance(value, bool) else str(value))
+        shown = one_line(str(value).lower() if isinstance(value, bool) else str(value))
         usual = Answer(f'"{shown}" is not one of {listed(words)}', did_you_mean(near), meant=near)
         return self.format.unknown_word(self.where, value, words) or usual
 
@@ -358,7 +358,7 @@ class _Translation:
         value, key = self.value, self.format.version_key
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 1:
             return Answer(f"version {value} needs a newer healthcheck; this one reads version 1", slug="newer-version")
-        return Answer(f'"{shorten(str(value))}" is not a version of {self.format.files}', f"write `{key}: 1`")
+        return Answer(f'"{one_line(str(value))}" is not a version of {self.format.files}', f"write `{key}: 1`")
 
 
 _LIMITS = {
@@ -388,7 +388,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f'"{shorten(redact_text(value))}"' if isinstance(value, str) else shorten(str(value))
+    return f'"{one_line(redact_text(value))}"' if isinstance(value, str) else one_line(str(value))
 
 
 def _kind(value: Any) -> str:
@@ -397,9 +397,9 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'the text "{shorten(redact_text(value), 40)}"'
+        return f'the text "{one_line(redact_text(value), 40)}"'
     if isinstance(value, (int, float)):
-        return f"the number {shorten(str(value), 40)}"
+        return f"the number {one_line(str(value), 40)}"
     return "a list" if isinstance(value, list) else "a map of keys"
 
 

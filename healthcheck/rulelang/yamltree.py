@@ -21,8 +21,8 @@ from yaml.parser import Parser
 from yaml.reader import Reader
 from yaml.scanner import Scanner
 
+from healthcheck.core.text import one_line
 from healthcheck.rulelang.document import MAX_DEPTH, MAX_NODES, Document, Mark, Place
-from healthcheck.rulelang.quantities import shorten
 
 CParser: Any
 try:
@@ -179,7 +179,7 @@ class _Bounded(Composer):
         if isinstance(event, AliasEvent):
             return self._aliased(event, is_key)
         if event.tag is not None and event.tag != "!":
-            shown = shorten(event.tag.replace("tag:yaml.org,2002:", "!!"))
+            shown = one_line(event.tag.replace("tag:yaml.org,2002:", "!!"))
             hint = "quote a value that starts with `!`"
             self._refuse(event, "tag", f"YAML tags such as `{shown}` are not allowed", hint)
         is_scalar = isinstance(event, ScalarEvent)
@@ -223,7 +223,7 @@ class _Bounded(Composer):
         self._must_be_value(event, is_key)
         node: Any = self.anchors.get(event.anchor)
         if node is None:
-            text = f"`*{shorten(event.anchor)}` refers to an anchor that does not exist"
+            text = f"`*{one_line(event.anchor)}` refers to an anchor that does not exist"
             self._refuse(event, "undefined-alias", text, "quote a value that starts with `*`")
         if node.end_mark is None:
             self._refuse(event, "undefined-alias", "an anchor cannot contain itself")
@@ -239,7 +239,7 @@ class _Bounded(Composer):
             text, hint = "merge keys (`<<`) are not part of rule files", "use `defaults:` or `extends:`"
             self._add(key, "merge-key", text, hint)
         elif key.value in keys:
-            text = f'duplicate key "{shorten(key.value)}" (first at line {keys[key.value]})'
+            text = f'duplicate key "{one_line(key.value)}" (first at line {keys[key.value]})'
             self._add(key, "duplicate-key", text)
         else:
             keys[key.value] = key.start_mark.line + 1

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.errors import Problem
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import one_line, suggest
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.loader import load_file
-from healthcheck.rulelang.quantities import QuantityError, parse_duration, shorten
+from healthcheck.rulelang.quantities import QuantityError, parse_duration
 from healthcheck.rulelang.validation import Format, Validator
 from healthcheck.ruletests.notation import NotationError, Piece, parse_series
 
@@ -352,7 +352,7 @@ class _Reader:
             if not os.path.isfile(file):
                 there = file.parent.glob("*.y*ml") if os.path.isdir(file.parent) else ()
                 near = suggest(file.name, [p.name for p in there if not p.name.endswith(SUFFIX)])
-                text = f"there is no file {shorten(entry)} beside this one"
+                text = f"there is no file {one_line(entry)} beside this one"
                 self.bad(where, text, near, slug="no-such-file")
             yield file.resolve()
 
@@ -363,7 +363,7 @@ class _Reader:
         mark = self.document.mark((*where, "name"))
         line = mark.line if mark is not None else 0
         if name in self.names:
-            text = f'"{shorten(name)}" is the name of the test at line {self.names[name]} too'
+            text = f'"{one_line(name)}" is the name of the test at line {self.names[name]} too'
             self.bad((*where, "name"), text)
         self.names.setdefault(name, line)
         return RuleTest(
@@ -428,7 +428,7 @@ class _Reader:
         if not os.path.exists(path):
             is_path = "," not in name and " " not in name
             what = "is not a record beside this file" if is_path else "is not a mapping of series"
-            self.bad(where, f'"{shorten(name)}" {what}', slug="no-such-file")
+            self.bad(where, f'"{one_line(name)}" {what}', slug="no-such-file")
         return path
 
     def pieces(self, where: KeyPath, value: Any) -> Iterator[Piece]:

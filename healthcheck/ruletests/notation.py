@@ -20,7 +20,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from healthcheck.rulelang.quantities import QuantityError, duration_or_none, parse_quantity, shorten
+from healthcheck.core.text import one_line
+from healthcheck.rulelang.quantities import QuantityError, duration_or_none, parse_quantity
 
 LONGEST_SERIES = 1_000_000
 """Samples of one series at most: a typo such as ``x3000000`` should not eat the machine."""
@@ -206,10 +207,10 @@ def _unreadable(part: str, start: int) -> NotationError:
     lowered = part.lower()
     if lowered.split()[0].split("x")[0] in ("missing", "none", "null", "stale"):
         return NotationError(
-            f'"{shorten(part)}" is not a value', start, len(part), "write `_` for a step without a sample"
+            f'"{one_line(part)}" is not a value', start, len(part), "write `_` for a step without a sample"
         )
     return NotationError(
-        f'"{shorten(part)}" is not a value',
+        f'"{one_line(part)}" is not a value',
         start,
         len(part),
         "write for instance `2.0`, `2.0~0.05 x300`, `nan`, `_` or `gap 400s`",
@@ -222,9 +223,11 @@ def _trailing(part: str, start: int, end: int) -> NotationError:
     at = start + end + len(rest) - len(rest.lstrip())
     if re.match(r"[-+]?[\d.]+\s*x\s*\d+", text, re.IGNORECASE) and text[0] in "+-" and not rest[0].isspace():
         # promtool's a+bxn: n + 1 samples there, which is why we do not take it over
-        return NotationError(f'cannot read "{shorten(text)}" here', at, len(text), "write a ramp as `first..last x100`")
+        return NotationError(
+            f'cannot read "{one_line(text)}" here', at, len(text), "write a ramp as `first..last x100`"
+        )
     if not rest[0].isspace() and not re.match(r"[-+]?\d", text):
         return _unreadable(part, start)
     if re.match(r"[-+]?[\d._]", text) and rest[0].isspace():
-        return NotationError(f'cannot read "{shorten(text)}" here', at, len(text), "separate entries with a comma")
-    return NotationError(f'cannot read "{shorten(text)}" here', at, len(text), "write the number of samples as `x5`")
+        return NotationError(f'cannot read "{one_line(text)}" here', at, len(text), "separate entries with a comma")
+    return NotationError(f'cannot read "{one_line(text)}" here', at, len(text), "write the number of samples as `x5`")

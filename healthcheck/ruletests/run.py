@@ -11,7 +11,7 @@ from typing import Any
 
 from healthcheck.core.alerts import State
 from healthcheck.core.errors import Problem, RuleFileError
-from healthcheck.extend.dispatch import suggest
+from healthcheck.core.text import suggest
 from healthcheck.extend.registry import Registry
 from healthcheck.rulelang.document import Document, KeyPath
 from healthcheck.rulelang.rule import Cause, RuleSet, Selector, Span, named

@@ -15,10 +15,10 @@ from healthcheck.core.protocols import Action, ActionContext, Controls
 from healthcheck.core.runinfo import Elsewhere, RunInfo
 from healthcheck.core.text import plural
 from healthcheck.core.text import step as step_words
+from healthcheck.engine.columns import History
 from healthcheck.engine.episodes import PlannedAction
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import Cause, Mute, Origin
-from healthcheck.run.history import History
 
 if TYPE_CHECKING:
     from healthcheck.core.alerts import Alert

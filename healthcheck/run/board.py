@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Probe
-from healthcheck.core.references import weak
 from healthcheck.core.rows import StepRow, Update, UsedBatch
+from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Sample, arrived
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import SETTLED
@@ -248,12 +248,16 @@ class ProbeBoard:
                 busy = min(busy, until)
         return busy
 
-    def look_closely(self) -> None:
+    def look_closely(self, *, loads: bool = False) -> None:
         """Something happens in the step at hand: those are asked who otherwise hear of it from its row, while it is there
-        to be seen, and the events are built at which rules are judged."""
+        to be seen, and the events are built at which rules are judged.
+
+        :param loads: a loader begins a pass, or gives nothing.
+        """
         self.busy_at = 0
-        self._paused -= self._plan.closely
-        self.wanted.update(self._plan.kinds_closely, self._elsewhere)
+        keys, kinds = self._plan.closely[loads]
+        self._paused -= keys
+        self.wanted.update(kinds, self._elsewhere)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
         """Whether an event of this step is worth building."""

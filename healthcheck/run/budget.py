@@ -20,7 +20,7 @@ from typing import Any
 from healthcheck.core.alerts import Severity
 from healthcheck.core.events import EventKind
 from healthcheck.core.protocols import Action
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.rulelang.rule import Cause
 from healthcheck.run.board import ProbeBoard
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from healthcheck.core.alerts import ActionOutcome, Alert, Finding, Outcome, SeriesFact, Severity, Verdict
+from healthcheck.core.alerts import Alert, Outcome, Severity, Verdict, alert_json
 from healthcheck.core.protocols import Capabilities
 from healthcheck.core.runinfo import Elsewhere
-from healthcheck.core.samples import encode_number
-from healthcheck.core.text import plural
+from healthcheck.core.text import encode_number, plural
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.guard import describe
 from healthcheck.rulelang.rule import RuleSet
@@ -322,9 +321,6 @@ def _name(verdict: Verdict) -> str:
     return f"{verdict.rule}.{verdict.cause}" if verdict.cause else verdict.rule
 
 
-# --------------------------------------------------------------------------- verdicts and alerts as JSON
-
-
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "verdict": verdict.outcome.value,
@@ -354,113 +350,3 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         else:
             entry["kind"] = str(verdict.causes[0].kind)
     return entry
-
-
-def alert_json(alert: Alert) -> dict[str, Any]:
-    """One alert in the form of the report contract; what is absent is left out."""
-    entry: dict[str, Any] = {
-        "rule": alert.rule,
-        "cause": alert.cause or None,
-        "kind": str(alert.kind),
-        "number": alert.number,
-        "severity": str(alert.severity),
-        "phase": alert.phase,
-        "series": [_series_json(fact) for fact in alert.series],
-        "count": alert.count,
-        "rank": alert.rank,
-        "episode": alert.episode,
-        "fired_step": alert.fired_step,
-        "cause_severity": _cause_severity(alert),
-        "cause_step": alert.cause_step if alert.cause_step != alert.fired_step else None,
-        "fired_sample": alert.fired_sample,
-        "detected_step": alert.detected_step,
-        "acted_step": alert.acted_step,
-        "cleared_step": alert.cleared_step,
-        "error_step": min((f.error_step for f in alert.findings if f.error_step is not None), default=None),
-        "value": encode_number(alert.value),
-        "score": encode_number(alert.score),
-        "normal": encode_number(alert.normal),
-        "threshold": alert.threshold,
-        "message": alert.message,
-        "hint": alert.hint or None,
-        "docs": alert.docs or None,
-        "tags": list(alert.tags),
-        "explained_by": alert.explained_by or None,
-        "muted": alert.muted or None,
-        "accepted": alert.accepted or None,
-        "fingerprint": alert.fingerprint,
-        "where": alert.where or None,
-        "changes": [
-            {"transition": "cause", "step": change.step, "from": change.before, "to": change.after}
-            for change in alert.changes
-        ]
-        or None,
-        "also": [finding_json(finding) for finding in alert.also] or None,
-        "time": round(alert.time, 3),
-        "facts": {key: _plain(value) for key, value in alert.facts.items()},
-        "actions": [_action_json(outcome) for outcome in alert.actions],
-    }
-    return {key: value for key, value in entry.items() if value is not None}
-
-
-def _cause_severity(alert: Alert) -> str | None:
-    """Of the cause that speaks, where another one makes the alert more severe."""
-    finding = alert.finding(alert.cause)
-    return str(finding.severity) if finding is not None and finding.severity is not alert.severity else None
-
-
-def finding_json(finding: Finding) -> dict[str, Any]:
-    """What another cause of the same episode found; what is absent is left out."""
-    entry: dict[str, Any] = {
-        "cause": finding.cause,
-        "kind": str(finding.kind),
-        "severity": str(finding.severity),
-        "phase": finding.phase,
-        "series": [_series_json(fact) for fact in finding.series],
-        "count": finding.count,
-        "fired_step": finding.fired_step,
-        "fired_sample": finding.fired_sample,
-        "detected_step": finding.detected_step,
-        "cleared_step": finding.cleared_step,
-        "error_step": finding.error_step,
-        "value": encode_number(finding.value),
-        "score": encode_number(finding.score),
-        "normal": encode_number(finding.normal),
-        "threshold": finding.threshold,
-        "message": finding.message,
-        "hint": finding.hint or None,
-        "docs": finding.docs or None,
-        "muted": finding.muted or None,
-        "accepted": finding.accepted or None,
-        "where": finding.where or None,
-        "facts": {key: _plain(value) for key, value in finding.facts.items()},
-    }
-    return {key: value for key, value in entry.items() if value is not None}
-
-
-def _series_json(fact: SeriesFact) -> dict[str, Any]:
-    return {
-        "name": fact.name,
-        "value": encode_number(fact.value),
-        "score": encode_number(fact.score),
-        "normal": encode_number(fact.normal),
-    }
-
-
-def _action_json(outcome: ActionOutcome) -> dict[str, Any]:
-    entry = {"action": outcome.action, "done": outcome.done, "text": outcome.text, "step": outcome.step}
-    if outcome.held:
-        entry["held"] = True
-    return {**entry, **{key: _plain(value) for key, value in outcome.data.items()}}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return encode_number(value)
-    if isinstance(value, (str, int, bool)) or value is None:
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return str(value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.errors import UsageError
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.rulelang.discover import discover
 from healthcheck.rulelang.rule import RuleSet
 from healthcheck.rulelang.sources import Joining, RuleLayers

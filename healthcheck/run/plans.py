@@ -14,7 +14,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand, Probe
 from healthcheck.core.rows import StepRow, Update, UsedBatch
 from healthcheck.core.samples import Sample
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 
 SELDOM = {(EventKind.STEP_END, "loads"), (EventKind.STEP_END, "metrics"), (EventKind.BATCH_READY, "worker_draws")}
 """Facts for which alone an event is built: most steps have none of them."""
@@ -75,10 +75,12 @@ class StepPlan:
     """Those of them that pause also where optimizers take turns."""
     steady: frozenset[Key] = frozenset()
     """The same by their keys: no new optimizer ends their pause."""
-    closely: frozenset[Key] = frozenset()
-    """Those who otherwise hear of the step from its row, and are called where something happens in it."""
-    kinds_closely: frozenset[EventKind] = frozenset()
-    """Kinds of event at which they are."""
+    closely: Mapping[bool, tuple[frozenset[Key], frozenset[EventKind]]] = field(
+        default_factory=lambda: dict.fromkeys((False, True), (frozenset(), frozenset()))
+    )
+    """Those who are called where something happens in a step that is noted in rows, and the kinds of event at which they are.
+    True: a loader begins a pass, or gives nothing; False: else. Whom rows spare no event rests while loaders have nothing
+    for it to see, and that is so whatever else happens in the step."""
     kinds: frozenset[EventKind] = frozenset()
     """Kinds at which somebody is called who never pauses."""
     unless_paused: Sequence[tuple[EventKind, frozenset[Key]]] = ()
@@ -197,14 +199,18 @@ class StepPlans:
         pauses = [(self._probes[name], call.pauses, call.first) for name, call in pausing.items()]
         always = [pause for pause in pauses if getattr(pause[0], "rests_always", False)]
         woken = [pause for pause in pauses if pause[1] == "events_from" and pause not in always]
+
+        def closely(woken: Sequence[Pause]) -> tuple[frozenset[Key], frozenset[EventKind]]:
+            kinds = frozenset([kind for probe, _, _ in woken for kind in probe.listens_to if kind in calls])
+            return frozenset([key for _, _, key in woken]), kinds
+
         plan = self.known[hit, rows] = StepPlan(
             calls=calls,
             due=frozenset([key for key, bit in self._due if not bit or bit & hit]),
             pausing=pauses,
             pausing_always=always,
             steady=frozenset([key for _, _, key in always]),
-            closely=frozenset([key for _, _, key in woken]),
-            kinds_closely=frozenset([kind for probe, _, _ in woken for kind in probe.listens_to if kind in calls]),
+            closely={False: closely([pause for pause in woken if _noted(pause[0])]), True: closely(woken)},
             kinds=frozenset(calls.keys() - at_times),
             unless_paused=[(kind, frozenset([c.first for c in calls[kind] if c.pauses])) for kind in at_times],
             after_update=after_update,

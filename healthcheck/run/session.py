@@ -23,9 +23,10 @@ from healthcheck.core.protocols import Capabilities, Controls, Report
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
 from healthcheck.core.samples import Sample, samples_of
+from healthcheck.engine.columns import History, complete
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.engine.summary import verdicts
 from healthcheck.extend import guard
 from healthcheck.extend.dispatch import Dispatch
@@ -39,7 +40,6 @@ from healthcheck.run.board import DeviceTimer, ProbeBoard
 from healthcheck.run.budget import OverheadBudget, acting_metrics, acts_on
 from healthcheck.run.ending import Ending, JudgedRun, ends_here, live_end, live_report
 from healthcheck.run.errorlog import ErrorLog
-from healthcheck.run.history import History, name_explosion
 from healthcheck.run.judge import JUDGED_AT, Judge, Mailbox, acted_upon
 from healthcheck.run.performance import Performance
 from healthcheck.run.unjudged import why_unjudged
@@ -461,11 +461,7 @@ class Session:
             dispatch.call("transition", self.step, self, transition)
             self.tell("transition", transition)
         for alert in (*found.alerts, *found.amended):
-            for name, finding in zip(alert.names, alert.findings, strict=True):
-                name_explosion(finding, self.history)
-                series = [fact.name for fact in finding.series]
-                finding.accepted = self.accepted.reason(name, series, self.info.target)
-            alert.settle()
+            complete(alert, self.history, self.accepted, self.info.target)
         for alert in found.alerts:
             alert.detected_step = max(self.step, alert.fired_step)
             if self._stopped_at is not None and found.step > self._stopped_at:

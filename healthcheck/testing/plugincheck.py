@@ -14,8 +14,8 @@ from typing import Any
 from healthcheck.core.errors import HealthCheckError
 from healthcheck.core.events import EventKind
 from healthcheck.core.samples import Cost, Metric
+from healthcheck.core.text import suggest
 from healthcheck.extend import hookspecs
-from healthcheck.extend.dispatch import suggest
 from healthcheck.extend.guard import describe
 from healthcheck.extend.hookspecs import PREFIX, PROJECT
 from healthcheck.extend.host import PluginHost, implementations_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cli import main
-from healthcheck.record import index
+from healthcheck.record import runs as index
 from healthcheck.record.runs import Run, all_runs
 
 
@@ -66,7 +66,7 @@ def test_a_run_without_a_report_is_always_read_and_one_that_is_gone_is_forgotten
         path.unlink()
     (here / "two").rmdir()
     asked(here)
-    with sqlite3.connect(here / index.FILE) as base:
+    with sqlite3.connect(here / index.INDEX) as base:
         assert [name for (name,) in base.execute("SELECT name FROM runs")] == ["three"]
 
 
@@ -74,16 +74,16 @@ def test_a_run_without_a_report_is_always_read_and_one_that_is_gone_is_forgotten
 def test_an_index_that_is_lost_or_damaged_is_made_again(here: Path, content: bytes | None) -> None:
     asked(here)
     if content is None:
-        (here / index.FILE).unlink()
+        (here / index.INDEX).unlink()
     else:
-        (here / index.FILE).write_bytes(content)
+        (here / index.INDEX).write_bytes(content)
     assert len(asked(here)) == 3
     assert asked(here) == []
 
 
 def test_an_index_of_another_version_is_made_again(here: Path) -> None:
     asked(here)
-    with sqlite3.connect(here / index.FILE) as base:
+    with sqlite3.connect(here / index.INDEX) as base:
         base.execute("PRAGMA user_version = 99")
     assert len(asked(here)) == 3
     assert asked(here) == []
@@ -101,7 +101,7 @@ def test_a_folder_that_may_not_be_written_is_listed_all_the_same(here: Path) -> 
 def test_the_command_lists_the_same_with_and_without_the_index(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs"]) == 0
     first = capsys.readouterr().out
-    assert (here / index.FILE).is_file()
+    assert (here / index.INDEX).is_file()
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == first
     assert "three.py" in first

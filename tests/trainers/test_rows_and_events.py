@@ -19,8 +19,7 @@ from healthcheck.core.samples import Sample
 from healthcheck.device import mailbox
 from healthcheck.instrument.script import ScriptTrainer
 from healthcheck.instrument.step_rows import StepNotes
-from healthcheck.probes.timing import PaceProbe, StepTimeProbe
-from healthcheck.probes.updates import HeartbeatProbe
+from healthcheck.probes.steps import HeartbeatProbe, PaceProbe, StepTimeProbe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "probes"))
 from standin import LateMemory, elsewhere

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.core.agents import AgentNames, agent_metric
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.core.names import AgentNames, agent_metric
+from healthcheck.engine.lookups import RuleDemand
 
 
 def demand(*metrics: str) -> RuleDemand:

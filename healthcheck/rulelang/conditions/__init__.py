@@ -1,7 +1,7 @@
 """The built-in conditions, registered through the same hook that plugins use.
 
 One file per idea; each holds the scorers, the compilers and the schemas of its conditions, and what they share stands
-in ``base.py``, ``baselines.py`` and ``learning.py``. To write your own, see docs/plugins/writing-a-condition.md.
+in ``base.py`` and ``baselines.py``. To write your own, see docs/plugins/writing-a-condition.md.
 """
 
 from __future__ import annotations

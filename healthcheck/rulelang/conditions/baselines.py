@@ -14,6 +14,7 @@ from healthcheck.rulelang.comparators import exact_bound
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,
     Found,
+    Learning,
     OptionError,
     choice_schema,
     min_samples_of,
@@ -22,7 +23,6 @@ from healthcheck.rulelang.conditions.base import (
     the_comparator,
     window_schema,
 )
-from healthcheck.rulelang.conditions.learning import Learning
 
 MAD_TO_SIGMA = 1.4826
 """MAD times this estimates the standard deviation of normal data."""

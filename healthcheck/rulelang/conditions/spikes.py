@@ -21,6 +21,7 @@ from healthcheck.rulelang.comparators import EVERYTHING, exact_bound
 from healthcheck.rulelang.conditions.base import (
     CompiledCondition,
     Found,
+    Learning,
     flag_schema,
     min_samples_of,
     number_schema,
@@ -30,7 +31,6 @@ from healthcheck.rulelang.conditions.base import (
     window_schema,
 )
 from healthcheck.rulelang.conditions.baselines import MAD_TO_SIGMA, MomentsWindow, SortedWindow, widening, widening_mad
-from healthcheck.rulelang.conditions.learning import Learning
 
 FLOOR = 0.001
 """The scale is at least this share of the centre, so that a constant series divides by something."""

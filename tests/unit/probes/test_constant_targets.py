@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.constant_targets import ConstantTargetProbe, sole_targets
+from healthcheck.probes.output_range import ConstantTargetProbe, sole_targets
 
 NET = nn.Linear(4, 1)
 X = torch.randn(16, 4)

@@ -7,7 +7,7 @@ from driver import View, Watched
 from torch import nn
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.held_tensors import FrozenMovedProbe, SharedMemoryProbe
+from healthcheck.probes.frozen import FrozenMovedProbe, SharedMemoryProbe
 
 
 def shared(model: nn.Module) -> list[float]:

@@ -10,9 +10,8 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.restored import RestoredWeightProbe
-from healthcheck.probes.weight_size import InitialWeightProbe, WeightGrowthProbe
-from healthcheck.probes.weights import OptimizerStateProbe
+from healthcheck.probes.movement import RestoredWeightProbe
+from healthcheck.probes.weights import InitialWeightProbe, OptimizerStateProbe, WeightGrowthProbe
 
 
 def initial(model: nn.Module, step: int = 1) -> Watched:

@@ -9,7 +9,7 @@ from torch import nn
 
 from healthcheck.core.events import EventKind
 from healthcheck.core.runinfo import StateLoads
-from healthcheck.probes.restored import LoadedStateProbe
+from healthcheck.probes.optimizers import LoadedStateProbe
 
 
 def test_only_loads_into_the_trained_model_count() -> None:

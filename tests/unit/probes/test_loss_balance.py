@@ -8,7 +8,7 @@ from driver import Everything, Watched
 from torch.nn import functional as F
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.loss_balance import LossBalanceProbe
+from healthcheck.probes.game import LossBalanceProbe
 
 
 class Game:

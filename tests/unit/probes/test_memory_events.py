@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.runinfo import RunFacts
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.probes.memory import EPOCH_METRICS, MemoryEpochProbe, MemoryEventProbe
 
 

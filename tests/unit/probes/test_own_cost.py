@@ -10,7 +10,7 @@ from healthcheck.assembly import open_session
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.runinfo import RunFacts
 from healthcheck.core.samples import Sample
-from healthcheck.probes.timing import WARMUP, WINDOW, OwnCostProbe
+from healthcheck.probes.steps import WARMUP, WINDOW, OwnCostProbe
 from healthcheck.run.ending import Ending
 
 RULES = {"version": 1, "rules": {"own": {"metric": "monitor.overhead", "when": {"above": 1000}}}}

@@ -8,7 +8,7 @@ from torch import nn
 
 from healthcheck.core.events import EventKind
 from healthcheck.probes.memory_readings import waited_for_cpu
-from healthcheck.probes.timing import PaceProbe, terms
+from healthcheck.probes.steps import PaceProbe, terms
 
 
 class Machine:

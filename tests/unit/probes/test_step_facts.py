@@ -10,10 +10,10 @@ from driver import Everything, Loop, View, Watched
 from torch import nn
 
 from healthcheck.core.events import Event, EventKind
-from healthcheck.probes.clipping import ClippingProbe
+from healthcheck.probes.clipping import ClippingProbe, LossScaleProbe
 from healthcheck.probes.learning_rate import LearningRateProbe
 from healthcheck.probes.reported import EvaluationProbe, ScriptMetricsProbe
-from healthcheck.probes.updates import HeartbeatProbe, LossScaleProbe, StepCountProbe
+from healthcheck.probes.steps import HeartbeatProbe, StepCountProbe
 
 
 def squares(model: nn.Module) -> torch.Tensor:

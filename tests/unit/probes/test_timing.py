@@ -6,7 +6,7 @@ import pytest
 from driver import Watched
 
 from healthcheck.core.events import EventKind
-from healthcheck.probes.timing import StepPartsProbe, StepTimeProbe
+from healthcheck.probes.steps import StepPartsProbe, StepTimeProbe
 
 
 class Clock:

@@ -15,8 +15,7 @@ from rich.console import Console
 from healthcheck.assembly import open_session
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Sample
-from healthcheck.reports.above import MOVES, Above, Redirected
-from healthcheck.reports.live import DashboardReport
+from healthcheck.reports.live import MOVES, Above, DashboardReport, Redirected
 from healthcheck.reports.screen import NARROWEST, Screen, screen_lines
 from healthcheck.reports.textchart import sparkline
 from healthcheck.run.ending import Ending

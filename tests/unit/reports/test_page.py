@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from healthcheck.cli import main
-from healthcheck.reports.charts import Curve, Picture, chart
+from healthcheck.reports.charts import Curve, Picture, chart, thinned
 from healthcheck.reports.page import page_html
 from healthcheck.reports.pagedata import PageData
 from healthcheck.reports.recorded import Recorded, Series
-from healthcheck.reports.thinning import thinned
 
 NAN = math.nan
 SICK = {"loss": [2.0, 1.9, 1.8, NAN], "norm": [1.0, 1.1, 0.9, NAN]}

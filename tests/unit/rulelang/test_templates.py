@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.rulelang.templates import PLACEHOLDERS, Template, TemplateError, default_message
+from healthcheck.rulelang.rule import PLACEHOLDERS, Template, TemplateError, default_message
 
 VALUES = {"value": 9.01234, "score": 14.26, "normal": 2.02, "step": 1502, "rule": "loss-spike", "series": "loss"}
 

@@ -15,10 +15,10 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.runinfo import RunInfo
 from healthcheck.core.samples import Sample
+from healthcheck.engine.columns import History
 from healthcheck.engine.engine import Engine
 from healthcheck.extend.host import PluginHost
 from healthcheck.run.actor import Actor, SessionControls, StopState
-from healthcheck.run.history import History
 
 PLUGIN = '''
 import healthcheck

@@ -14,7 +14,7 @@ import pytest
 from healthcheck.assembly import open_session
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Metric
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.run import budget
 from healthcheck.run.board import ProbeBoard

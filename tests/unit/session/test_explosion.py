@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from healthcheck.core.alerts import Finding, Kind, SeriesFact, Severity
-from healthcheck.run.history import name_explosion
+from healthcheck.engine.columns import name_explosion
 
 
 def found(value: float, before: list[float], fired_step: int = 0) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from healthcheck.core.samples import Sample
-from healthcheck.run.history import History
+from healthcheck.engine.columns import History
 
 
 def remembering(**series: list[float]) -> History:

@@ -10,7 +10,7 @@ from healthcheck.assembly import plugin_host
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.engine.routes import RuleDemand
+from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.rulelang.compile import load_rules
 from healthcheck.rulelang.rule import SETTLED

@@ -237,7 +237,7 @@ class UpdateGate:
         if way == "host" and not self.now:
             # As `_limits_of` does where nothing has been judged since, at one call less in every step.
             index, loss, norm = row.optimizer_index, row.loss, row.norm
-            fresh = (session.engine.step, session.judged_at) == self._bounds_of and index in self._bounds
+            fresh = (session.engine.step, session.judge.judged_at) == self._bounds_of and index in self._bounds
             bounds = self._bounds[index] if fresh else self._limits_of(index, row.step)
             if (
                 bounds
@@ -272,7 +272,7 @@ class UpdateGate:
         """What loss and gradient norm of this optimizer must keep, as long as nothing is judged; None where there is more
         to compare than these two.
         """
-        judged = self._session.engine.step, self._session.judged_at
+        judged = self._session.engine.step, self._session.judge.judged_at
         if judged != self._bounds_of:
             self._bounds_of = judged
             self._bounds.clear()

@@ -214,7 +214,7 @@ class RecordReport:
             self._requests.look()
         # Not the samples themselves: their details hold on to tensors.
         rows = [(s.metric, s.labels, s.step, s.phase, s.value) for s in samples]
-        now = session.judged_at
+        now = session.judge.judged_at
         if self._ring is None or step <= self._until:
             writer.samples(step, now, rows)
         else:

@@ -17,9 +17,10 @@ from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Action
 from healthcheck.core.samples import Sample
-from healthcheck.engine.columns import Moment, step_by_step
+from healthcheck.engine.columns import History, Moment, step_by_step
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import NOTHING, Evaluation
+from healthcheck.extend.dispatch import Dispatch
 from healthcheck.rulelang.rule import Cause, Derived
 
 JUDGED_AT = frozenset(
@@ -84,8 +85,9 @@ class Judge:
 
     :param acting: given the ids of the rules that a gate holds to their bounds: metrics by which another rule could still
         change the update at hand, so that it must be judged before each (see :func:`acted_upon`).
-    :param arrived: called with step, active seconds and samples, as numbers, before they are judged; step by step, also
-        for steps without any where rules count those.
+    :param history: keeps the samples that have arrived, as numbers, before they are judged.
+    :param dispatch: its reports hear of them, step by step, also of steps without any where rules count those.
+    :param shown: called with step and samples where a plugin has a hook for them.
     :param found: called with what the rules found in one step and the event at which they did; None: silence, in
         another thread, or the end of a step of which there is no event.
     """
@@ -96,7 +98,9 @@ class Judge:
         mailbox: Mailbox,
         *,
         acting: Callable[[Collection[str]], frozenset[str]],
-        arrived: Callable[[int, float, Sequence[Sample]], None],
+        history: History,
+        dispatch: Dispatch,
+        shown: Callable[[int, Sequence[Sample]], None],
         found: Callable[[Evaluation, Event | None], None],
     ) -> None:
         self.waiting: list[Sample] = []
@@ -120,7 +124,9 @@ class Judge:
         self._gate: Gate | None = None
         self._acting_beside = acting
         self._acting = acting(())
-        self._arrived = arrived
+        self._history, self._dispatch, self._shown = history, dispatch, shown
+        self.judged_at = 0.0
+        """Seconds of active training at the last judgement: the engine's clock, for the record."""
         self._found = found
         self._pending: list[Sample] = []
         """What has arrived of steps that are not complete, or not to be judged yet."""
@@ -332,6 +338,19 @@ class Judge:
             self._judged = made[-1].step
         return made
 
+    def _hand_out(self, step: int, at: float, samples: Sequence[Sample]) -> None:
+        """Samples have arrived as numbers: keep them, and show them to whoever wants that."""
+        self.judged_at = at
+        self._history.remember(samples)
+        dispatch = self._dispatch
+        if samples and dispatch.table.get("samples"):
+            self._shown(step, samples)
+        for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
+            try:
+                report.call(step, samples)
+            except BaseException as error:
+                dispatch.failed(report.owner, "samples", step, error)
+
     def _judge(self, moments: Sequence[Moment], event: Event | None) -> None:
         """Hand out and judge a block, oldest first. What an action stops does not keep the others from being heard."""
         if not moments:
@@ -341,7 +360,7 @@ class Judge:
         try:
             for step, samples, now, _ in moments:
                 if samples or self._engine.counts_steps:
-                    self._arrived(step, now, samples)
+                    self._hand_out(step, now, samples)
             for result in self._engine.judge(moments):
                 try:
                     self._found(result, event)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +22,7 @@ from healthcheck.core.events import PAUSES, Event, EventKind
 from healthcheck.core.protocols import Capabilities, Controls, Report
 from healthcheck.core.rows import StepRow
 from healthcheck.core.runinfo import Elsewhere, RunFacts, RunInfo
-from healthcheck.core.samples import Sample, samples_of
+from healthcheck.core.samples import samples_of
 from healthcheck.engine.columns import History, complete
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import TRAITS, Evaluation
@@ -88,7 +88,6 @@ class Session:
         self.step, self.unit = info.resumed_from or 0, "step"
         self.epoch: float | None = None  # of the last event that had one
         self.last_event_at = self.clock.monotonic()
-        self.judged_at = 0.0  # seconds of active training at the last judgement: the engine's clock, for the record
         self.alerts: list[Alert] = []
         self.report: dict[str, Any] | None = None
         self.event_cost: dict[EventKind, int] = {}
@@ -144,7 +143,9 @@ class Session:
             acting=lambda gated: (
                 frozenset() if self.observing else acted_upon(rules.causes, rules.derived, host.registry.actions, gated)
             ),
-            arrived=self._hand_out,
+            history=self.history,
+            dispatch=self.dispatch,
+            shown=lambda step, samples: self.dispatch.call("samples", step, self, step, samples),
             found=self._handle,
         )
         self.actor = Actor(
@@ -440,19 +441,6 @@ class Session:
     def tell(self, method: str, *given: Any) -> None:
         """Call a method of every report; one that fails is an error of that report, said once."""
         self.dispatch.report(method, self.step, *given)
-
-    def _hand_out(self, step: int, at: float, samples: Sequence[Sample]) -> None:
-        """Samples have arrived as numbers: keep them, and show them to whoever wants that."""
-        self.judged_at = at
-        self.history.remember(samples)
-        dispatch = self.dispatch
-        if samples and dispatch.table.get("samples"):
-            dispatch.call("samples", step, self, step, samples)
-        for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
-            try:
-                report.call(step, samples)
-            except BaseException as error:
-                dispatch.failed(report.owner, "samples", self.step, error)
 
     def _handle(self, found: Evaluation, event: Event | None) -> None:
         """Rules have found something: reports hear of it, actions run, reports hear what came of them."""

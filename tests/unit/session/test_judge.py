@@ -14,8 +14,10 @@ from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.samples import Sample
+from healthcheck.engine.columns import History
 from healthcheck.engine.engine import Engine
 from healthcheck.engine.episodes import Evaluation
+from healthcheck.extend.dispatch import Dispatch
 from healthcheck.run.judge import Judge, acted_upon
 
 RULES: dict[str, Any] = {
@@ -80,18 +82,29 @@ class OnDevice:
 class Bench:
     """A judge with a real engine, and what it hands over."""
 
+    name = "bench"
+
     def __init__(self, box: Box, acting: Sequence[str] = ()) -> None:
         host = plugin_host()
         rules = load_rules_for(host=host, rules={"version": 1, "external": ["heartbeat", "a", "b"], "rules": RULES})
         self.box = box
         self.arrived: list[tuple[int, float, list[str]]] = []
         self.found: list[tuple[list[str], EventKind | None]] = []
+        dispatch = Dispatch()
+        dispatch.compile_reports([self])
         self.judge = Judge(
-            Engine(rules), box, acting=lambda gated: frozenset(acting), arrived=self._hand_out, found=self._note
+            Engine(rules),
+            box,
+            acting=lambda gated: frozenset(acting),
+            history=History(),
+            dispatch=dispatch,
+            shown=lambda step, samples: None,
+            found=self._note,
         )
 
-    def _hand_out(self, step: int, at: float, samples: list[Sample]) -> None:
-        self.arrived.append((step, at, [sample.metric for sample in samples]))
+    def samples(self, step: int, samples: list[Sample]) -> None:
+        """A report: what was handed out."""
+        self.arrived.append((step, self.judge.judged_at, [sample.metric for sample in samples]))
 
     def _note(self, result: Evaluation, event: Event | None) -> None:
         self.found.append(([alert.rule for alert in result.alerts], None if event is None else event.kind))

@@ -109,7 +109,8 @@ def verdict(ran: Ran, plain: Ran, bad: int, steps: int) -> str:
     """What a watched run did, against the plain one."""
     if not ran.result:
         return f"FAILED: {ran.fault}"
-    alike = ran.losses == plain.losses[: len(ran.losses)]
+    before = ran.losses[: bad - 1] if bad else ran.losses  # some print the NaN too
+    alike = before == plain.losses[: len(before)]
     parts = [f"{len(ran.losses)} steps printed", "losses equal" if alike else "LOSSES DIFFER", f"exit {ran.code}"]
     alerts = [line for line in ran.said() if line.startswith(("WARNING", "ERROR"))]
     if bad:

@@ -102,12 +102,15 @@ def without_an_accelerator() -> None:
 
     from torch.overrides import TorchFunctionMode
 
+    def is_cuda(value: Any) -> bool:
+        return isinstance(value, torch.device) and value.type == "cuda"
+
     class OnProcessor(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             named = dict(kwargs or {})
             if str(named.get("device")).startswith("cuda"):
                 named["device"] = "cpu"
-            return function(*args, **named)
+            return function(*[torch.device("cpu") if is_cuda(value) else value for value in args], **named)
 
     OnProcessor().__enter__()
     torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]

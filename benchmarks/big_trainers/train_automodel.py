@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from common import Told
-from transformers import LlamaConfig
 
 told = Told("nemo-automodel")
+if told.cpu:
+    torch.cuda.current_device = lambda: 0  # it makes a device of the number
 
 from nemo_automodel.components.config.loader import ConfigNode
 from nemo_automodel.recipes.llm import train_ft
@@ -21,19 +22,19 @@ Recipe = train_ft.TrainFinetuneRecipeForNextTokenPrediction
 VOCABULARY = 256
 
 
-def small_llama() -> Any:
-    return LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+SMALL_LLAMA = {
+    "_target_": "transformers.LlamaConfig",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 def configuration() -> Any:
@@ -51,8 +52,8 @@ def configuration() -> Any:
             "dist_env": {"backend": "gloo" if told.cpu else "nccl", "timeout_minutes": 1},
             "model": {
                 "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
-                "config": small_llama(),
-                "torch_dtype": torch.float32 if told.cpu else torch.bfloat16,
+                "config": SMALL_LLAMA,
+                "torch_dtype": "float32" if told.cpu else "bfloat16",
                 "attn_implementation": "sdpa",
                 "use_liger_kernel": False,
             },

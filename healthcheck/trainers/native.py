@@ -136,14 +136,28 @@ class Forwarded:
 def mix_in(mixin: type, target: Any) -> None:
     """Give ``target`` the methods of ``mixin``, in front of those of its own class.
 
-    Its class becomes a new one of the same name, ``class Own(mixin, Own)``; other objects of the old
-    class stay as they are. Does nothing where the mixin is there already.
+    Its class becomes a new one of the same name, which looks methods up as ``class Own(mixin, Own)`` would; other
+    objects of the old class stay as they are. Does nothing where the mixin is there already.
     """
     kind = type(target)
     if issubclass(kind, mixin):
         return
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    mixed = types.new_class(kind.__name__, (mixin, kind), exec_body=lambda space: space.update(named))
+
+    class Ordered(type(kind)):  # type: ignore[misc]
+        """Its classes have one base, ``kind``, and ask the mixin first.
+
+        With the mixin as a base, Python refuses to change the class of an object whose own class inherits from a
+        ``Protocol`` (torchtitan's Trainer does): the two would not keep their attributes in the same place.
+        """
+
+        def mro(cls) -> list[type]:
+            own, *others = super().mro()
+            return [own, mixin, *others]
+
+    mixed = types.new_class(
+        kind.__name__, (kind,), {"metaclass": Ordered}, exec_body=lambda space: space.update(named)
+    )
     object.__setattr__(target, "__class__", mixed)  # classes that keep track of what is set need not see this
 
 

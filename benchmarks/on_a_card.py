@@ -56,7 +56,14 @@ class Ran:
 
     def said(self) -> list[str]:
         """Alerts at warning or above, and healthcheck's closing line."""
-        begins = ("WARNING ", "ERROR ", "healthcheck: OK", "healthcheck: STOPPED", "healthcheck: INTERNAL", "healthcheck: FAILED")
+        begins = (
+            "WARN ",
+            "ERROR ",
+            "healthcheck: OK",
+            "healthcheck: STOPPED",
+            "healthcheck: INTERNAL",
+            "healthcheck: FAILED",
+        )
         return [" ".join(line.split()) for line in self.output.splitlines() if line.startswith(begins)]
 
 
@@ -94,7 +101,9 @@ def run(name: str, how: list[str], given: list[str], options: argparse.Namespace
         except subprocess.TimeoutExpired as error:
             printed = error.stdout or ""
             code = 124
-            output = (printed.decode(errors="replace") if isinstance(printed, bytes) else printed) + f"\nover {options.limit} s"
+            output = (
+                printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+            ) + f"\nover {options.limit} s"
     ran = Ran(code, time.monotonic() - began, output)
     for line in output.splitlines():
         words = line.split(maxsplit=1)
@@ -112,12 +121,21 @@ def verdict(ran: Ran, plain: Ran, bad: int, steps: int) -> str:
     before = ran.losses[: bad - 1] if bad else ran.losses  # some print the NaN too
     alike = before == plain.losses[: len(before)]
     parts = [f"{len(ran.losses)} steps printed", "losses equal" if alike else "LOSSES DIFFER", f"exit {ran.code}"]
-    alerts = [line for line in ran.said() if line.startswith(("WARNING", "ERROR"))]
+    alerts = [line for line in ran.said() if line.startswith(("WARN", "ERROR"))]
     if bad:
-        parts.append("weights finite" if ran.result["finite"] else "WEIGHTS NOT FINITE")
-        stopped = any(f"STOPPED at step {bad} " in line for line in ran.said())
-        parts.append(f"stopped at step {bad}" if stopped else "NOT STOPPED")
-        good = alike and stopped and ran.code == 1 and ran.result["finite"] and len(ran.losses) in (bad - 1, bad)
+        # An update that cannot be held back without a wait is said to be such; the stop comes with the next step then.
+        late = "cannot gate" in ran.output
+        parts.append(
+            "weights finite" if ran.result["finite"] else "weights not finite" + (", as was said" if late else "")
+        )
+        named = any(line.startswith("ERROR") and f"step {bad}:" in line for line in ran.said())
+        stopped = next((s for s in (bad, bad + 1) if any(f"STOPPED at step {s} " in line for line in ran.said())), None)
+        raised = stopped is None and "SCRIPT FAILED" in ran.output
+        parts.append(f"named at step {bad}" if named else "NOT NAMED")
+        own = f"its own check raised, from the gradients of step {bad}" if raised else "NOT STOPPED"
+        parts.append(f"stopped at step {stopped}" if stopped else own)
+        ended = stopped == bad or raised or (late and stopped == bad + 1)
+        good = alike and named and ended and ran.code == 1 and (ran.result["finite"] or late)
     else:
         parts.append(f"{len(alerts)} alerts")
         good = alike and not alerts and ran.code == 0 and len(ran.losses) == steps
@@ -144,6 +162,11 @@ def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
             runs["healthy, adapter"] = run(name, [], ["--watched"], options)
             runs["NaN, adapter"] = run(name, [], ["--watched", *bad], options)
         runs["NaN, plain"] = run(name, [], bad, options)
+        if "cannot gate" in runs["NaN, healthcheck run"].output:  # what that line advises
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as rules:
+                rules.write("version: 1\nextends: [healthcheck:recommended]\nsettings: {gate: sync}\n")
+                rules.flush()
+                runs["NaN, healthcheck run, gate: sync"] = run(name, [*watched, "--rules", rules.name], bad, options)
         for what, ran in runs.items():
             if what not in ("plain", "NaN, plain"):
                 rows[what] = verdict(ran, plain, options.nan_at if "NaN" in what else 0, options.steps)
@@ -152,13 +175,18 @@ def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
         rows["NaN, plain"] = f"{len(lost.losses)} steps printed, exit {lost.code}, weights {state}"
         if any("DIFFER" in str(text) for text in rows.values()):  # is it the trainer that does not repeat?
             again = run(name, [], [], options)
-            rows["plain, again"] = "losses equal" if again.losses == plain.losses else "LOSSES DIFFER: this trainer does not repeat itself"
+            rows["plain, again"] = (
+                "losses equal" if again.losses == plain.losses else "LOSSES DIFFER: this trainer does not repeat itself"
+            )
     rows["seconds"] = {what: round(ran.seconds, 1) for what, ran in runs.items()}
     for what, ran in runs.items():
         if options.out:
             (options.out / f"{name}-{what.replace(', ', '-').replace(' ', '-')}.txt").write_text(ran.output)
         if "FAILED" in str(rows.get(what)) or "NOT AS" in str(rows.get(what)) or options.verbose:
-            print(f"\n--- {name}, {what}: the end of what it printed\n" + "\n".join(ran.output.splitlines()[-30:]), flush=True)
+            print(
+                f"\n--- {name}, {what}: the end of what it printed\n" + "\n".join(ran.output.splitlines()[-30:]),
+                flush=True,
+            )
     return rows
 
 

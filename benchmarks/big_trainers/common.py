@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class Told:
+class Script:
     """Prints each loss exactly, and at the end whether the weights are finite."""
 
     def __init__(self, package: str) -> None:

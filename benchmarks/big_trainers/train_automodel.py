@@ -9,10 +9,10 @@ import tempfile
 from typing import Any
 
 import torch
-from common import Told
+from common import Script
 
-told = Told("nemo-automodel")
-if told.cpu:
+script = Script("nemo-automodel")
+if script.cpu:
     torch.cuda.current_device = lambda: 0  # it makes a device of the number
 
 from nemo_automodel.components.config.loader import ConfigNode
@@ -46,19 +46,19 @@ def configuration() -> Any:
                 "global_batch_size": 8,
                 "local_batch_size": 8,
                 "ckpt_every_steps": 10_000,
-                "max_steps": told.count,
+                "max_steps": script.count,
                 "num_epochs": 50,
             },
-            "dist_env": {"backend": "gloo" if told.cpu else "nccl", "timeout_minutes": 1},
+            "dist_env": {"backend": "gloo" if script.cpu else "nccl", "timeout_minutes": 1},
             "model": {
                 "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
                 "config": SMALL_LLAMA,
-                "torch_dtype": "float32" if told.cpu else "bfloat16",
+                "torch_dtype": "float32" if script.cpu else "bfloat16",
                 "attn_implementation": "sdpa",
                 "use_liger_kernel": False,
             },
             "checkpoint": {"enabled": False, "checkpoint_dir": tempfile.mkdtemp()},
-            "distributed": {"strategy": "ddp" if told.cpu else "fsdp2"},
+            "distributed": {"strategy": "ddp" if script.cpu else "fsdp2"},
             "loss_fn": {"_target_": f"{here}.loss.masked_ce.MaskedCrossEntropy"},
             "dataset": {
                 "_target_": f"{here}.datasets.llm.mock.build_unpacked_dataset",
@@ -80,7 +80,7 @@ def configuration() -> Any:
 
 def main() -> None:
     kind = Recipe
-    if told.watched:
+    if script.watched:
         from healthcheck.trainers.automodel import HealthCheckRecipe
 
         class Watched(HealthCheckRecipe, Recipe):  # type: ignore[misc, valid-type]
@@ -93,26 +93,26 @@ def main() -> None:
 
     def step(*given: Any, **named: Any) -> Any:
         sample = stepped(*given, **named)
-        told.loss(sample.metrics["loss"])
+        script.loss(sample.metrics["loss"])
         return sample
 
     def poison(module: Any, inputs: Any, output: Any) -> Any:
-        if told.poisons(recipe.step_scheduler.step + 1):
+        if script.poisons(recipe.step_scheduler.step + 1):
             output.logits = output.logits * float("nan")
         return output
 
     recipe._run_train_optim_step = step
-    if told.nan_at:
+    if script.nan_at:
         recipe.model_parts[0].register_forward_hook(poison)
     try:
         recipe.run_train_validation_loop()
     finally:
-        if told.watched:
-            told.judged(recipe.health)
-        told.end(recipe.model_parts)
+        if script.watched:
+            script.judged(recipe.health)
+        script.end(recipe.model_parts)
 
 
 main()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
-raise SystemExit(told.exit_code)
+raise SystemExit(script.exit_code)

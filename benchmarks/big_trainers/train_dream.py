@@ -12,21 +12,21 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from common import Told, batches
+from common import Script, batches
 from torch import nn
 
-told = Told("dream-trainer")
+script = Script("dream-trainer")
 if importlib.util.find_spec("registry") is None:  # nobody publishes it; a class that the export callback compares with
     registry = ModuleType("registry")
     registry.Module = type("Module", (), {})  # type: ignore[attr-defined]
     sys.modules["registry"] = registry
-    told.given("registry.Module (an empty class)")
+    script.given("registry.Module (an empty class)")
 
 from dream_trainer.callbacks import CallbackCollection
 from dream_trainer.configs import DeviceParameters, TrainingParameters
 from dream_trainer.trainer import BaseTrainer, BaseTrainerConfig
 
-if told.cpu:  # it names a backend for the accelerator and one for the processor, here twice the same
+if script.cpu:  # it names a backend for the accelerator and one for the processor, here twice the same
     import torch.distributed as dist
 
     torch.cpu.current_device = lambda: 0  # type: ignore[assignment, return-value]
@@ -67,7 +67,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         return {self.network: self.optimizer}
 
     def configure_dataloaders(self) -> Any:
-        made = batches(told.count + 4, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY)
+        made = batches(script.count + 4, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY)
         return Rows({"tokens": rows} for rows in made[4:]), Rows({"tokens": rows} for rows in made[:4])
 
     def configure_metrics(self) -> None:
@@ -83,11 +83,11 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         loss = self.loss(batch)
-        if told.poisons(batch_idx + 1):
+        if script.poisons(batch_idx + 1):
             loss = loss * float("nan")
         self.backward(loss)
         norm = self.step(self.optimizer)
-        told.loss(loss)
+        script.loss(loss)
         return {"loss": loss, "grad_norm": norm}
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Config(BaseTrainerConfig):  # type: ignore[misc]
 
 def main() -> None:
     callbacks: list[Any] = []
-    if told.watched:
+    if script.watched:
         from healthcheck.trainers.dream import HealthCheckCallback
 
         callbacks.append(HealthCheckCallback())
@@ -119,11 +119,11 @@ def main() -> None:
     try:
         trainer.fit()
     finally:
-        if told.watched:
-            told.judged(callbacks[0])
-        told.end([trainer.network] if hasattr(trainer, "network") else [])
+        if script.watched:
+            script.judged(callbacks[0])
+        script.end([trainer.network] if hasattr(trainer, "network") else [])
 
 
 main()
 torch.distributed.destroy_process_group()
-raise SystemExit(told.exit_code)
+raise SystemExit(script.exit_code)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import Told, batches
+from common import Script, batches
 
-told = Told("megatron-core")
+script = Script("megatron-core")
 ROWS, LENGTH, VOCABULARY = 4, 64, 256
 
 from megatron.core import parallel_state, tensor_parallel
@@ -33,9 +33,9 @@ def build() -> Any:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
-        pipeline_dtype=torch.float32 if told.cpu else torch.bfloat16,
-        bf16=not told.cpu,
-        params_dtype=torch.float32 if told.cpu else torch.bfloat16,
+        pipeline_dtype=torch.float32 if script.cpu else torch.bfloat16,
+        bf16=not script.cpu,
+        params_dtype=torch.float32 if script.cpu else torch.bfloat16,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -45,8 +45,8 @@ def build() -> Any:
         transformer_layer_spec=get_gpt_layer_local_spec(),
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
-    ).to(told.device)
-    if not told.cpu:
+    ).to(script.device)
+    if not script.cpu:
         from megatron.core.transformer.module import Float16Module
 
         model = Float16Module(config, model)
@@ -57,11 +57,11 @@ def build() -> Any:
 
 
 def main() -> None:
-    torch.distributed.init_process_group("gloo" if told.cpu else "nccl", world_size=1, rank=0)
-    if not told.cpu:
-        torch.cuda.set_device(told.device)
+    torch.distributed.init_process_group("gloo" if script.cpu else "nccl", world_size=1, rank=0)
+    if not script.cpu:
+        torch.cuda.set_device(script.device)
     parallel_state.initialize_model_parallel(1, 1)
-    if told.cpu:  # its generator lives on the accelerator; without dropout nothing draws from it
+    if script.cpu:  # its generator lives on the accelerator; without dropout nothing draws from it
         tensor_parallel.get_cuda_rng_tracker().fork = lambda *given, **named: nullcontext()
     else:
         tensor_parallel.model_parallel_cuda_manual_seed(0)
@@ -71,8 +71,8 @@ def main() -> None:
             optimizer="adam",
             lr=3e-4,
             weight_decay=0.01,
-            clip_grad=0.0 if told.cpu else 1.0,  # clipping insists on CUDA tensors
-            bf16=not told.cpu,
+            clip_grad=0.0 if script.cpu else 1.0,  # clipping insists on CUDA tensors
+            bf16=not script.cpu,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=False,
         ),
@@ -80,26 +80,26 @@ def main() -> None:
     )
     config.grad_scale_func = optimizer.scale_loss
     run = get_forward_backward_func()
-    positions = torch.arange(LENGTH, device=told.device).expand(ROWS, -1)
-    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device=told.device).triu(1)
-    ones = torch.ones(ROWS, LENGTH, device=told.device)
+    positions = torch.arange(LENGTH, device=script.device).expand(ROWS, -1)
+    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device=script.device).triu(1)
+    ones = torch.ones(ROWS, LENGTH, device=script.device)
     now = 0
 
     def averaged(weights: Any, output: Any) -> Any:
         loss = (output.float() * weights).sum() / weights.sum()
-        if told.poisons(now):
+        if script.poisons(now):
             loss = loss * float("nan")
         return loss, {"loss": loss.detach()}
 
     def forward(data: Any, gpt: Any) -> Any:
-        tokens = next(data).to(told.device)
+        tokens = next(data).to(script.device)
         output = gpt(tokens[:, :-1], positions, mask, labels=tokens[:, 1:].contiguous())
         return output, partial(averaged, ones)
 
     micro_batches = 2
-    data = iter(batches(told.count * micro_batches, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY))
+    data = iter(batches(script.count * micro_batches, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY))
     try:
-        for step in range(1, told.count + 1):
+        for step in range(1, script.count + 1):
             now = step
             model.zero_grad_buffer()
             optimizer.zero_grad()
@@ -113,9 +113,9 @@ def main() -> None:
                 forward_only=False,
             )
             optimizer.step()
-            told.loss(sum(part["loss"] for part in losses) / len(losses))
+            script.loss(sum(part["loss"] for part in losses) / len(losses))
     finally:
-        told.end([model])
+        script.end([model])
 
 
 main()

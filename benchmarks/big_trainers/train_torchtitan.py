@@ -6,6 +6,7 @@ One process, one device. ``--watched`` mixes healthcheck's adapter in; without i
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,29 +14,32 @@ from typing import Any
 
 import torch
 import torch.distributed.fsdp as fsdp
-from common import Told, batches
+from common import Script, batches
+from torch.nn.attention.flex_attention import create_block_mask
 
-told = Told("torchtitan")
+script = Script("torchtitan")
 # This version names two things that torch got after 2.11. The first is never made by the backend chosen below.
 if not hasattr(fsdp, "DataParallelMeshDims"):
     fsdp.DataParallelMeshDims = type("DataParallelMeshDims", (), {})  # type: ignore[attr-defined]
-    told.given("torch.distributed.fsdp.DataParallelMeshDims (an empty class)")
+    script.given("torch.distributed.fsdp.DataParallelMeshDims (an empty class)")
 if not hasattr(torch.distributed, "set_timeout"):
     from torch.distributed import distributed_c10d
 
     torch.distributed.set_timeout = distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
-    told.given("torch.distributed.set_timeout (its older name)")
+    script.given("torch.distributed.set_timeout (its older name)")
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.common import attention
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 
-if told.cpu:  # what the package asks of an accelerator, and its attention, which has no backward pass on the processor
+# Its masks need an argument that torch got after 2.11, and flex attention has no backward pass on the processor.
+PLAIN_ATTENTION = script.cpu or "separate_full_blocks" not in inspect.signature(create_block_mask).parameters
+if script.cpu:  # what the package asks of an accelerator
     from types import SimpleNamespace
 
     from torchtitan.components import metrics
-    from torchtitan.models.common import attention
 
     for name, answer in {
         "get_device_name": "cpu",
@@ -57,7 +61,7 @@ class Tokens(BaseDataLoader):
         pass
 
     def __init__(self, config: Any, **given: Any) -> None:
-        self.rows = batches(told.count + 1, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY)
+        self.rows = batches(script.count + 1, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY)
 
     def __iter__(self) -> Iterator[Any]:
         positions = torch.arange(LENGTH).expand(ROWS, -1)
@@ -95,20 +99,20 @@ def configuration() -> Any:
     config.tokenizer = NoTokenizer.Config()
     config.dump_folder = tempfile.mkdtemp()
     config.training = dataclasses.replace(
-        config.training, local_batch_size=ROWS, seq_len=LENGTH, steps=told.count, disable_cuda_graphs=True
+        config.training, local_batch_size=ROWS, seq_len=LENGTH, steps=script.count, disable_cuda_graphs=True
     )
     # The only backend that takes a torch without ``fully_shard(dp_mesh_dims=...)``.
     config.parallelism = dataclasses.replace(config.parallelism, spmd_backend="partial_dtensor")
     config.validator = dataclasses.replace(config.validator, enable=False)
     config.checkpoint = dataclasses.replace(config.checkpoint, enable=False)
-    if told.cpu:
+    if PLAIN_ATTENTION:
         for layer in config.model_spec.model.layers:
             layer.attention.inner_attention = attention.ScaledDotProductAttention.Config()
     return config
 
 
 def made() -> Any:
-    if not told.watched:
+    if not script.watched:
         return Trainer(configuration())
     from healthcheck.trainers.torchtitan import HealthCheckTrainer
 
@@ -123,24 +127,24 @@ def main() -> None:
     logged = trainer.metrics_processor.log
 
     def log(step: int, loss: float, *given: Any, **named: Any) -> Any:
-        told.loss(loss)
+        script.loss(loss)
         return logged(step, loss, *given, **named)
 
     def poison(module: Any, inputs: Any, output: Any) -> Any:
-        return output * float("nan") if told.poisons(trainer.step) else output
+        return output * float("nan") if script.poisons(trainer.step) else output
 
     trainer.metrics_processor.log = log
-    if told.nan_at:
+    if script.nan_at:
         trainer.model_parts[0].norm.register_forward_hook(poison)
     try:
         trainer.train()
     finally:
-        if told.watched:
-            told.judged(trainer.health)
-        told.end(trainer.model_parts)
+        if script.watched:
+            script.judged(trainer.health)
+        script.end(trainer.model_parts)
     trainer.close()
 
 
 main()
 torch.distributed.destroy_process_group()
-raise SystemExit(told.exit_code)
+raise SystemExit(script.exit_code)

@@ -56,7 +56,14 @@ class Ran:
 
     def said(self) -> list[str]:
         """Alerts at warning or above, and healthcheck's closing line."""
-        begins = ("WARNING ", "ERROR ", "healthcheck: OK", "healthcheck: STOPPED", "healthcheck: INTERNAL", "healthcheck: FAILED")
+        begins = (
+            "WARNING ",
+            "ERROR ",
+            "healthcheck: OK",
+            "healthcheck: STOPPED",
+            "healthcheck: INTERNAL",
+            "healthcheck: FAILED",
+        )
         return [" ".join(line.split()) for line in self.output.splitlines() if line.startswith(begins)]
 
 
@@ -94,7 +101,9 @@ def run(name: str, how: list[str], given: list[str], options: argparse.Namespace
         except subprocess.TimeoutExpired as error:
             printed = error.stdout or ""
             code = 124
-            output = (printed.decode(errors="replace") if isinstance(printed, bytes) else printed) + f"\nover {options.limit} s"
+            output = (
+                printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+            ) + f"\nover {options.limit} s"
     ran = Ran(code, time.monotonic() - began, output)
     for line in output.splitlines():
         words = line.split(maxsplit=1)
@@ -152,13 +161,18 @@ def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
         rows["NaN, plain"] = f"{len(lost.losses)} steps printed, exit {lost.code}, weights {state}"
         if any("DIFFER" in str(text) for text in rows.values()):  # is it the trainer that does not repeat?
             again = run(name, [], [], options)
-            rows["plain, again"] = "losses equal" if again.losses == plain.losses else "LOSSES DIFFER: this trainer does not repeat itself"
+            rows["plain, again"] = (
+                "losses equal" if again.losses == plain.losses else "LOSSES DIFFER: this trainer does not repeat itself"
+            )
     rows["seconds"] = {what: round(ran.seconds, 1) for what, ran in runs.items()}
     for what, ran in runs.items():
         if options.out:
             (options.out / f"{name}-{what.replace(', ', '-').replace(' ', '-')}.txt").write_text(ran.output)
         if "FAILED" in str(rows.get(what)) or "NOT AS" in str(rows.get(what)) or options.verbose:
-            print(f"\n--- {name}, {what}: the end of what it printed\n" + "\n".join(ran.output.splitlines()[-30:]), flush=True)
+            print(
+                f"\n--- {name}, {what}: the end of what it printed\n" + "\n".join(ran.output.splitlines()[-30:]),
+                flush=True,
+            )
     return rows
 
 

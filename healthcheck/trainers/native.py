@@ -155,9 +155,7 @@ def mix_in(mixin: type, target: Any) -> None:
             own, *others = super().mro()
             return [own, mixin, *others]
 
-    mixed = types.new_class(
-        kind.__name__, (kind,), {"metaclass": Ordered}, exec_body=lambda space: space.update(named)
-    )
+    mixed = types.new_class(kind.__name__, (kind,), {"metaclass": Ordered}, exec_body=lambda space: space.update(named))
     object.__setattr__(target, "__class__", mixed)  # classes that keep track of what is set need not see this
 
 

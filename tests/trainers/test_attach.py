@@ -99,15 +99,20 @@ def test_methods_mixed_into_an_object_come_first_whatever_its_class_inherits_fro
         def step(self) -> str:
             return "own"
 
-    class Mixin:
+    class Base:
         def step(self) -> str:
-            return "mixin, then " + super().step()  # type: ignore[misc]
+            return "base, then " + super().step()  # type: ignore[misc]
+
+    class Mixin(Base):
+        def step(self) -> str:
+            return "mixin, then " + super().step()
 
     target, other = Trainer(), Trainer()
     for _ in range(2):
         mix_in(Mixin, target)
-    assert (target.step(), target.kept, other.step()) == ("mixin, then own", 1, "own")
-    assert isinstance(target, Mixin) and isinstance(target, Trainer) and type(target).__name__ == "Trainer"
+    assert (target.step(), target.kept, other.step()) == ("mixin, then base, then own", 1, "own")
+    assert isinstance(target, Mixin) and isinstance(target, Trainer)
+    assert type(target).__name__ == "Trainer"
 
 
 @pytest.mark.parametrize("train", TRAINERS)

@@ -111,7 +111,8 @@ def test_methods_mixed_into_an_object_come_first_whatever_its_class_inherits_fro
     for _ in range(2):
         mix_in(Mixin, target)
     assert (target.step(), target.kept, other.step()) == ("mixin, then base, then own", 1, "own")
-    assert isinstance(target, Mixin) and isinstance(target, Trainer)
+    assert isinstance(target, Mixin)
+    assert isinstance(target, Trainer)
     assert type(target).__name__ == "Trainer"
 
 

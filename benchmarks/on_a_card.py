@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -106,11 +107,11 @@ def run(name: str, how: list[str], given: list[str], options: argparse.Namespace
             ) + f"\nover {options.limit} s"
     ran = Ran(code, time.monotonic() - began, output)
     for line in output.splitlines():
-        words = line.split(maxsplit=1)
-        if line.startswith("step ") and " loss " in line:
-            ran.losses.append(line.split()[-1])
-        elif line.startswith("result "):
-            ran.result = json.loads(words[1])
+        told = re.search(r"step \d+ loss (-?0x\S+|nan|-?inf)$", line)  # a progress bar may stand before it
+        if told:
+            ran.losses.append(told[1])
+        elif "result {" in line:
+            ran.result = json.loads(line[line.index("result {") + len("result ") :])
     return ran
 
 

@@ -110,7 +110,11 @@ def without_an_accelerator() -> None:
             named = dict(kwargs or {})
             if str(named.get("device")).startswith("cuda"):
                 named["device"] = "cpu"
-            return function(*[torch.device("cpu") if is_cuda(value) else value for value in args], **named)
+            moves = getattr(function, "__name__", "") == "_parse_to"  # of ``Module.to``, which takes a bare number too
+            placed = [
+                torch.device("cpu") if is_cuda(value) or (moves and type(value) is int) else value for value in args
+            ]
+            return function(*placed, **named)
 
     OnProcessor().__enter__()
     torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]

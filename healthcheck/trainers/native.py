@@ -153,11 +153,9 @@ def mix_in(mixin: type, target: Any) -> None:
 
         def mro(cls) -> list[type]:
             own, *others = super().mro()
-            return [own, mixin, *others]
+            return [own, *(base for base in mixin.__mro__ if base not in others), *others]
 
-    mixed = types.new_class(
-        kind.__name__, (kind,), {"metaclass": Ordered}, exec_body=lambda space: space.update(named)
-    )
+    mixed = types.new_class(kind.__name__, (kind,), {"metaclass": Ordered}, exec_body=lambda space: space.update(named))
     object.__setattr__(target, "__class__", mixed)  # classes that keep track of what is set need not see this
 
 

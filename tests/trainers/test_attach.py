@@ -8,7 +8,7 @@ import textwrap
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import healthcheck
+from healthcheck.trainers.native import mix_in
 
 sys.path.insert(0, str(Path(__file__).with_name("drivers")))
 
@@ -83,6 +84,36 @@ def test_a_trainer_that_exists_already_is_watched_by_the_loop_s_session(train: A
         adapter.watch.capabilities.trainer, "loss-not-finite", BAD,
     )  # fmt: skip
     assert report["steps"] == steps == BAD
+
+
+@pytest.mark.parametrize("base", [object, Protocol])
+def test_methods_mixed_into_an_object_come_first_whatever_its_class_inherits_from(base: Any) -> None:
+    class Interface(base):  # type: ignore[misc]  # torchtitan's Trainer inherits from a protocol
+        def step(self) -> str:
+            return "interface"
+
+    class Trainer(Interface):
+        def __init__(self) -> None:
+            self.kept = 1
+
+        def step(self) -> str:
+            return "own"
+
+    class Base:
+        def step(self) -> str:
+            return "base, then " + super().step()  # type: ignore[misc]
+
+    class Mixin(Base):
+        def step(self) -> str:
+            return "mixin, then " + super().step()
+
+    target, other = Trainer(), Trainer()
+    for _ in range(2):
+        mix_in(Mixin, target)
+    assert (target.step(), target.kept, other.step()) == ("mixin, then base, then own", 1, "own")
+    assert isinstance(target, Mixin)
+    assert isinstance(target, Trainer)
+    assert type(target).__name__ == "Trainer"
 
 
 @pytest.mark.parametrize("train", TRAINERS)

@@ -3,7 +3,7 @@
 One process, one device, a small Llama made from a config. ``--watched`` mixes healthcheck's adapter into the recipe.
 """
 
-# ruff: noqa: E402 (the arguments decide what must be there before the package is imported)
+
 
 from __future__ import annotations
 

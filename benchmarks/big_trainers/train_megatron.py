@@ -3,7 +3,7 @@
 One process, one device, no transformer_engine and no apex: the local layers of the package. Nothing here knows of healthcheck.
 """
 
-# ruff: noqa: E402 (the arguments decide what must be there before the package is imported)
+
 
 from __future__ import annotations
 

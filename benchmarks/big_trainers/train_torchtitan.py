@@ -3,7 +3,7 @@
 One process, one device. ``--watched`` mixes healthcheck's adapter in; without it nothing here knows of healthcheck.
 """
 
-# ruff: noqa: E402 (the arguments decide what must be there before the package is imported)
+
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from healthcheck.probes.graph import CROSS_ENTROPIES, kind_of, saved, shape_of, 
 from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import GraphProbe
 
-LOOKS = (2, 3, 4, 6, 20, 50, 100, 200, 500, 1000)
+LOOKS = (2, 3, 4, 6, 20, 50, 100, 150, 200, 300, 500, 1000)
 """Backward passes whose loss is taken apart."""
 FEWEST = 3
 """Passes from which on it is said whether a term changes."""
@@ -37,7 +37,8 @@ class ConstantTermProbe(GraphProbe):
 
     Each term is calculated once more from what torch keeps of it for the backward pass. The loss less all of them is what was
     added as a number: 1 of ``1 - dice``, or an epsilon. Where that differs from batch to batch, it was made of the data, by ``.item()``,
-    ``.data``, a threshold, or under ``no_grad()``, and teaches nothing. A loss with a term that torch does not keep is not judged.
+    ``.data``, a threshold, or under ``no_grad()``, and teaches nothing. A loss with a term that torch does not keep is not judged, nor
+    are those of optimizers that take turns: in a game the loss of one side may hold the other's part, which it does not train.
     """
 
     name = "constant-terms"
@@ -57,9 +58,13 @@ class ConstantTermProbe(GraphProbe):
         super().__init__()
         self._left: dict[str, list[tuple[float, float]]] = {}
         """For each form of the loss: what was left of it, and the loss."""
+        self._written: dict[int, int] = {}
+        """How often the first tensors of each optimizer had been written to, at the last look."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if not self.due(event) or not is_tensor(event.loss) or not _exact(event.loss):
+            return ()
+        if self._take_turns(event):
             return ()
         with no_grad():
             terms = Terms(_without_scale(event.loss_graph))
@@ -70,6 +75,12 @@ class ConstantTermProbe(GraphProbe):
             )
         place = where_called(event, "backward")
         return (Sample("loss.gradientless", event.step, left, detail=lambda: place),)
+
+    def _take_turns(self, event: Event) -> bool:
+        """Whether more than one optimizer has made updates since the last look."""
+        before, optimizers = self._written, [] if event.model is None else event.model.optimizers()
+        self._written = {id(o): sum(p._version for g in o.param_groups for p in g["params"][:1]) for o in optimizers}
+        return bool(before) and sum(before.get(key, 0) != count for key, count in self._written.items()) > 1
 
     def _changes(self, form: str, loss: float, known: float) -> float:
         seen = self._left.setdefault(form, [])

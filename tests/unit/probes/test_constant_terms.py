@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from driver import Watched
+from driver import View, Watched
 from torch import nn
 from torch.nn import functional as F
 
@@ -78,6 +78,23 @@ def test_a_term_that_torch_does_not_keep_is_not_judged() -> None:
 def test_neither_are_losses_without_numbers_nor_those_in_half_precision() -> None:
     assert judged(cross) == []
     assert judged(lambda out, y: cross(out, y) + out.mean().item(), dtype=torch.bfloat16) == []
+
+
+@pytest.mark.parametrize(("both", "said"), [(True, []), (False, 1.0)])
+def test_the_losses_of_optimizers_that_take_turns_are_not_judged(both: bool, said: object) -> None:
+    net, other, x = nn.Linear(6, 3), nn.Linear(6, 3), torch.randn(N, 6)
+    sides = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net, other)]
+    watched, y = Watched([ConstantTermProbe()]), torch.arange(N) % 3
+    for step in range(1, LOOKS[4] + 1):
+        loss = cross(net(x + step), y) + other(x + step).mean().detach()
+        watched.emit(
+            EventKind.LOSS, step, loss=loss.detach(), loss_graph=loss.grad_fn, phase="train", model=View(net, sides)
+        )
+        for side, part in zip(sides[: 1 + both], (net, other), strict=False):
+            part(x).sum().backward()
+            side.step()
+    values = watched.values("loss.gradientless")
+    assert values[1:] == said if both else values[-1] == said
 
 
 def test_the_scale_of_mixed_precision_is_no_factor_of_the_loss() -> None:

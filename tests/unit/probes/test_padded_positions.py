@@ -136,7 +136,7 @@ def test_labels_that_do_not_count_or_differ_are_none(case: str) -> None:
 
 def test_rows_that_end_with_tokens_that_stand_elsewhere_too_have_no_padding() -> None:
     words = nn.Embedding(WORDS, 4)
-    for read in (READ.masked_fill(READ == READ[0, 0], 0), READ[:, :1].expand(-1, LENGTH), READ * 0):
+    for read in (READ.masked_fill(READ[0, 0] == READ, 0), READ[:, :1].expand(-1, LENGTH), READ * 0):
         assert not padding_of(words(read).grad_fn, read).any()
     assert padding_of(words(READ).grad_fn, READ).equal(~MASK)
     assert padding_of(nn.Embedding(2, 4)(READ.clamp(max=1)).grad_fn, READ) is None  # flags

@@ -67,7 +67,7 @@ def _ratios(root: Any) -> Iterator[Any]:
 
 
 def by_channels(values: Any, channels: int) -> Any:
-    """See :class:`ChannelOrderProbe`; 1 where all values are alike, or flags (letters of a sequence, one channel each).
+    """See :class:`ChannelOrderProbe`; 1 where all values are alike, or flags (symbols of a sequence, one channel each).
 
     :param values: (rows, channels, ..., width).
     """

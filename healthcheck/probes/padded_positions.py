@@ -126,7 +126,7 @@ def _padding(nodes: Sequence[Any], lookup: Any, lookups: Sequence[Any]) -> Itera
 
 
 def padding_of(lookup: Any, read: Any) -> Any:
-    """Which positions an embedding reads as padding: boolean, (rows, length); nowhere where it cannot be told.
+    """Which positions an embedding reads as padding: boolean, (rows, length); nowhere where that is not sure.
 
     Its ``padding_idx``; without one, the token with which rows end, again and again, each as often as it is too short: at least
     twice in two rows or more, not everywhere as often, nowhere all along, and nowhere else.

@@ -36,7 +36,7 @@ def test_so_is_that_of_a_signal() -> None:
 
 def test_noise_flags_and_nothing_are_no_view() -> None:
     noise = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    letters = F.one_hot(torch.arange(40) % 4, 4).float().T[None].repeat(8, 1, 1)
+    symbols = F.one_hot(torch.arange(40) % 4, 4).float().T[None].repeat(8, 1, 1)
     assert float(by_channels(noise, 3)) > 0.9
-    assert float(by_channels(letters, 4)) == 1.0
+    assert float(by_channels(symbols, 4)) == 1.0
     assert float(by_channels(torch.ones(8, 3, 9, 9), 3)) == 1.0

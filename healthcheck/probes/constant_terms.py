@@ -28,6 +28,8 @@ SCALE = 1024.0
 MOST = 48
 """Nodes of a loss that are followed to its terms."""
 
+Factors = tuple[tuple[Any, bool], ...]
+"""Numbers that a term is multiplied with, or divided by (True)."""
 _ARRANGING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "Alias", "ToCopy")
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -119,27 +121,29 @@ class Terms:
         self.numbers = 0
         self._kinds: list[str] = []
         total: Any = 0.0
-        waiting: list[tuple[Any, Any]] = [(root, 1.0)]
+        waiting: list[tuple[Any, Factors]] = [(root, ())]
         while waiting:
-            node, factor = waiting.pop()
+            node, factors = waiting.pop()
             self._kinds.append(kind_of(node))
             if len(self._kinds) > MOST:
                 return
-            parts = self._parts(node, factor)
+            parts = self._parts(node, factors)
             if parts is not None:
                 waiting += parts
                 continue
             value = value_of_term(node)
             if value is None:
                 return
-            total = total + factor * value
+            for by, divides in factors:  # on the device, if they are there
+                value = value / by if divides else value * by
+            total = total + value.reshape(())
         self.total = total if is_tensor(total) else None
 
     @property
     def form(self) -> str:
         return " ".join(self._kinds)
 
-    def _parts(self, node: Any, factor: Any) -> list[tuple[Any, Any]] | None:
+    def _parts(self, node: Any, factors: Factors) -> list[tuple[Any, Factors]] | None:
         """What a number was made of, each with its factor; None for a term."""
         kind = kind_of(node)
         inputs = [parent for parent, _ in node.next_functions]
@@ -153,17 +157,16 @@ class Terms:
             alpha = float(getattr(node, "_saved_alpha", 1))
             self.numbers += inputs.count(None) or (len(inputs) == 1)
             weights = (signs[0], signs[1] * alpha)
-            return [(one, factor * w) for one, w in zip(inputs, weights, strict=False) if one is not None]
+            return [(one, (*factors, (w, False))) for one, w in zip(inputs, weights, strict=False) if one is not None]
         if kind == "Neg":
-            return [(inputs[0], factor * -1.0)]
+            return [(inputs[0], (*factors, (-1.0, False)))]
         if kind in _ARRANGING:
-            return [(inputs[0], factor)]
+            return [(inputs[0], factors)]
         if kind in ("Mul", "Div") and shape_of(node) in ((), (1,)) and inputs.count(None) == len(inputs) - 1:
             by: Any = saved(node, "other" if inputs[0] is not None else "self")
             if not is_tensor(by) or by.numel() != 1 or (kind == "Div" and inputs[0] is None):
                 return None
-            by = by.detach().float().reshape(())
-            return [(next(one for one in inputs if one is not None), factor * by if kind == "Mul" else factor / by)]
+            return [(next(one for one in inputs if one is not None), (*factors, (by, kind == "Div")))]
         return None
 
 

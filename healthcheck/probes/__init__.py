@@ -12,8 +12,11 @@ from healthcheck.core.protocols import Probe
 from healthcheck.extend.hookspecs import hookimpl
 from healthcheck.probes.activations import ActivationProbe, BatchLayoutProbe, DeadUnitProbe
 from healthcheck.probes.arrangement import ArrangementProbe
+from healthcheck.probes.attended_padding import AttendedPaddingProbe
 from healthcheck.probes.attention import AttentionProbe
+from healthcheck.probes.batch_axis import BatchAxisProbe
 from healthcheck.probes.batches import BatchProbe
+from healthcheck.probes.channel_order import ChannelOrderProbe
 from healthcheck.probes.class_labels import (
     LabelOrderProbe,
     RareLabelProbe,
@@ -23,6 +26,7 @@ from healthcheck.probes.class_labels import (
 )
 from healthcheck.probes.clipping import ClippingProbe, LossScaleProbe, MicroBatchClippingProbe, UnclippedGradientProbe
 from healthcheck.probes.compilation import CompilationProbe
+from healthcheck.probes.constant_terms import ConstantTermProbe
 from healthcheck.probes.copies import CopyProbe
 from healthcheck.probes.data_scale import DataDriftProbe, InputProbe, NoiseScaleProbe
 from healthcheck.probes.evaluation_data import (
@@ -179,6 +183,8 @@ PROBES: tuple[type[Probe], ...] = (
     PaddingProbe,
     PaddedPositionsProbe,
     ArrangementProbe,
+    BatchAxisProbe,
+    ChannelOrderProbe,
     DeadUnitProbe,
     ActivationProbe,
     LossGraphProbe,
@@ -195,9 +201,11 @@ PROBES: tuple[type[Probe], ...] = (
     AdvantageProbe,
     TokenProbe,
     AttentionProbe,
+    AttendedPaddingProbe,
     HabitProbe,
     CutSampleProbe,
     PenaltyProbe,
+    ConstantTermProbe,
     LabelLeakProbe,
     PaceProbe,
     LossSignProbe,

@@ -250,8 +250,11 @@ class InputProbe:
         if "inputs.same_rows" in keys and event.batch is not None:
             import torch
 
-            same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in read if tensor.device == largest.device])
-            samples.append(Sample("inputs.same_rows", step, number(same.all().float())))
+            here = [tensor for tensor in read if tensor.device == largest.device]
+            # Nothing but zeros is the first state of a recurrent layer.
+            empty = torch.stack([(tensor == 0).all() for tensor in here])
+            same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in here])
+            samples.append(Sample("inputs.same_rows", step, number((same.all() & ~empty.all()).float())))
         return samples
 
 

@@ -37,7 +37,7 @@ from healthcheck.probes.graph import (
 from healthcheck.probes.labels import where_called, where_made
 from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again
 from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
-from healthcheck.probes.loss_mistakes import one_per_row, shape_mistakes
+from healthcheck.probes.loss_mistakes import one_per_row, products_of_each_with_each, shape_mistakes
 
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at: a few dozen nodes each time. The first may be a trial of the script's, and a
@@ -81,7 +81,7 @@ class LossGraphProbe(GraphProbe):
             self._first = False
             if not any(arguments_swapped(root)):
                 return ()
-        ways = (_mistakes, shape_mistakes, arguments_swapped, normalised_over_batch)
+        ways = (_mistakes, shape_mistakes, products_of_each_with_each, arguments_swapped, normalised_over_batch)
         found = list(dict.fromkeys(said for way in ways for said in way(root)))
         facts = {"which": "; ".join(found)} | where_called(event, "backward")
         return (Sample("loss.misbuilt", event.step, float(len(found)), detail=lambda: facts),)

@@ -239,6 +239,30 @@ def _of_a_mean(power: Any) -> bool:
     return is_tensor(target) and target.numel() > 1
 
 
+def products_of_each_with_each(root: Any) -> Iterator[str]:
+    """A number of each row, (N,), times another one of each row, (N, 1), which is a matrix: each loss with each weight.
+
+    One of both carries no gradients (weights of rows, a mask, advantages), and the matrix is reduced to one number at once.
+    """
+    for node, kind in made_of(root, _BETWEEN, _TERMS):
+        shape = shape_of(node)
+        if kind not in ("Mul", "Div") or len(shape) != 2 or shape[0] != shape[1] or shape[0] < _LEAST_ROWS:
+            continue
+        inputs = [parent for parent, _ in node.next_functions]
+        if inputs.count(None) != 1 or len(inputs) != 2 or (kind == "Div" and inputs[0] is None):
+            continue
+        trained = inputs[0] or inputs[1]
+        other: Any = saved(node, "other" if inputs[0] is not None else "self")
+        n = shape[0]
+        if not is_tensor(other) or kind_of(trained) in ("AccumulateGrad", "Unsqueeze", "Expand"):
+            continue
+        sizes = (shape_of(trained), tuple(other.shape))
+        if sizes in (((n,), (n, 1)), ((n, 1), (n,))):
+            verb = "times" if kind == "Mul" else "divided by"
+            yield f"{sizes[0]} {verb} {sizes[1]}: each row with each, {n} x {n}; squeeze(1) one of them"
+            return
+
+
 LOOKS = (2, 50, 200, 1000)
 """Backward passes whose graph is looked at."""
 

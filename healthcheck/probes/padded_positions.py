@@ -16,6 +16,8 @@ from healthcheck.probes.looks import GraphProbe
 
 FEW = 16
 """Padded positions below which nothing is reported: so few targets are alike by chance."""
+LEAST_TOKENS = 8
+"""Rows of an embedding from which on it may be one of tokens."""
 _BINARY = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy")
 _KEY = "targets.at_padding"
 
@@ -24,7 +26,7 @@ class PaddedPositionsProbe(GraphProbe):
     """Compares the targets of a loss over positions with the positions at which the model reads padding.
 
     A position is padding where the index that an embedding reads is its ``padding_idx``, behind or before another such
-    (so that an end of text that is the padding token is none), where attention hides it as a key from every query, or
+    (so that an end of text that is the padding token is none), or the one token that rows of different length end with, where attention hides it as a key from every query, or
     where it is behind the length with which its row was packed for an RNN. Its target *counts* if it is neither the
     ``ignore_index`` nor of weight 0, in a loss that torch averages or sums itself: what a script multiplies with its
     own mask is not judged. Reported only where all these targets are one and the same value, that of the filling:
@@ -107,10 +109,12 @@ def _padding(nodes: Sequence[Any], lookup: Any, lookups: Sequence[Any]) -> Itera
         hidden[:, 1:] &= pads[:, :-1]
         hidden[:, 0] &= pads[:, 1]
         yield hidden
+    elif (filled := padding_of(lookup, read)) is not None:
+        yield filled & filled.roll(1, 1)  # without the first of each row, which may be an end of text
     rows, length = read.shape
     for layer in layers_of(nodes, lookups):
         if layer.reads(lookup) and layer.length == length and not layer.causal:
-            hidden = _hidden_keys(layer.mask, layer.weights, rows, length)
+            hidden = hidden_keys(layer.mask, layer.weights, rows, length)
             # Without a mask nothing is hidden. On a device nobody waits to know that.
             if hidden is not None and (not on_host(hidden) or bool(hidden.any())):
                 yield hidden.to(read.device)
@@ -121,7 +125,29 @@ def _padding(nodes: Sequence[Any], lookup: Any, lookups: Sequence[Any]) -> Itera
                 yield hidden.to(read.device)
 
 
-def _hidden_keys(mask: Any, weights: Any, rows: int, length: int) -> Any:
+def padding_of(lookup: Any, read: Any) -> Any:
+    """Which positions an embedding reads as padding: boolean, (rows, length); nowhere where that is not sure.
+
+    Its ``padding_idx``; without one, the token with which rows end, again and again, each as often as it is too short: at least
+    twice in two rows or more, not everywhere as often, nowhere all along, and nowhere else.
+
+    :param read: the tokens, (rows, length).
+    :returns: None for an embedding of so few values that they are no tokens (segments, flags).
+    """
+    token = signed(int(lookup._saved_padding_idx))
+    if token >= 0:
+        return read == token
+    if int(lookup._saved_weight_sym_argsize_0) < LEAST_TOKENS:
+        return None
+    there = read == read[:, -1].mode().values
+    ends = there.flip(1).cumprod(1).flip(1).bool()
+    lengths = ends.sum(1)
+    some = ((lengths > 1).sum() > 1) & (lengths.max() > lengths.min()) & (lengths.max() < read.shape[1])
+    sure = (there == ends).all() & some & (lengths.sum() >= FEW)
+    return ends & sure
+
+
+def hidden_keys(mask: Any, weights: Any, rows: int, length: int) -> Any:
     """Keys that no query of their row sees: (rows, length); None where masks do not differ by row."""
     matrix = mask if weights is None else weights
     if matrix is None:

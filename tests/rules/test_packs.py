@@ -204,6 +204,10 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "tokens.padding_inside",
         "eval.inputs_changed",
         "eval.renumbered",
+        "layers.rows_meet",
+        "inputs.by_channels",
+        "loss.gradientless",
+        "attention.to_padding",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

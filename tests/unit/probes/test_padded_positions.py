@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from healthcheck.core.events import EventKind
 from healthcheck.probes.language import LOOKS
-from healthcheck.probes.padded_positions import PaddedPositionsProbe
+from healthcheck.probes.padded_positions import PaddedPositionsProbe, padding_of
 
 ROWS, LENGTH, WORDS, CLASSES, PAD = 8, 12, 30, 4, 0
 LENGTHS = torch.tensor([12, 5, 9, 7, 4, 11, 8, 6])
@@ -77,6 +77,7 @@ BEHIND = ((~MASK).sum().item() - 7) / MASK.numel()
 
 FAULTS: dict[str, tuple[nn.Module, Loss, float]] = {
     "padding_idx": (Attends(), flat(FILLED), BEHIND),
+    "the ends of rows": (Attends(None), flat(FILLED), BEHIND),
     "mask of a TransformerEncoderLayer": (Attends(None, masked=True), flat(FILLED), ALL),
     "both": (Attends(masked=True), flat(FILLED), ALL),
     "mask of a fused kernel": (FlashAttends(None), flat(FILLED), ALL),
@@ -117,7 +118,6 @@ HEALTHY: dict[str, tuple[nn.Module, Loss, list[float]]] = {
     ),
     "asked for what it cannot see": (Attends(None, masked=True), flat(TAGS), [0.0]),
     "one label a row": (Attends(), lambda z: F.cross_entropy(z.mean(1), TAGS[:, 0]), []),
-    "no padding known": (Attends(None), flat(FILLED), []),
     "a distance": (Attends(), lambda z: F.mse_loss(z[..., 0], FILLED.float()), []),
 }
 
@@ -132,6 +132,14 @@ def test_labels_of_padding_that_count_are_measured(case: str) -> None:
 def test_labels_that_do_not_count_or_differ_are_none(case: str) -> None:
     model, loss, wanted = HEALTHY[case]
     assert share(model, loss) == wanted
+
+
+def test_rows_that_end_with_tokens_that_stand_elsewhere_too_have_no_padding() -> None:
+    words = nn.Embedding(WORDS, 4)
+    for read in (READ.masked_fill(READ[0, 0] == READ, 0), READ[:, :1].expand(-1, LENGTH), READ * 0):
+        assert not padding_of(words(read).grad_fn, read).any()
+    assert padding_of(words(READ).grad_fn, READ).equal(~MASK)
+    assert padding_of(nn.Embedding(2, 4)(READ.clamp(max=1)).grad_fn, READ) is None  # flags
 
 
 def test_padding_on_the_left_counts_but_for_single_tokens() -> None:

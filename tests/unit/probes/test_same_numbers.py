@@ -420,4 +420,6 @@ def test_the_plays_show_what_is_deferred() -> None:
     }  # several processes: tests/trainers/test_rank_faults.py
     # Its convention has to be read first; an evaluation, a router and an image have tests of their own.
     exempt = {"batch.targets", "eval.inputs_spread", "eval.targets_apart", "experts.idle", "inputs.pixel_scale"}
+    # So have padding, pictures of several channels, and terms without gradients.
+    exempt |= {"attention.to_padding", "inputs.by_channels", "loss.gradientless"}
     assert wanted - seen == exempt

@@ -298,7 +298,8 @@ class StepMachine:
                 self.start()
                 if self._standing is not Stage.FORWARD:
                     self.begin_step()
-            if self.fresh is False and len(self.optimizers) == 1:
+            # A framework may say that it begins an update before it clips for it.
+            if self.fresh is False and len(self.optimizers) == 1 and not self.running:
                 self._clipped_idly = self._clipped_idly or parameters is not None
                 return
             if self._standing is not Stage.FORWARD:

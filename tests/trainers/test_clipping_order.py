@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from healthcheck.assembly import open_session
+from healthcheck.instrument.script import InProcess
+from healthcheck.run.ending import Ending
+
 pytestmark = pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
 
 LOOP = """
@@ -94,3 +98,23 @@ def test_gradients_that_no_backward_pass_made_are_clipped_like_others(play: Call
     )
 
     assert set(played.samples.get("clip.missed", [0.0])) == {0.0}
+
+
+def test_a_framework_that_announces_its_update_before_it_clips_for_it_has_not_clipped_in_vain() -> None:
+    """As Dream Trainer does: its ``step`` checks, clips and updates."""
+    torch = pytest.importorskip("torch")
+    session = open_session(target="t", rules="healthcheck:wiring", console=False, record=False)
+    watching = InProcess(session)
+    with watching:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(60):
+            model(torch.randn(4, 2)).square().mean().backward()
+            watching.machine.update_begins(optimizer, announced=True)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    session.finish(Ending())
+    assert [alert.name for alert in session.alerts] == []
+    assert session.step == 60

@@ -107,9 +107,9 @@ def run(name: str, how: list[str], given: list[str], options: argparse.Namespace
             ) + f"\nover {options.limit} s"
     ran = Ran(code, time.monotonic() - began, output)
     for line in output.splitlines():
-        told = re.search(r"step \d+ loss (-?0x\S+|nan|-?inf)$", line)  # a progress bar may stand before it
-        if told:
-            ran.losses.append(told[1])
+        found = re.search(r"step \d+ loss (-?0x\S+|nan|-?inf)$", line)  # a progress bar may stand before it
+        if found:
+            ran.losses.append(found[1])
         elif "result {" in line:
             ran.result = json.loads(line[line.index("result {") + len("result ") :])
     return ran

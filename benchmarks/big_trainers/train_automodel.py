@@ -3,8 +3,6 @@
 One process, one device, a small Llama made from a config. ``--watched`` mixes healthcheck's adapter into the recipe.
 """
 
-
-
 from __future__ import annotations
 
 import tempfile

@@ -3,8 +3,6 @@
 One process, one device. ``--watched`` adds healthcheck's callback; without it nothing here knows of healthcheck.
 """
 
-
-
 from __future__ import annotations
 
 import importlib.util

@@ -3,8 +3,6 @@
 One process, one device, no transformer_engine and no apex: the local layers of the package. Nothing here knows of healthcheck.
 """
 
-
-
 from __future__ import annotations
 
 from contextlib import nullcontext

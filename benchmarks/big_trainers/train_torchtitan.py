@@ -3,8 +3,6 @@
 One process, one device. ``--watched`` mixes healthcheck's adapter in; without it nothing here knows of healthcheck.
 """
 
-
-
 from __future__ import annotations
 
 import dataclasses

@@ -291,8 +291,7 @@ class StepMachine:
         :param scaled: they still carry the loss scale.
         :param parameters: whose gradients they are; None if nothing can come of it.
         """
-        session = self.session
-        began, own = perf_counter_ns(), session.own_ns
+        began, own = perf_counter_ns(), self.session.own_ns
         try:
             if self.announced:  # passes may not be seen, so that this is the first sign of a step
                 self.start()
@@ -316,10 +315,10 @@ class StepMachine:
                 with no_grad():
                     if self.notes.noting:
                         self._hold.gradients_complete(facts, self.number)
-                    if EventKind.BACKWARD_END in session.wanted:
+                    if EventKind.BACKWARD_END in self.session.wanted:
                         self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
         finally:
-            session.own_ns = own + perf_counter_ns() - began
+            self.session.own_ns = own + perf_counter_ns() - began
 
     def scaled_by(self, scale: Any) -> None:
         """A ``GradScaler`` with this scale is about to step."""

@@ -1,4 +1,4 @@
-"""Pictures and signals whose channels lie between their pixels: they were given their shape by a view, not by a transpose."""
+"""Pictures whose channels lie between their pixels: they were given their shape by a view, not by a transpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from healthcheck.probes.looks import GraphProbe
 LOOKS = (2, 3, 10, 50)
 """Backward passes whose graph is looked at."""
 CHANNELS = range(3, 17)
-"""Channels of a picture or signal that is judged."""
+"""Channels of a picture that is judged."""
 FLAGS = 0.95
 """Part of the values that is 0 or 1 in what is no picture."""
 ROWS = 64
@@ -29,7 +29,7 @@ class ChannelOrderProbe(GraphProbe):
 
     In memory (height, width, channels) is red, green, blue, red, green, blue ... Read as (channels, height, width), each plane has
     the three colours in turn: a pixel is like the third one from it, and unlike the second and the fourth. In a picture the
-    second is at least as much alike as the third.
+    second is at least as much alike as the third. Signals are left out: a season may be as long as they have channels.
     """
 
     name = "channel-order"
@@ -42,7 +42,7 @@ class ChannelOrderProbe(GraphProbe):
             "Mean difference of values as many places apart as there are channels, divided by that of values one place nearer or"
             " farther, whichever is smaller.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss", "a convolution that reads several channels of the data"),
+            needs=("the graph of the loss", "a convolution that reads several channels of pictures"),
         ),
     )
 
@@ -60,7 +60,7 @@ def _ratios(root: Any) -> Iterator[Any]:
     for node in all_behind(root):
         if kind_of(node) == "Convolution" and node.next_functions[0][0] is None:
             read: Any = saved(node, "input")
-            if is_tensor(read) and read.dim() in (3, 4) and read.is_floating_point():
+            if is_tensor(read) and read.dim() == 4 and read.is_floating_point():
                 channels = int(read.shape[1])
                 if channels in CHANNELS and read.shape[-1] > 2 * channels + 2 and int(node._saved_groups) == 1:
                     yield by_channels(read.detach()[:ROWS].float(), channels)
@@ -69,7 +69,7 @@ def _ratios(root: Any) -> Iterator[Any]:
 def by_channels(values: Any, channels: int) -> Any:
     """See :class:`ChannelOrderProbe`; 1 where all values are alike, or flags (symbols of a sequence, one channel each).
 
-    :param values: (rows, channels, ..., width).
+    :param values: (rows, channels, height, width).
     """
     flags = ((values == 0) | (values == 1)).float().mean()
     nearer, same, farther = (_apart(values, channels + more) for more in (-1, 0, 1))

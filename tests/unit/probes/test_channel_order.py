@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from healthcheck.probes.channel_order import by_channels
+from healthcheck.probes.channel_order import _ratios, by_channels
 
 LIMIT = 0.6
 
@@ -29,9 +29,12 @@ def test_a_view_of_channels_last_is_seen(channels: int) -> None:
     assert float(by_channels(smooth(channels), channels)) > 1
 
 
-def test_so_is_that_of_a_signal() -> None:
-    signal = smooth(3)[:, :, 0]
-    assert float(by_channels(viewed(signal), 3)) < LIMIT < float(by_channels(signal, 3))
+def test_signals_are_not_judged_since_a_season_may_be_as_long_as_they_have_channels() -> None:
+    season = torch.sin(torch.arange(70) * 2 * torch.pi / 7).repeat(8, 7, 1)
+    assert float(by_channels(season, 7)) < LIMIT
+    signals, pictures = torch.nn.Conv1d(7, 2, 3), torch.nn.Conv2d(3, 2, 3)
+    assert list(_ratios(signals(season).square().mean().grad_fn)) == []
+    assert [float(ratio) < LIMIT for ratio in _ratios(pictures(viewed(smooth())).square().mean().grad_fn)] == [True]
 
 
 def test_noise_flags_and_nothing_are_no_view() -> None:

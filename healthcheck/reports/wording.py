@@ -9,7 +9,7 @@ from typing import Any
 from healthcheck.core.alerts import OBSERVE_MODE, Severity
 from healthcheck.core.text import NARROWEST, UNKNOWN_WIDTH, duration, plural, shorten, step, wrapped
 from healthcheck.rulelang.sources import is_pack_name
-from healthcheck.run.budget import NOTICED
+from healthcheck.run.budget import ALLOWANCE, NOTICED
 from healthcheck.run.ending import warnings_of
 
 PAST = {
@@ -160,11 +160,12 @@ def how_it_ended(report: Mapping[str, Any]) -> str:
     if verdict not in ("ok", "warned"):
         return f"{word}, {words}, {length}"
     why = f" ({words})" if words else ""
-    fraction = report.get("overhead", {}).get("fraction")
-    # Of a run of a second, start-up is most of it: a share would say nothing. Nor would it where steps are so short that
-    # the allowance of every run is a large part of them all.
+    overhead = report.get("overhead", {})
+    fraction = overhead.get("fraction")
+    # Nobody minds the allowance of every run, which is most of what a short one paid, nor a share of steps that are hardly there.
     steps = int(report["steps"])
-    worth_saying = fraction is not None and steps and float(report["seconds"]) >= max(1.0, NOTICED * steps)
+    long_enough = steps and float(report["seconds"]) >= NOTICED * steps
+    worth_saying = fraction is not None and long_enough and float(overhead.get("host_seconds", 0.0)) >= ALLOWANCE
     cost = f", cost {float(fraction) * 100:.1f} % of the time" if worth_saying else ""
     return f"{word}{why}, {length}{cost}"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cli import main
-from healthcheck.reports.wording import with_exit
+from healthcheck.reports.wording import how_it_ended, with_exit
 
 Watched = Callable[..., Any]
 HEALTHY = [2 + 0.01 * math.sin(i) for i in range(60)]
@@ -27,7 +27,7 @@ def test_a_healthy_run_prints_two_lines_at_the_start_and_three_at_the_end(watche
     assert len(lines) == 5, result.stderr
     assert lines[0].startswith("healthcheck 0.1.0: watching train.py, 4 rules of ")
     assert lines[1].startswith("  may stop the run: loss-not-finite, norm-not-finite; everything else only warns")
-    assert re.fullmatch(r"healthcheck: OK, 60 steps in [\d.]+ s(, cost [\d.]+ % of the time)? +exit 0", lines[2])
+    assert re.fullmatch(r"healthcheck: OK, 60 steps in [\d.]+ s +exit 0", lines[2])
     assert lines[3] == "  3 of 4 checks that apply were judged; log other"
     assert lines[4] == "  numbers: healthcheck metrics latest    record: runs/latest"
 
@@ -259,3 +259,15 @@ def test_one_fault_is_one_block_whichever_of_its_events_came_first(
     assert "ERROR norm-not-finite step 3: " in shown
     assert "ERROR loss-not-finite step 3: loss is nan; norm-not-finite above is the same fault " in shown
     assert "try: look at the batch" not in shown
+
+
+@pytest.mark.parametrize(
+    ("own", "seconds", "said"), [(1.9, 60.0, ""), (2.1, 60.0, ", cost 7.0 % of the time"), (2.1, 4.0, "")]
+)
+def test_the_cost_is_said_where_more_was_spent_than_every_run_may_and_steps_are_not_tiny(
+    own: float, seconds: float, said: str
+) -> None:
+    overhead = {"fraction": 0.07, "host_seconds": own}
+    report = {"verdict": "ok", "exit_words": "", "steps": 1000, "unit": "step", "seconds": seconds, "alerts": []}
+    ended = how_it_ended({**report, "overhead": overhead})
+    assert re.sub(r"^OK, 1,000 steps in [\w. ]+", "", ended) == said

@@ -37,6 +37,7 @@ from overhead_tables import line, print_tables, rows_of
 from overhead_variants import GROUPS, VARIANTS, Plain, Setup
 
 import healthcheck
+from healthcheck.run import budget
 
 Maker = Callable[[Setup], Plain]
 
@@ -64,6 +65,7 @@ class Running:
 
     name: str
     step: Callable[[], None]
+    turn: Callable[[], contextlib.AbstractContextManager[Any]]
     close: Callable[[], None]
     times: list[float] = field(default_factory=list)
 
@@ -89,7 +91,7 @@ def start(name: str, maker: Maker, case: Case, row: Row, device: str) -> Running
         steps_with.step()
         variant.stepped(loss)
 
-    return Running(name, step, variant.close)
+    return Running(name, step, variant.turn, variant.close)
 
 
 def wait(device: str) -> None:
@@ -100,11 +102,12 @@ def wait(device: str) -> None:
 def block(running: Running, steps: int, device: str, clock: Callable[[], float]) -> float:
     """Seconds of so many steps, with an idle device before and after."""
     wait(device)
-    began = clock()
-    for _ in range(steps):
-        running.step()
-    wait(device)
-    return clock() - began
+    with running.turn():
+        began = clock()
+        for _ in range(steps):
+            running.step()
+        wait(device)
+        return clock() - began
 
 
 def measure(
@@ -235,6 +238,12 @@ def main() -> None:
         "--seconds", type=float, help="most time for the blocks of a row; fewer blocks are then reported"
     )
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: time of the processors")
+    parser.add_argument(
+        "--allowance",
+        type=float,
+        metavar="SECONDS",
+        help="of our own time, before the budget binds; else that of every run: 0.02 shows a long run, which has used it up",
+    )
     parser.add_argument("--peers", metavar="FOLDER", help="packages for the group `peers`")
     parser.add_argument("--json", metavar="FILE", help="written after every row")
     parser.add_argument("--table", nargs="+", metavar="FILE", help="print what earlier runs wrote, and end")
@@ -242,6 +251,8 @@ def main() -> None:
     if args.table:
         print_tables(args.table)
         return
+    if args.allowance is not None:
+        budget.ALLOWANCE = args.allowance
     known, groups, versions = dict(VARIANTS), dict(GROUPS), {}
     if args.peers:
         from overhead_peers import peers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,24 @@ class Plain:
 
     def stepped(self, loss: torch.Tensor) -> None: ...
 
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered round a block of its steps."""
+        return contextlib.nullcontext()
+
     def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def only_now(health: Any) -> Iterator[None]:
+    """The training of one variant goes on. While the others have their turn its time stands still, as in an evaluation:
+    the budget is a part of the time that is watched."""
+    session = health.session
+    if session.active.paused_at is not None:
+        session.active.resume(session.clock.monotonic())
+    try:
+        yield
+    finally:
+        session.active.pause(session.clock.monotonic())
 
 
 def ours(name: str) -> Callable[[Setup], Plain]:
@@ -96,6 +113,9 @@ def ours(name: str) -> Callable[[Setup], Plain]:
 
         def stepped(self, loss: torch.Tensor) -> None:
             self.health.step(loss=loss)
+
+        def turn(self) -> contextlib.AbstractContextManager[Any]:
+            return only_now(self.health)
 
         def close(self) -> None:
             self.health.close()

@@ -2,6 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc_per_node 2 benchmarks/ranks.py
     python -m torch.distributed.run --standalone --nproc_per_node 2 benchmarks/ranks.py --device cpu --blocks 2
+    python -m torch.distributed.run --standalone --nproc_per_node 2 benchmarks/ranks.py --parts cost --cases gpt-10m \
+        --blocks 200 --allowance 0.02     a long run, which has used up its allowance
 
 NCCL on cards, gloo on the CPU. Rank 0 prints: the largest relative difference between the norms that watching a
 model under FSDP2 gives and fp64 norms of the same gradients, gathered; what comparing copies costs under DDP, that it waits for no
@@ -30,14 +32,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from overhead_models import CASES, Case
 from overhead_tables import line, rows_of
-from overhead_variants import OURS
+from overhead_variants import OURS, only_now
 
 import healthcheck
 from healthcheck.device.checksums import checksums
+from healthcheck.run import budget
 
 QUIET: dict[str, Any] = {"console": False, "record": False}
 STOP = {"version": 1, "rules": {"bad": {"metric": "loss", "when": "nonfinite", "severity": "error", "then": ["stop"]}}}
 BAD_STEP = 10
+PARTS = ("shards", "agreement", "parity", "cost")
 
 
 def say(*words: Any) -> None:
@@ -172,11 +176,13 @@ def cost(name: str, device: str, blocks: int, steps: int) -> None:
             _wait(device)
             dist.barrier()
             _wait(device)
-            began = time.perf_counter()
-            for _ in range(steps):
-                made[variant][0]()
-            _wait(device)
-            times[variant].append((time.perf_counter() - began) / steps)
+            step, health = made[variant]
+            with contextlib.nullcontext() if health is None else only_now(health):
+                began = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                _wait(device)
+                times[variant].append((time.perf_counter() - began) / steps)
     say(f"# {name}, DDP, {dist.get_world_size()} ranks, {blocks} blocks of {steps} steps")
     for row in rows_of(times):
         say(line(row))
@@ -213,7 +219,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--parts", default=",".join(PARTS), help="of the run, separated by commas")
+    parser.add_argument("--cases", help="whose step times are measured")
+    parser.add_argument("--allowance", type=float, metavar="SECONDS", help="of our own time, before the budget binds")
     args = parser.parse_args()
+    if unknown := set(args.parts.split(",")) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if args.allowance is not None:
+        budget.ALLOWANCE = args.allowance
     rank = int(os.environ["RANK"])
     if args.device == "cuda":
         torch.cuda.set_device(rank)
@@ -223,10 +236,15 @@ def main() -> None:
     cases = (("gpt-124m", 5), ("gpt-10m", 10)) if args.device == "cuda" else (("gpt-10m-cpu", 1),)
     small = CASES[cases[-1][0]]
     say(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", f"torch {torch.__version__}")
-    shards(CASES[cases[0][0]], args.device)
-    agreement(small, args.device)
-    parity(CASES[cases[0][0]], args.device, 240 if args.device == "cuda" else 100)
-    for name, steps in cases:
+    if "shards" in args.parts:
+        shards(CASES[cases[0][0]], args.device)
+    if "agreement" in args.parts:
+        agreement(small, args.device)
+    if "parity" in args.parts:
+        parity(CASES[cases[0][0]], args.device, 240 if args.device == "cuda" else 100)
+    for name, steps in cases if "cost" in args.parts else ():
+        if args.cases and name not in args.cases.split(","):
+            continue
         cost(name, args.device, args.blocks, steps)
         if args.device == "cuda":
             torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
     python benchmarks/soak.py --runs 200 --seed 1 --jobs 3   # a table; exit code 1 if anything is wrong
     python benchmarks/soak.py --only 17 --keep /tmp/soak     # one run again, with its folders
+    python benchmarks/soak.py --runs 60 --allowance 0.02     # ranks that leave out steps
 
 Each run is made of its seed alone: 2 or 4 gloo processes, forks of one that has torch imported, train a small model under
 ``healthcheck run``. They meet in a collective every step or every few dozen (local SGD), some are slow or begin late, some
@@ -440,8 +441,18 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these runs instead")
     parser.add_argument("--stall", type=float, default=STALL, help="seconds that a step may take at most (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the folders of all runs there")
+    parser.add_argument(
+        "--allowance",
+        type=float,
+        metavar="SECONDS",
+        help="of our own time, before the budget binds (0.02: ranks leave out steps)",
+    )
     given = parser.parse_args()
     warm_up()
+    if given.allowance is not None:
+        from healthcheck.run import budget
+
+        budget.ALLOWANCE = given.allowance  # the ranks are forks of this process
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
     seeds = given.only or list(range(given.seed, given.seed + given.runs))

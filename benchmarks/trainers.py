@@ -259,8 +259,8 @@ class Blocks:
         self.device, self.block = device, block
         self.until = time.monotonic() + seconds
         self.rounds: list[dict[str, float]] = []
-        self.own: list[float] = []
-        """What our own timers say of each watched block, as a part of it."""
+        self.own = self.watched = 0.0
+        """Seconds that are ours by our own timers, and those of all watched blocks."""
         self._random = random.Random(0)
         self._order: list[str] = []
         self._times: dict[str, float] = {}
@@ -281,7 +281,7 @@ class Blocks:
             took, own = self._clock() - self._began[0], self.session.own_ns - self._began[1]
             self._times[self._state] = took
             if self._state == "watched":
-                self.own.append(own / 1e9 / took)
+                self.own, self.watched = self.own + own / 1e9, self.watched + took
         if not self._order:
             if self._times:
                 self.rounds.append(self._times)
@@ -324,7 +324,7 @@ def measure(training: Training, device: str, seconds: float, settings: dict[str,
     for name in STATES[1:]:
         ratios = [r[name] / r["nothing"] for r in rounds]
         row[name] = [statistics.median(ratios), *bootstrap(ratios)]
-    row["own"] = statistics.median(blocks.own)
+    row["own"] = blocks.own / blocks.watched
     row["resolved"] = (row["nothing again"][2] - row["nothing again"][1]) / 2 <= HALF_WIDTH
     return row
 

@@ -29,7 +29,7 @@ from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
 from healthcheck.instrument.exchange import StoreExchange
-from healthcheck.run.actor import CHECKPOINT, MUTE
+from healthcheck.run.actor import CHECKPOINT, MUTE, PACE
 from healthcheck.run.ending import LOST
 
 PREFIX = "healthcheck/agree"
@@ -37,6 +37,8 @@ PATIENCE_SECONDS = 1.5
 """How long a rank waits at a named step for the others; then a later step is tried."""
 ROUNDS = 8
 """Steps that are tried for one decision; the distances grow fourfold. After the last one the ranks only report."""
+PACE_SECONDS, PACE_ROUNDS = 0.2, 2
+"""The same two where ranks would only like to watch fewer steps: those that are not in step go on watching all of them."""
 ENDS_SECONDS = 5.0
 """How long the rank that speaks waits at its end for those of the others: they may still be writing evidence."""
 LOST_SECONDS = 15.0
@@ -45,6 +47,7 @@ PARTING_SECONDS = 20.0
 """How long rank 0 stays after an agreed stop, so that slower ranks can still read the decision."""
 LEAVING_SECONDS = 300.0
 """How long a process that exits with a failure of ours waits for the others, who may be saving their last checkpoint."""
+_DONE_ONCE = (CHECKPOINT, MUTE, PACE)
 POLLS = 50
 MISSING_SECONDS = 30.0
 """Sync points and seconds after which ranks that have not announced themselves count as not watched. Both: fifty steps
@@ -78,7 +81,7 @@ class StoreAgreement:
         self.store = store
         self.rank = rank
         self.world_size = world_size
-        self.sync_every = max(1, sync_every)
+        self.sync_every = self._least_every = max(1, sync_every)
         self.note = note
         self.patience = patience
         self.speaks = rank == 0 if speaks is None else speaks
@@ -110,6 +113,8 @@ class StoreAgreement:
         """Rounds without an agreement since the last one with one."""
         self._target: int | None = None
         """The step of the round under way."""
+        self._paces = True
+        """Whether ranks may try to watch the same steps: they have not failed to meet for that."""
         self.talk: StoreExchange | None = StoreExchange(
             store, rank, world_size, hears=self.speaks, broadcast=self._message
         )
@@ -133,7 +138,8 @@ class StoreAgreement:
 
         With ``unanimous`` in the request it is decided only once every rank has asked for the same cause.
         """
-        self._proposals.setdefault(_name(request), dict(request))
+        if request["rule"] != PACE or self._paces:
+            self._proposals.setdefault(_name(request), dict(request))
 
     def withdraw(self, name: str) -> None:
         """Ask no longer for what this cause (``rule.cause``) wanted."""
@@ -340,6 +346,7 @@ class StoreAgreement:
             self._only_report(str(message["gave_up"]))
         elif "withdrawn" in message:
             self._asked.pop((message["withdrawn"], int(message["rank"])), None)
+            self._failed = self._failed if self._asked else 0
         else:
             self._asked[_name(message), int(message["rank"])] = number, message
 
@@ -363,7 +370,7 @@ class StoreAgreement:
         # be waiting in one for us, and would be left alone there.
         if step == self._target:
             self.store.add(f"{key}/there", 1)
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + (PACE_SECONDS if self._only_pace() else self.patience)
         while not self.store.check([f"{key}/answer"]):
             gone = self.store.add(f"{self._meeting}/done", 0)
             if self.store.add(f"{key}/there", 0) + gone >= self.world_size:
@@ -394,14 +401,20 @@ class StoreAgreement:
         self._target = None
         if answer == "no":
             self._failed += 1
-            if self._failed >= ROUNDS:
+            if self._failed >= PACE_ROUNDS and PACE in self._proposals:
+                self._paces = False
+                self.withdraw(PACE)
+            if self._failed >= ROUNDS and not self._only_pace():
                 self._give_up("the ranks were at no step together", step)
             return []
         self._failed = 0
         decided = json.loads(answer)
         wanted: list[Mapping[str, Any]] = decided["wanted"]
         common = self._for_all_once(wanted, decided["heard"])
-        stops = [p for p in wanted if p["rule"] not in (CHECKPOINT, MUTE)]
+        for one in common:
+            if one["rule"] == PACE:  # sync points are among the steps that are watched
+                self.sync_every = math.lcm(self._least_every, int(one["every"]))
+        stops = [p for p in wanted if p["rule"] not in _DONE_ONCE]
         if not stops:
             return common
         self._decided = True
@@ -416,7 +429,7 @@ class StoreAgreement:
         """What is asked for by a person or an action and done once, whoever asked: the first rank's word counts."""
         done: dict[str, Mapping[str, Any]] = {}
         for one in sorted(wanted, key=lambda p: int(p["rank"])):
-            if one["rule"] in (CHECKPOINT, MUTE):
+            if one["rule"] in _DONE_ONCE:
                 done.setdefault(_name(one), one)
         # Done just now. What was asked for later is a thing of its own.
         for (name, rank), (number, _) in list(self._asked.items()):
@@ -428,6 +441,10 @@ class StoreAgreement:
         if CHECKPOINT in done:
             done[CHECKPOINT] = {**done[CHECKPOINT], "folder": self.store.get(f"{self._meeting}/folder").decode()}
         return list(done.values())
+
+    def _only_pace(self) -> bool:
+        """Whether nothing is asked for that must be decided."""
+        return all(message["rule"] == PACE for message in self._wanted())
 
     def _give_up(self, why: str, step: int) -> None:
         """No rank decides anything any more; all of them hear of it at their next sync point."""

@@ -169,7 +169,8 @@ class TorchControls:
         """Nothing to ask for: what trains looks at the stop of the run itself, and raises it from its next step."""
 
     def skip_update(self) -> bool:
-        if self.update is None:
+        session = self._session
+        if self.update is None or (session.info.world_size > 1 and self.gate.alone(session.step)):
             return False
         self.update.skip = True
         return True

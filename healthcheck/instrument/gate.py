@@ -210,9 +210,9 @@ class UpdateGate:
         return self._rules
 
     def alone(self, step: int) -> bool:
-        """Of several ranks: whether others may apply an update that is held back here."""
+        """Of several ranks: whether others may apply an update that is held back here, as in a step that not all watch."""
         agreement = self._session.controls.agreement if self._session.controls is not None else None
-        return agreement is None or not agreement.together(step)
+        return agreement is None or not agreement.together(step) or not self._session.budget.in_turn(step)
 
     def see(self, samples: Sequence[Sample]) -> None:
         """Called with the samples of an event before they leave for the host."""

@@ -117,8 +117,11 @@ class UnwatchedSteps:
                 return
         announced = machine.announced
         budget, stop = session.budget, machine.stop.state
+        budget.shared = session.info.world_size > 1
         budget.whole = not self._possible()
         steps = budget.step_over(machine.number, session.own_ns, session.active())
+        if budget.shared and not budget.whole and session.info.speaks and session.controls is not None:
+            session.controls.propose_pace(budget.wanted, max(1, budget.common))
         if steps <= 0 or stop.request is not None:
             return
         # Where no optimizer was seen to step, they step inside of the backward pass, or there is none.
@@ -142,9 +145,13 @@ class UnwatchedSteps:
             self.watch_again()
 
     def _possible(self) -> bool:
-        """Not where ranks agree on their steps, nor where an update shows only after it was made (a compiled region)."""
+        """Not where ranks cannot agree on the steps, nor where an update shows only after it was made (a compiled region)."""
         machine = self._machine
-        return machine.session.info.world_size == 1 and not machine.paused and not machine.region.made_updates
+        if machine.paused or machine.region.made_updates:
+            return False
+        session = machine.session
+        agreement = session.controls.agreement if session.controls is not None else None
+        return session.info.world_size == 1 or (agreement is not None and agreement.ready)
 
     def _choose_keeper(self, optimizers: Sequence[tuple[Any, int]]) -> None:
         """Have gradients measured in steps that are left out, where a device can keep what comes of it within the budget.

@@ -28,6 +28,8 @@ CHECKPOINT = "checkpoint"
 """In place of a rule's id, in a proposal to save."""
 MUTE = "mute"
 """In place of a rule's id, in a proposal to mute the one that the cause names."""
+PACE = "watched steps"
+"""In place of a rule's id, in a proposal to watch two steps in so many. No rule can have this id."""
 
 
 class Agreement(Protocol):
@@ -127,6 +129,7 @@ class SessionControls:
     :param info: how many ranks there are; a framework may correct that when training begins.
     :param note: says one line to the user.
     :param mute: silences a rule of this rank.
+    :param watch_two_in: all ranks watch two steps in so many from now on.
     """
 
     def __init__(
@@ -137,11 +140,13 @@ class SessionControls:
         info: RunInfo,
         note: Callable[[str], None],
         mute: Callable[[Mute], None],
+        watch_two_in: Callable[[int], None] = lambda every: None,
     ) -> None:
         self._controls = controls
         self._info = info
         self._note = note
         self._mute = mute
+        self._watch_two_in = watch_two_in
         self.stop = stop
         self.agreement: Agreement | None = None
         self.may_skip = True
@@ -219,8 +224,15 @@ class SessionControls:
                 self._save(decided, step)
             elif decided["rule"] == MUTE:
                 self._silence(decided["cause"], int(decided["steps"]), decided["reason"], step)
+            elif decided["rule"] == PACE:
+                self._watch_two_in(int(decided["every"]))
             else:
                 self._stop(decided, step, alerts)
+
+    def propose_pace(self, every: int, now: int) -> None:
+        """Have all ranks watch the same steps, two in so many in place of ``now``, from a step on that they agree on."""
+        if every != now and self.agreement is not None and not self.agreement.broken:
+            self.agreement.propose({"rule": PACE, "every": every})
 
     def mute(self, rule: str, steps: int, reason: str, step: int) -> None:
         """Silence a rule, one cause of it or a glob from the next step on; with several ranks, once all of them do."""

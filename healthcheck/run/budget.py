@@ -34,6 +34,8 @@ MOST = 64
 """How far ``every`` is stretched."""
 MOST_APART = 10_000
 """Steps from one watched step to the next at most, whatever that costs."""
+MOST_APART_TOGETHER = 100
+"""The same where ranks watch two steps in so many: they hear of each other at those steps only."""
 NOTICED = 0.005
 """Seconds: in loops with shorter steps nobody misses what the budget leaves out, and nothing is said of it."""
 TRIAL = 24
@@ -85,6 +87,11 @@ class OverheadBudget:
         """Nanoseconds of our own time from which on :meth:`step_over` has something to do. On the step path: look here first."""
         self.whole = True
         """Whether every step is watched: until somebody has come who can leave steps out."""
+        self.shared = False
+        """Whether there are several ranks, which have to watch the same steps."""
+        self.common = 0
+        """All ranks have agreed to watch two steps in so many: each multiple and the step before, since some scripts average
+        their replicas in every other update. 0: they have agreed on nothing."""
         self.asked = False
         """Whether somebody counts steps and calls :meth:`step_over` himself: the session need not."""
         self.stretched: dict[str, int] = {}
@@ -155,7 +162,37 @@ class OverheadBudget:
             self._count(spent, passed, steps)
         if self.whole or steps <= 0:
             return 0
-        return self._pause(step, active)
+        return self._until_turn(step) if self.shared else self._pause(step, active)
+
+    # -- several ranks ------------------------------------------------------------------
+
+    def agreed(self, every: int) -> None:
+        """All ranks watch two steps in so many from now on, whatever this rank's own account says."""
+        self.common = every
+        if self.share is not None:
+            self.binds = self._marked = True
+            self.binds_at = self._starting = 0
+
+    def in_turn(self, step: int) -> bool:
+        """Whether all ranks watch this step."""
+        return self.common < 2 or (step + 1) % self.common < 2
+
+    def _until_turn(self, step: int) -> int:
+        """Steps until the next one that all ranks watch."""
+        if self.common < 2 or self.in_turn(step + 1):
+            return 0
+        return self.common - 2 - step % self.common
+
+    @property
+    def wanted(self) -> int:
+        """What all ranks should agree on, as far as this one can know: what they do, unless that is far from its account."""
+        now = max(1, self.common)
+        if not self.binds or self.share is None:
+            return now
+        gain = self.share * self._length - self._idle
+        every = one_in(2 * self._cost / gain) if gain > 0 else MOST_APART
+        every = 1 if every <= 2 else min(every, MOST_APART_TOGETHER)
+        return every if every >= 2 * now or 4 * every <= now else now
 
     def put_off(self, own_ns: int, waited: float) -> bool:
         """Whether the allowance is not used up yet, because a part of what passed was spent waiting for a processor: on a

@@ -285,7 +285,12 @@ class Session:
             self.controls.take_over(controls)
             return
         self.controls = SessionControls(
-            controls, stop=self.stop, info=self.info, note=self.note, mute=lambda mute: self.engine.mutes.append(mute)
+            controls,
+            stop=self.stop,
+            info=self.info,
+            note=self.note,
+            mute=lambda mute: self.engine.mutes.append(mute),
+            watch_two_in=self.budget.agreed,
         )
         self._watch_silence()
 
@@ -479,6 +484,7 @@ class Session:
     def _exchange(self, step: int) -> None:
         if self.controls is not None:
             self.controls.exchange(step, self.alerts)
+            self.judge.exchange_every = getattr(self.controls.agreement, "sync_every", 1)
 
     def _silence(self, seconds: float) -> None:
         """From the watchdog's thread: nothing has happened for so long."""

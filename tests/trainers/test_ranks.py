@@ -234,3 +234,70 @@ def test_a_rule_of_several_ranks_is_muted_on_all_of_them_at_one_step(tmp_path: P
 
     ended = launch(tmp_path, 2, bad_rank=-1, watched={0, 1}, options=options, train=MUTED)
     assert [code for code, _, _ in ended] == [1, 1], ended
+
+
+SHORT_STEPS = """
+    import os, sys, time, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from healthcheck.run import budget, current
+    budget.ALLOWANCE = 0.02  # used up at once: what follows is the rest of a long run
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    apart = os.environ.get("APART")
+    model = model if apart else DDP(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    account = current.current().budget
+    for step in range(1, int(os.environ["STEPS"]) + 1):
+        x = torch.randn(64, 4)
+        y = x.sum(1, keepdim=True)
+        if rank == int(os.environ["BAD_RANK"]) and account.left_out > 150 and account.common and not account.in_turn(step):
+            y = y * float("nan")  # in a step that nobody was to watch
+        if apart and rank:
+            time.sleep(0.02)
+        loss = ((model(x) - y) ** 2).mean()
+        optimizer.zero_grad(); loss.backward()
+        try:
+            optimizer.step()
+        finally:
+            finite = all(bool(torch.isfinite(p).all()) for p in model.parameters())
+            print(f"rank {rank} step {step} finite {finite}", flush=True)
+    print(f"rank {rank} left out {account.left_out}, two in {account.common}", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_whose_budget_is_used_up_leave_out_the_same_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPS", "500")
+    ranks = launch(tmp_path, 2, bad_rank=-1, watched={0, 1}, train=SHORT_STEPS)
+    assert [code for code, _, _ in ranks] == [0, 0]
+    left_out = [re.findall(r"left out (\d+), two in (\d+)", out) for _, out, _ in ranks]
+    assert left_out[0] == left_out[1]
+    assert int(left_out[0][0][0]) > 100
+    report = json.loads((tmp_path / "runs/latest/report.json").read_text())
+    assert report["overhead"]["steps_left_out"] == int(left_out[0][0][0])
+    assert "internal error" not in ranks[0][2]
+
+
+def test_a_rank_that_sees_a_nan_in_a_step_that_is_left_out_keeps_its_weights_those_of_the_others(tmp_path, monkeypatch):
+    """It watches that step alone; an update that it held back would be made on the others."""
+    monkeypatch.setenv("STEPS", "3000")
+    ranks = launch(tmp_path, 2, bad_rank=1, watched={0, 1}, train=SHORT_STEPS)
+    assert [code for code, _, _ in ranks] == [1, 1]
+    finite = [re.findall(r"step (\d+) finite (\w+)", out) for _, out, _ in ranks]
+    assert finite[0] == finite[1]
+    assert ("False" in dict(finite[0]).values())
+    assert last_step(ranks[0][1]) < 3000
+    assert re.search(r"all ranks stop at step \d+: loss-not-finite", ranks[0][2])
+
+
+def test_ranks_that_are_at_no_step_together_are_not_said_to_disagree_because_they_do_not_leave_out_steps(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STEPS", "150")
+    monkeypatch.setenv("APART", "1")
+    ranks = launch(tmp_path, 2, bad_rank=-1, watched={0, 1}, train=SHORT_STEPS)
+    assert [code for code, _, _ in ranks] == [0, 0], ranks
+    assert "do not agree" not in ranks[0][2] + ranks[1][2]
+    assert "of this rank only" not in ranks[0][2]

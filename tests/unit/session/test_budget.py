@@ -213,6 +213,28 @@ def test_up_to_the_allowance_every_step_is_watched_and_from_there_on_the_budget_
     assert set(gaps[first + 20 :]) <= {100, 200}
 
 
+def test_ranks_watch_two_steps_in_so_many_once_they_have_agreed_on_it() -> None:
+    training = Training(0.01, step=0.01, costs=0.001)
+    training.budget.shared = True
+    training.run(3000)
+    assert training.watched == list(range(1, 3001))  # they have not
+    assert training.budget.wanted == 20
+    training.budget.agreed(20)
+    assert training.budget.wanted == 20
+    training.run(1000)
+    assert training.watched[3000:] == [step for step in range(3001, 4001) if step == 3001 or step % 20 in (19, 0)]
+    assert [step for step in range(4000, 4060) if training.budget.in_turn(step)] == [4000, 4019, 4020, 4039, 4040, 4059]
+
+
+def test_a_rank_whose_own_account_is_full_leaves_out_what_the_others_do() -> None:
+    training = Training(0.01, step=1.0, costs=0.001).run(10)
+    training.budget.shared = True
+    training.budget.agreed(5)
+    training.run(20)
+    assert training.watched[11:] == [14, 15, 19, 20, 24, 25, 29, 30]
+    assert training.budget.wanted == 1  # if it were the one that speaks
+
+
 def test_what_the_start_costs_is_not_charged_to_the_steps_that_follow() -> None:
     """Kernels that are compiled in the first step may take longer than the whole allowance."""
     training = Training(0.01, step=0.04, costs=0.0001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.alerts import ActionOutcome, Alert, alert_json
+from healthcheck.core.digest import sha256
 from healthcheck.core.events import ModelView
 from healthcheck.core.protocols import ActionContext
 from healthcheck.core.redact import allowed_environment, redact_argv
@@ -429,11 +429,11 @@ def _describe(leaf: Any) -> dict[str, Any]:
         return {"type": type(leaf).__name__}
     if isinstance(leaf, (str, bytes)):
         data = leaf.encode() if isinstance(leaf, str) else leaf
-        return {"type": type(leaf).__name__, "length": len(leaf), "sha256": hashlib.sha256(data).hexdigest()}
+        return {"type": type(leaf).__name__, "length": len(leaf), "sha256": sha256(data).hexdigest()}
     if isinstance(leaf, (list, tuple)):
         text = json.dumps(list(leaf), default=str)
         return {"type": f"{type(leaf).__name__} of {type(leaf[0]).__name__ if leaf else 'nothing'}", "length": len(leaf),
-                "sha256": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
+                "sha256": sha256(text.encode()).hexdigest()}  # fmt: skip
     return {"type": type(leaf).__name__}
 
 
@@ -461,7 +461,7 @@ def _describe_tensor(tensor: Any) -> dict[str, Any]:
                 low, high = torch.aminmax(values)
                 entry |= {"min": float(low), "max": float(high), "mean": encode_number(float(values.mean()))}
         data = _bytes(tensor, HASHED_BYTES)
-        entry["sha256"] = hashlib.sha256(data).hexdigest()
+        entry["sha256"] = sha256(data).hexdigest()
         if tensor.numel() * tensor.element_size() > HASHED_BYTES:
             entry["sha256_of"] = f"the first {HASHED_BYTES:,} bytes"
     return entry

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.samples import Labels
 from healthcheck.core.text import decode_number, encode_number, strict
 
@@ -353,7 +353,7 @@ class Alert:
     def fingerprint(self) -> str:
         """The same for the same trouble of another run: rule, cause, family of series, place in the code; no steps."""
         family = self.series[0].name.partition("[")[0] if self.series else ""
-        return hashlib.sha256("|".join((self.rule, self.cause, family, self.where)).encode()).hexdigest()[:12]
+        return sha256("|".join((self.rule, self.cause, family, self.where)).encode()).hexdigest()[:12]
 
     def state(self) -> dict[str, Any]:
         """Plain JSON values, for an episode that a resume goes on with."""

@@ -15,7 +15,6 @@ missing, and then nobody agrees on anything.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -25,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.runinfo import Elsewhere
 from healthcheck.core.text import shorten
 from healthcheck.extend.guard import describe
@@ -512,4 +512,4 @@ def agreement_of(session: Any) -> StoreAgreement | None:
 def _digest(session: Any) -> str:
     """Of the rules in force and the settings that ranks must share."""
     shared = [session.settings.get(key) for key in ("mode", "max_steps", "max_time", "sync_every")]
-    return hashlib.sha256(json.dumps([session.rules.text, shared], default=str).encode()).hexdigest()[:16]
+    return sha256(json.dumps([session.rules.text, shared], default=str).encode()).hexdigest()[:16]

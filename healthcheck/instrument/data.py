@@ -9,7 +9,6 @@ nothing.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 import mmap
@@ -22,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from healthcheck.core.digest import sha256
 from healthcheck.device.tensors import host_bytes
 from healthcheck.instrument.guarding import contain
 
@@ -393,7 +393,7 @@ def _states(dataset: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, state in _generators(dataset):
         try:
-            found[name] = hashlib.blake2b(pickle.dumps(state()), digest_size=6).hexdigest()
+            found[name] = sha256(pickle.dumps(state())).hexdigest()[:12]
         except Exception:  # a generator that does not give its state
             continue
     return found

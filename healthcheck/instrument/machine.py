@@ -260,7 +260,7 @@ class StepMachine:
                 self._loss_shown_in = self.number
             noted = (notes.noting or notes.on) and not (capturing is not None and capturing())
             if noted and not notes.loss(self.number, loss, losses.weight):
-                session.board.look_closely()  # its graph is there now, and never again
+                session.board.look_for_fault(self.number)  # its graph is there now, and never again
             if notes.noting and noted and self.events.batch is not None:
                 notes.batch_used(self.events.batch)
             if EventKind.LOSS in wanted:

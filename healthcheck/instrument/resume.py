@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from healthcheck.instrument.agreement import store_of_ranks
 from healthcheck.instrument.guarding import guarded
@@ -22,6 +20,7 @@ from healthcheck.instrument.saved_state import (
     restore,
     start_fresh,
 )
+from healthcheck.run.checkpoints import FileMark, Found, StateStore, mark_of
 
 if TYPE_CHECKING:
     from healthcheck.run.session import Session
@@ -116,85 +115,11 @@ class RankResume:
 # --------------------------------------------------------------------------------------------------
 # A script that loads a checkpoint of an earlier watched run goes on with that run's detectors.
 #
-# A checkpoint is known again by its bytes; nothing of it is unpickled here. What the detectors knew
-# lies in the record of the run that wrote it, never beside the user's files.
+# What the detectors knew lies in the record of the run that wrote a checkpoint, never beside the user's files.
 
 
 FREE_SECONDS, SHARE = 2.0, 0.05
 """Keeping states may take so long, and beyond it this share of the run: for scripts that save at every step."""
-
-
-HEAD, TAIL = 64 * 2**10, 2**20
-"""Bytes of a file that are digested. Torch writes a directory with a checksum of every tensor at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """What a file is known by: its bytes are compared, never unpickled."""
-
-    path: str
-    size: int
-    digest: str
-
-    def same_content(self, other: FileMark) -> bool:
-        """Also for a file that was renamed, copied, or fetched from somewhere since."""
-        return self.size == other.size and self.digest == other.digest
-
-
-@dataclass(slots=True)
-class Found:
-    """A checkpoint of an earlier run."""
-
-    run: str
-    step: int
-    state: Mapping[str, Any] | None
-    """``Session.state_dict()`` at the checkpoint; None if it cannot be read any more."""
-    normal: Mapping[str, Any] = field(default_factory=dict)
-    ended: str = ""
-    """How that run ended, in words: ``stopped at 130 by loss-not-finite``."""
-    stop: tuple[str, int] | None = None
-    """Rule and step of the fault that stopped it."""
-    changed: str = ""
-    """Why the state cannot be used, although the path is known."""
-
-
-class StateStore(Protocol):
-    """Where detector states are kept between runs."""
-
-    def keep(self, mark: FileMark | None, step: int, state: Mapping[str, Any], normal: Mapping[str, Any]) -> None:
-        """:param mark: None where another rank has written the file."""
-        ...
-
-    def find(self, mark: FileMark) -> Found | None: ...
-
-    def kept(self, run: str, step: int) -> Found:
-        """What this rank knew at that step of an earlier run; else what rank 0 knew."""
-        ...
-
-    def continues(self, found: Found) -> int:
-        """Put down that this run goes on from there; returns which attempt it is."""
-        ...
-
-
-def mark_of(where: Any) -> FileMark | None:
-    """The mark of a path or an open file; None for what is no file."""
-    try:
-        if not isinstance(where, (str, os.PathLike)):
-            if where.writable():
-                where.flush()
-            where = where.name
-            if not isinstance(where, str):
-                return None
-        path = os.path.realpath(os.fsdecode(os.fspath(where)))
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            digest = hashlib.sha256(file.read(HEAD))
-            file.seek(max(HEAD, size - TAIL))
-            digest.update(file.read(TAIL))
-    except (OSError, AttributeError, TypeError, ValueError):
-        return None
-    return FileMark(path, size, digest.hexdigest())
 
 
 class Continuation:

@@ -29,10 +29,11 @@ from healthcheck.instrument.machine import StepMachine
 from healthcheck.instrument.modelview import FoundModel
 from healthcheck.instrument.patching import AfterImport, Patches
 from healthcheck.instrument.places import PlaceHooks
-from healthcheck.instrument.resume import Continuation, StateStore
+from healthcheck.instrument.resume import Continuation
 from healthcheck.instrument.signals import StepBoundary, TerminationReport
 from healthcheck.instrument.sources import TorchFeed
 from healthcheck.run import current
+from healthcheck.run.checkpoints import StateStore
 from healthcheck.run.ending import Ending
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ before. Two steps in a row now and then: who averages gradients in every other s
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import sys
 import zlib
@@ -17,6 +16,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.rows import StepRow, Update
@@ -503,7 +503,7 @@ def _start(optimizer: Any) -> dict[str, Any]:
     }
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     try:
-        code = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:12]
+        code = sha256(Path(script).read_bytes()).hexdigest()[:12]
     except OSError:
         code = ""
     return {

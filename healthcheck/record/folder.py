@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.redact import redact_argv, redact_text
 from healthcheck.core.version import VERSION
 
@@ -71,7 +71,7 @@ def _outside_a_slurm_step() -> bool:
 def key() -> str | None:
     """A name for this launch that all its ranks compute alike; None without a launcher."""
     parts = [f"{name}={os.environ[name]}" for name in _LAUNCH if os.environ.get(name)]
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16] if parts else None
+    return sha256("|".join(parts).encode()).hexdigest()[:16] if parts else None
 
 
 def _pointer(folder: Path) -> Path | None:

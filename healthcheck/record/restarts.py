@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from healthcheck.core.alerts import Alert
 from healthcheck.core.redact import redact_argv, redact_text
 from healthcheck.core.text import strict
-from healthcheck.instrument.resume import FileMark, Found
 from healthcheck.record.folder import RUN_FILE, list_runs, write_atomically
 from healthcheck.record.runs import Run, load_run
+from healthcheck.run.checkpoints import FileMark, Found
 
 if TYPE_CHECKING:
     from healthcheck.rulelang.rule import Cause

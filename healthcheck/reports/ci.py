@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.core.alerts import Severity
+from healthcheck.core.digest import sha256
 from healthcheck.core.text import step, visible, visible_lines
 from healthcheck.core.version import VERSION
 from healthcheck.reports.wording import (
@@ -308,4 +308,4 @@ def _location(report: Mapping[str, Any], rule: str) -> dict[str, Any]:
 
 def _fingerprint(target: str, rule: str) -> str:
     """The same alert of the same script in two runs is one result; the step may move."""
-    return hashlib.sha256(f"{target}\0{rule}".encode()).hexdigest()[:32]
+    return sha256(f"{target}\0{rule}".encode()).hexdigest()[:32]

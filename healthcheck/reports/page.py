@@ -8,11 +8,11 @@ reader's light or dark setting, fits a telephone, prints, and says every state i
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.text import decode_number, duration, number, plural, size_text, step
 from healthcheck.reports.charts import Curve, Picture, chart, escape, marks_of
 from healthcheck.reports.pagedata import PageData
@@ -254,7 +254,7 @@ def _lay_under(picture: Picture, other: Recorded | None, names: Sequence[str] = 
 
 
 def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return base64.b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _slug(head: str) -> str:

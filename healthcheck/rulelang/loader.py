@@ -110,8 +110,8 @@ def parse(text: str, document: Document) -> Document:
 
 
 def shape_is_right(text: str, format: str) -> None:
-    """A text was found to have the shape of a format, given by its digest: not to be asked again, in this process or another."""
-    parsed.known.setdefault(parsed.digest(text), set()).add(format)
+    """A text was found to have the shape of a format, given by its mark: not to be asked again, in this process or another."""
+    parsed.known.setdefault(text, set()).add(format)
     if text in _read:
         parsed.keep(text, *_read[text])
 

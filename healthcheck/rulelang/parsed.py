@@ -1,8 +1,8 @@
 """Rule files that were read before: what they say, and that their shape is right, kept on disk.
 
 Reading the packs takes a script's start a tenth of a second, most of it in YAML and in the schema's validator, which need not
-even be imported where a text is known. A text is known by its own hash, together with that of whatever reads it: what is
-kept cannot be out of date. Without a folder to write to everything is read each time.
+even be imported where a text is known. A text is kept with what was read from it and compared, and under the version of whatever
+reads it: what is kept cannot be out of date. Without a folder to write to everything is read each time.
 
 ``HEALTHCHECK_CACHE`` names another folder; ``off`` keeps nothing.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import marshal
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,11 @@ from healthcheck.core.version import VERSION
 MOST = 64
 """Texts that are kept; the oldest go first."""
 _READERS = ("document.py", "loader.py", "parsed.py", "validation.py", "yamltree.py")
-_SUM = 32
+_SUM = 4
+"""Bytes of the checksum before what is kept: it tells a file that was cut short."""
 
 known: dict[str, set[str]] = {}
-"""Digest of a text -> digests of the formats whose shape it has."""
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+"""A text -> marks of the formats whose shape it has."""
 
 
 def find(text: str) -> tuple[Any, Any] | None:
@@ -42,12 +39,14 @@ def find(text: str) -> tuple[Any, Any] | None:
     try:
         content = (folder / _name(text)).read_bytes()
         # Marshal is no judge of what it is given; a file that was written to its end is as we wrote it.
-        if hashlib.sha256(content[_SUM:]).digest() != content[:_SUM]:
+        if _checksum(content[_SUM:]) != content[:_SUM]:
             return None
-        data, places, formats = marshal.loads(content[_SUM:])
+        stamp, kept, data, places, formats = marshal.loads(content[_SUM:])
     except (OSError, ValueError, EOFError, TypeError):
         return None
-    known.setdefault(digest(text), set()).update(formats)
+    if stamp != _stamp() or kept != text:
+        return None
+    known.setdefault(text, set()).update(formats)
     return data, places
 
 
@@ -57,12 +56,12 @@ def keep(text: str, data: Any, places: Any) -> None:
     if folder is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        content = marshal.dumps((data, places, sorted(known.get(digest(text), ()))))
+        content = marshal.dumps((_stamp(), text, data, places, sorted(known.get(text, ()))))
         folder.mkdir(parents=True, exist_ok=True)
         handle, made = tempfile.mkstemp(dir=folder)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
+                file.write(_checksum(content) + content)
             os.replace(made, folder / _name(text))
         except OSError:
             os.unlink(made)
@@ -72,8 +71,19 @@ def keep(text: str, data: Any, places: Any) -> None:
             path.unlink(missing_ok=True)
 
 
+def mark(text: str) -> str:
+    """Two checksums and the length of a text: who meets a text with the same mark compares the texts."""
+    # `hashlib` would bring OpenSSL, which takes 3.6 MB of memory in a process that does little else than read rules.
+    content = text.encode("utf-8", "surrogatepass")
+    return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}-{len(content)}"
+
+
 def _name(text: str) -> str:
-    return hashlib.sha256(f"{_stamp()}\n".encode() + text.encode("utf-8", "surrogatepass")).hexdigest()
+    return mark(f"{_stamp()}\n{text}")
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(_SUM, "big")
 
 
 @functools.cache

@@ -70,9 +70,9 @@ class Format:
         }
 
     @cached_property
-    def digest(self) -> str:
+    def mark(self) -> str:
         """Tells this schema from another one."""
-        return parsed.digest(json.dumps(self.schema, sort_keys=True))
+        return parsed.mark(json.dumps(self.schema, sort_keys=True))
 
     def level(self, where: KeyPath) -> tuple[str, Mapping[str, str]]:
         """What the keys of the map at ``where`` are called, and words of other tools for them -> ours."""
@@ -119,7 +119,7 @@ class Validator:
         if document.data is None and document.problems:
             return []
         # Rules given as a dict have no text, and are looked at each time.
-        if document.text and self.format.digest in parsed.known.get(parsed.digest(document.text), ()):
+        if document.text and self.format.mark in parsed.known.get(document.text, ()):
             return []
         if not isinstance(document.data, Mapping):
             what = "empty" if document.data is None else "not a map of keys"
@@ -127,7 +127,7 @@ class Validator:
             return [document.problem((), "bad-value", f"the file is {what}", suggestion=hint)]
         found = self._passes(document)
         if document.text and not found:
-            shape_is_right(document.text, self.format.digest)
+            shape_is_right(document.text, self.format.mark)
         return found
 
     @cached_property

@@ -45,6 +45,8 @@ TIMED_EVERY = 7
 """Of so many steps one has its probes timed; a number that shares no factor with the usual ``every``."""
 TIMED_FIRST = 20
 """Steps at the start that are timed one by one: they are not like those that follow."""
+LOOKED_AT_FIRST = 50
+"""Steps in which everything that is looked at now and then was looked at once or twice."""
 
 _STEP = operator.attrgetter("step")
 _FOUND = operator.attrgetter("found")
@@ -118,6 +120,8 @@ class ProbeBoard:
         self._within = _WITHIN
         """Kinds of event of which none is wanted in a quiet step."""
         self._closed = False
+        self._fault = -1
+        """The last step whose loss was not finite."""
         self._step = -1
         self._steps = 0
         self._weight = 0
@@ -247,6 +251,21 @@ class ProbeBoard:
             if until > step:
                 busy = min(busy, until)
         return busy
+
+    def look_for_fault(self, step: int) -> None:
+        """The loss of a step that is noted in rows is not finite: those are asked who say where that came from.
+
+        Nothing of such a step is usual, so what is looked at now and then is looked at another time; but not in the first steps
+        of a run, nor where the step before was no better: then there is no other time, and what is seen may be why.
+        """
+        alone, self._fault = step > self._fault + 1, step
+        if alone and self._steps > LOOKED_AT_FIRST:
+            self._plan = plan = self._plans.known.get((0, True)) or self._plans.make(0, True)
+            self._demand.due_now = plan.due
+            self._paused.update([key for _, _, key in plan.pausing])
+            self.wanted.clear()
+            self.wanted.update(self._heard, plan.kinds)
+        self.look_closely()
 
     def look_closely(self, *, loads: bool = False) -> None:
         """Something happens in the step at hand: those are asked who otherwise hear of it from its row, while it is there

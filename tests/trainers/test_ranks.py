@@ -287,7 +287,7 @@ def test_a_rank_that_sees_a_nan_in_a_step_that_is_left_out_keeps_its_weights_tho
     assert [code for code, _, _ in ranks] == [1, 1]
     finite = [re.findall(r"step (\d+) finite (\w+)", out) for _, out, _ in ranks]
     assert finite[0] == finite[1]
-    assert ("False" in dict(finite[0]).values())
+    assert "False" in dict(finite[0]).values()
     assert last_step(ranks[0][1]) < 3000
     assert re.search(r"all ranks stop at step \d+: loss-not-finite", ranks[0][2])
 

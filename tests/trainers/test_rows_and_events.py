@@ -11,13 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import healthcheck
 from healthcheck.assembly import open_session
 from healthcheck.core.clock import VirtualClock
 from healthcheck.core.samples import Sample
 from healthcheck.device import mailbox
-from healthcheck.instrument.script import ScriptTrainer
+from healthcheck.instrument.script import InProcess, ScriptTrainer
 from healthcheck.instrument.step_rows import StepNotes
 from healthcheck.probes.steps import HeartbeatProbe, PaceProbe, StepTimeProbe
 
@@ -278,3 +280,30 @@ def test_rows_give_the_samples_that_events_give(loop: str) -> None:
 
     assert sorted(noted) == sorted(shown)
     assert {name: repr(series) for name, series in noted.items()} == {name: repr(s) for name, s in shown.items()}
+
+
+@pytest.mark.parametrize(("bad", "looked_at"), [((20,), True), ((60,), False), ((59, 60), True)])
+def test_what_is_looked_at_now_and_then_is_looked_at_another_time_where_the_loss_is_not_finite(
+    bad: tuple[int, ...], looked_at: bool
+) -> None:
+    """But not early in a run, nor if the step before was no better: what is seen then may be why."""
+    rules = """
+    version: 1
+    rules:
+      loss: {metric: loss, when: nonfinite}
+      memory: {metric: memory.host, when: {above: 1000000000000000}, every: 10}
+    """
+    session = open_session(target="t", rules=textwrap.dedent(rules), console=False, record=False)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with InProcess(session):
+        for step in range(1, 101):
+            loss = model(torch.ones(2, 4)).square().mean() * (float("nan") if step in bad else 1.0)
+            optimizer.zero_grad()
+            (loss if step not in bad else loss.detach().requires_grad_()).backward()
+            optimizer.step()
+    assert session.internal_errors == []
+    assert [alert.fired_step for alert in session.alerts] == [bad[0]]
+    seen = [step for step, _ in session.history("memory.host", 1000)]
+    assert (bad[-1] in seen) is looked_at
+    assert [step for step in seen if step not in bad] == [step for step in range(10, 91, 10) if step not in bad]

@@ -197,8 +197,10 @@ class Probe(Protocol):
     step before such a step, too. ``answers_once`` names kinds of event at which it is not called once it has
     given samples for that step and optimizer; ``only_with`` a fact of the event without which it never is.
     A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
-    to be called again. A new optimizer ends every such pause, and with several optimizers nobody pauses, but for
-    probes with ``rests_always = True``: what they look at has nothing to do with optimizers.
+    to be called again. A new optimizer ends every such pause. Where several optimizers take turns, what it says at the
+    update of one concerns that one alone: it must say so at each, and is called at events of no optimizer until it rests for all.
+    ``rests_for_all = True``: what it says at any event concerns all of them. ``rests_always = True``: what it looks at has
+    nothing to do with optimizers, and no new one ends its pause either.
 
     A probe that needs no more of a step than what a :class:`~healthcheck.core.rows.StepRow` says has ``sample_rows(rows,
     demand)`` and names in ``noted`` the kinds of event that rows spare it. It gets the rows of some steps at once, in

@@ -309,6 +309,7 @@ class BatchLayoutProbe:
     """
 
     name = "batch-layout"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     provides: tuple[Metric, ...] = (
         Metric(

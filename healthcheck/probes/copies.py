@@ -81,6 +81,7 @@ class CopyProbe:
     """
 
     name = "copies"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE, EventKind.TRAIN_END)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -156,11 +156,12 @@ class ZeroFactorProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         looks = self._seen.get(event.optimizer_index, 0)
-        if event.optimizer is None or looks >= len(ZERO_LOOKS) or event.step < ZERO_LOOKS[looks]:
+        if event.optimizer is None:
+            return ()
+        self.rests_until = ZERO_LOOKS[looks] if looks < len(ZERO_LOOKS) else sys.maxsize
+        if self.rests_until > event.step:
             return ()
         self._seen[event.optimizer_index] = looks + 1
-        if all(n >= len(ZERO_LOOKS) for n in self._seen.values()):
-            self.rests_until = sys.maxsize
         held = [p for group in event.optimizer.param_groups for p in group["params"] if _is_matrix(p)]
         if not held:
             return ()

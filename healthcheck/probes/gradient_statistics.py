@@ -494,9 +494,9 @@ _PARAMS = operator.itemgetter("params")
 class TrainedParameters:
     """Named parameters of an event's model, in the model's order, without naming them anew at every step.
 
-    Where a model has one optimizer and that holds everything that is trained, its own lists say which
+    Where an optimizer holds everything that is trained, or several take turns, its own lists say which
     parameters there are; names and order are those of the last full look, unless a list has changed.
-    Keeps no parameter alive.
+    Keeps no parameter alive. One for each optimizer.
     """
 
     def __init__(self) -> None:
@@ -518,7 +518,7 @@ class TrainedParameters:
         """The parameters, alive while the caller holds them."""
         if event.model is None:
             return []
-        optimizer = self._optimizer()  # None where several share the model; whoever else steps asks for a full look
+        optimizer = self._optimizer()  # whoever else steps asks for a full look
         own = event.optimizer is optimizer or (event.optimizer is None and event.optimizer_index == self._index)
         if optimizer is not None and self._age < LOOK_EVERY and own:
             self._age += 1
@@ -540,9 +540,9 @@ class TrainedParameters:
     def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:
         assert event.model is not None
         named = event.model.named_parameters()
+        optimizer = optimizers[0] if len(optimizers) == 1 else event.optimizer
         if len(optimizers) > 1:
             # With several optimizers the others' gradients are leftovers or by-products.
-            optimizer = event.optimizer
             if optimizer is None and event.optimizer_index < len(optimizers):
                 optimizer = optimizers[event.optimizer_index]
             if optimizer is not None:
@@ -556,8 +556,8 @@ class TrainedParameters:
             frozen = set()
         names, params = [name for name, _ in named], [p for _, p in named]
         self._optimizer, self._age = lambda: None, LOOK_EVERY
-        if len(optimizers) == 1:
-            flat = [p for group in optimizers[0].param_groups for p in group["params"]]
+        if optimizer is not None:
+            flat = [p for group in optimizer.param_groups for p in group["params"]]
             places = {id(p): place for place, p in enumerate(flat)}
             trained = [(name, p) for name, p in named if id(p) in places]
             held = len(flat) - sum(id(p) in frozen for p in flat) if frozen else len(flat)
@@ -565,8 +565,8 @@ class TrainedParameters:
                 names, params = [name for name, _ in trained], [p for _, p in trained]
                 order = [places[id(p)] for p in params]
                 self._order = None if order == list(range(len(flat))) else order
-                self._optimizer, self._index = weak(optimizers[0]), event.optimizer_index
-                lists = list(map(_PARAMS, optimizers[0].param_groups))
+                self._optimizer, self._index = weak(optimizer), event.optimizer_index
+                lists = list(map(_PARAMS, optimizer.param_groups))
                 self._lists = (list(map(id, lists)), list(map(len, lists)))
                 self._ends = (weak(flat[0]), weak(flat[-1]))
                 self._thawed = (flat[0].requires_grad, flat[-1].requires_grad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -262,9 +263,10 @@ class GradientProbe:
         """Optimizers of which the device has kept something since the last look, by index."""
         self._looked: dict[int, int] = {}
         """Step of the last look for a row, by optimizer."""
-        self._dims: tuple[list[str], list[int]] = ([], [])
-        """Names of the parameters looked at last, and how many dimensions each has."""
-        self._trained = TrainedParameters()
+        self._dims: dict[int, tuple[list[str], list[int]]] = {}
+        """By optimizer: names of the parameters looked at last, and how many dimensions each has."""
+        self._trained: defaultdict[int, TrainedParameters] = defaultdict(TrainedParameters)
+        """By optimizer."""
         self._passes: dict[int, GradientPass] = {}
         self._labels: dict[Labels, tuple[list[str], list[Labels]]] = {}
         self._besides: tuple[str, ...] = _BESIDES
@@ -284,7 +286,8 @@ class GradientProbe:
             # Still multiplied with the loss scale: wait until they are unscaled, before the update.
             if event.loss_scale is not None:
                 return ()
-        params = self._trained.of(event)
+        trained = self._trained[index]
+        params = trained.of(event)
         if not params:
             return ()
         stats = self._measured(params, index, event.kept_gradients, demand)
@@ -293,7 +296,7 @@ class GradientProbe:
         self._given[index] = event.step
         given = None if event.grad_norm is None else number(event.grad_norm)
         factor = _to_undo(event.optimizer, given, event.max_norm) if before_update else None
-        facts = GradientFacts(stats, self._trained.names, factor)
+        facts = GradientFacts(stats, trained.names, factor)
         measured = _Measured(stats, facts, _matrices(params, stats), factor, index)
         return self._samples(event.step, measured, given, [key for key in self._besides if key in demand.due_now])
 
@@ -314,7 +317,7 @@ class GradientProbe:
             if known is None:
                 known = self._passes[index] = GradientPass()
             loss, given = (None, None) if row is None else (row.loss, row.grad_norm)
-            stats = known.measure(params, self._trained.names, kept, loss, given, limits)
+            stats = known.measure(params, self._trained[index].names, kept, loss, given, limits)
         if stats is None or type(stats.norm) is float:
             return stats
         if "grad_nonfinite" in demand.due_now and not stats.has("nonfinite"):
@@ -326,7 +329,8 @@ class GradientProbe:
         index, step = update.optimizer_index, row.step
         if self._looked.get(index) == step or (not update.final and row.loss_scale is not None):
             return
-        params = self._trained.of(update)
+        trained = self._trained[index]
+        params = trained.of(update)
         if not params:
             return
         if params[0].is_cpu:
@@ -350,10 +354,10 @@ class GradientProbe:
         factor = None
         if update.final and (row.max_norm is not None or row.loss_scale is not None):
             factor = _to_undo(update.optimizer, row.grad_norm, row.max_norm)
-        names = self._trained.names
-        if names is not self._dims[0]:
-            self._dims = names, [p.dim() for p in params]
-        row.found["gradients"] = stats, names, factor, index, self._dims[1], update.demand.due_now
+        names, dims = trained.names, self._dims.get(index)
+        if dims is None or names is not dims[0]:
+            dims = self._dims[index] = names, [p.dim() for p in params]
+        row.found["gradients"] = stats, names, factor, index, dims[1], update.demand.due_now
         if type(norm) is not float:
             row.late.append(stats.numbers)
         elif norm - norm != 0.0:
@@ -364,9 +368,10 @@ class GradientProbe:
 
         What is kept are norms of gradients as they are: nothing may have scaled or clipped them.
         """
-        params = self._trained.of(update)
+        trained = self._trained[update.optimizer_index]
+        params = trained.of(update)
         known = self._passes.get(update.optimizer_index)
-        if not params or known is None or not known.keep(params, step, self._trained.names):
+        if not params or known is None or not known.keep(params, step, trained.names):
             return False
         self._kept.add(update.optimizer_index)
         return True

@@ -419,6 +419,7 @@ class ScheduleReachProbe:
     """
 
     name = "schedule-reach"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.TRAIN_START, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -265,6 +265,7 @@ class IncompleteGroupProbe:
     """
 
     name = "incomplete-groups"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(

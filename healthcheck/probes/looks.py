@@ -45,6 +45,8 @@ class GraphProbe:
 
     looks_at: Sequence[int] = ()
     """Numbers of the passes that are looked at, from 1."""
+    rests_always = True
+    """Passes are counted whosever they are."""
 
     def __init__(self) -> None:
         self._ahead = sorted(self.looks_at, reverse=True)

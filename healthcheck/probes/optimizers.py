@@ -63,6 +63,7 @@ class RebuiltOptimizerProbe:
     """
 
     name = "rebuilt-optimizer"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -113,6 +114,7 @@ class ResumedOptimizerProbe:
     """
 
     name = "resumed-optimizer"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -266,6 +268,7 @@ class IdleOptimizerProbe:
     """
 
     name = "idle-optimizers"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -32,6 +32,7 @@ class CarriedStateProbe:
     """
 
     name = "carried-state"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
     provides: tuple[Metric, ...] = (
         Metric(

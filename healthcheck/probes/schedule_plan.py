@@ -59,6 +59,7 @@ class SchedulePlanProbe:
     """
 
     name = "schedule-plan"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE, EventKind.TRAIN_END)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -78,6 +78,7 @@ class UnusualSettingProbe:
     """
 
     name = "unusual-settings"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric("optimizer.betas_swapped", "Optimizers whose first beta is larger than the second.", cost=Cost.HOST),
@@ -157,6 +158,7 @@ class SamplerProbe:
     """
 
     name = "samplers"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -278,10 +280,12 @@ class SmallEpsilonProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         optimizer, index = event.optimizer, event.optimizer_index
-        if optimizer is None or index in self._seen:
+        if optimizer is None:
+            return ()
+        self.rests_until = sys.maxsize
+        if index in self._seen:
             return ()
         self._seen.add(index)
-        self.rests_until = sys.maxsize
         lost = [
             (group["eps"], p) for group in _unfused(optimizer) for p in group["params"] if _is_lost(group["eps"], p)
         ]

@@ -353,6 +353,7 @@ class UnsyncedGradientProbe:
     """
 
     name = "unsynced"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(

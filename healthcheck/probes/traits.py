@@ -20,6 +20,7 @@ class RunTraitsProbe:
     """Looks at steps 1, 2, 4, 8, ... and says what is new. Wanted as long as some rule waits for it."""
 
     name = "run-traits"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric(OPTIMIZERS, "1 when several optimizers are seen to step; the label `count` says how many."),

@@ -88,6 +88,7 @@ class TiedWeightProbe:
     """
 
     name = "tied-weights"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("params.tied_lost", "Pairs of weights that should be one tensor and are not.", cost=Cost.HOST),
@@ -296,6 +297,7 @@ class InitialWeightProbe:
     """
 
     name = "initial-weights"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric("init.alike", "Weight matrices whose rows all begin as the same vector.", cost=Cost.DEVICE),

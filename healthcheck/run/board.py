@@ -27,7 +27,7 @@ from healthcheck.engine.lookups import RuleDemand
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.extend.guard import calls_foreign, describe, passes_on
 from healthcheck.rulelang.rule import SETTLED
-from healthcheck.run.plans import Key, RowCall, StepPlan, StepPlans
+from healthcheck.run.plans import Call, Key, RowCall, StepPlan, StepPlans
 
 _WITHIN = frozenset(
     (
@@ -131,6 +131,10 @@ class ProbeBoard:
         """Of the step at hand."""
         self._paused: set[Key] = set()
         """Who has nothing to do in this step."""
+        self._rests: dict[Key, tuple[int, int]] = {}
+        """Where several optimizers take turns: until when a probe rests for each of them, and in which step it has said so."""
+        self._together: dict[str, int] = {}
+        """The same for all of them: until the first of these rests ends. A probe that does not rest for one of them is not here."""
         self._answered: set[Key] = set()
         """For whom the step at hand was answered."""
         self.optimizers: dict[int, Callable[[], Any]] = {}
@@ -225,9 +229,10 @@ class ProbeBoard:
         self._demand.due_now = plan.due
         paused = self._paused
         paused.clear()
-        # Where optimizers take turns, what is known of one says nothing of the next.
-        for probe, rest, key in plan.pausing if len(self.optimizers) < 2 else plan.pausing_always:
-            if getattr(probe, rest) > step:
+        several, together, for_all = len(self.optimizers) > 1, self._together, plan.for_all
+        for probe, rest, key in plan.pausing:
+            # Where optimizers take turns, what is known of one says nothing of the next.
+            if (together.get(key[0], 0) if several and key not in for_all else getattr(probe, rest)) > step:
                 paused.add(key)
         wanted = self.wanted
         wanted.clear()
@@ -246,8 +251,9 @@ class ProbeBoard:
             busy = step + self.device_time.every - self._steps % self.device_time.every
         for every, ahead, _ in self._plans.marks:
             busy = min(busy, step + every - (step + ahead) % every)
-        for probe, rest, _ in plan.pausing if len(self.optimizers) < 2 else plan.pausing_always:
-            until = getattr(probe, rest)
+        several = len(self.optimizers) > 1
+        for probe, rest, key in plan.pausing:
+            until = self._together.get(key[0], 0) if several and key not in plan.for_all else getattr(probe, rest)
             if until > step:
                 busy = min(busy, until)
         return busy
@@ -312,6 +318,7 @@ class ProbeBoard:
         if calls is None:
             return
         demand, weight, answered, paused = self._demand, self._weight, self._answered, self._paused
+        one_of_several, said = event.optimizer is not None and len(self.optimizers) > 1, 0
         if kind is EventKind.EXCEPTION:  # the last one, and nobody rests any more
             paused = set()
         for call in calls:
@@ -321,6 +328,12 @@ class ProbeBoard:
                 continue
             if call.once and (call.name, index) in answered:
                 continue
+            if one_of_several and call.each:
+                rest = self._rests.get((call.name, index))
+                if rest is not None and rest[0] > step > rest[1]:
+                    continue
+                probe: Any = call.probe
+                said, probe.rests_until = probe.rests_until, 0
             began = perf_counter_ns() if weight else 0
             try:
                 made = call.look(event, demand)
@@ -332,6 +345,8 @@ class ProbeBoard:
                         answered.add((call.name, index))
             except BaseException as error:
                 self.failed(call.name, kind.value, step, error)
+            if one_of_several and call.each:
+                self._note_rest(call, (call.name, index), step, said)
             if weight:
                 cost = self.cost[call.name]
                 cost.calls += weight
@@ -345,6 +360,22 @@ class ProbeBoard:
                 must_pause, may_answer = after
                 if must_pause <= paused and may_answer <= answered | paused:
                     self.wanted.discard(EventKind.AFTER_UPDATE)
+
+    def _note_rest(self, call: Call, key: Key, step: int, before: int) -> None:
+        """A probe was called for one of several optimizers: what it has said now of a rest concerns that one alone.
+
+        :param before: what it had said before, perhaps for another one. It holds nothing while the probe is asked.
+        """
+        probe: Any = call.probe
+        if probe.rests_until:
+            self._rests[key] = probe.rests_until, step
+            self._together[call.name] = min([self._rests.get((call.name, index), (0,))[0] for index in self.optimizers])
+            return
+        probe.rests_until = before
+        rest = self._rests.get(key)
+        if rest is None or rest[1] < step:  # else it has said so at an earlier event of this step
+            self._rests.pop(key, None)
+            self._together.pop(call.name, None)
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -413,6 +444,8 @@ class ProbeBoard:
     def meet(self, optimizer: Any, index: int) -> None:
         """A new optimizer ends every pause: what probes knew of the old one says nothing of it."""
         self.optimizers[index] = weak(optimizer)
+        self._rests.clear()
+        self._together.clear()
         self._paused &= self._plan.steady
         self.wanted.update(self._plan.calls)
 

@@ -33,6 +33,7 @@ class Call:
     """How one probe is called at one kind of event."""
 
     look: Callable[[Event, Demand], Iterable[Sample]]
+    probe: Probe
     name: str
     first: Key
     """The probe, for the first optimizer."""
@@ -42,6 +43,8 @@ class Call:
     """Whether it is not called again once it has answered. None: its answers are not noted."""
     pauses: str
     """The attribute in which it says that it has nothing to do for a while; empty: it never does."""
+    each: bool
+    """Whether what it says there at the update of an optimizer concerns that optimizer alone, where there are several."""
     marks: int
     """Bits of the schedule at which it has something to do; 0: always."""
     seldom: bool
@@ -71,10 +74,10 @@ class StepPlan:
     """Keys of the metrics that are due."""
     pausing: Sequence[Pause] = ()
     """Probes among the called that pause at times."""
-    pausing_always: Sequence[Pause] = ()
-    """Those of them that pause also where optimizers take turns."""
+    for_all: frozenset[Key] = frozenset()
+    """Those of them, by their keys, whose pause is one for all optimizers that take turns."""
     steady: frozenset[Key] = frozenset()
-    """The same by their keys: no new optimizer ends their pause."""
+    """Those of them, by their keys, whose pause has nothing to do with optimizers: no new one ends it."""
     closely: Mapping[bool, tuple[frozenset[Key], frozenset[EventKind]]] = field(
         default_factory=lambda: dict.fromkeys((False, True), (frozenset(), frozenset()))
     )
@@ -100,6 +103,10 @@ def _rest_of(probe: Probe, rows: bool) -> str:
     if rows and hasattr(probe, "events_from"):
         return "events_from"
     return "rests_until" if hasattr(probe, "rests_until") else ""
+
+
+def _rests_for_all(probe: Probe) -> bool:
+    return getattr(probe, "rests_always", False) or getattr(probe, "rests_for_all", False)
 
 
 ROW_FACTS = frozenset(known.name for known in fields(StepRow))
@@ -141,11 +148,13 @@ class StepPlans:
             due = kind in getattr(probe, "only_when_due", ())
             return Call(
                 look=probe.sample,
+                probe=probe,
                 name=probe.name,
                 first=(probe.name, 0),
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
                 pauses=_rest_of(probe, rows),
+                each=_rest_of(probe, rows) == "rests_until" and not _rests_for_all(probe),
                 marks=sum(bits[mark] for mark in schedules[probe.name]) if due else 0,
                 seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
             )
@@ -208,7 +217,7 @@ class StepPlans:
             calls=calls,
             due=frozenset([key for key, bit in self._due if not bit or bit & hit]),
             pausing=pauses,
-            pausing_always=always,
+            for_all=frozenset([key for probe, _, key in pauses if _rests_for_all(probe)]),
             steady=frozenset([key for _, _, key in always]),
             closely={False: closely([pause for pause in woken if _noted(pause[0])]), True: closely(woken)},
             kinds=frozenset(calls.keys() - at_times),

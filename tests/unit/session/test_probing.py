@@ -169,13 +169,53 @@ def test_a_new_optimizer_ends_every_pause() -> None:
     assert called(probe, EventKind.BEFORE_UPDATE) == [1, 2, 3, 5]
 
 
-def test_with_several_optimizers_nobody_pauses() -> None:
-    probe = pausing(3, until=100)
-    watching, one, two = board(probe, a=1), Optimizer(), Optimizer()
-    for step in range(1, 6):
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
-        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
-    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+def turns(says: Any, steps: int, **declared: Any) -> tuple[Any, list[tuple[int, int]], list[int]]:
+    """Two optimizers take turns; ``says`` gives what a probe says of its rest at the update of one in a step, None: nothing.
+
+    Returns the updates that it was shown, and the steps in which an event of no optimizer was worth building for it.
+    """
+    probe, shown, wanted = Listening(rests_until=0, **declared), list[tuple[int, int]](), list[int]()
+
+    def sample(event: Event, demand: Any) -> Any:
+        if event.optimizer is not None:
+            shown.append((event.step, event.optimizer_index))
+            said = says(event.step, event.optimizer_index)
+            if said is not None:
+                probe.rests_until = said
+        return ()
+
+    probe.sample = sample  # type: ignore[method-assign]
+    watching, both = board(probe, a=1), (Optimizer(), Optimizer())
+    for step in range(1, steps + 1):
+        watching.begin_step(step)
+        if EventKind.LOSS in watching.wanted:
+            wanted.append(step)
+        for index, optimizer in enumerate(both):
+            watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=optimizer, optimizer_index=index), 0.0, [])
+    return probe, shown, wanted
+
+
+def test_of_several_optimizers_a_probe_rests_for_the_one_of_which_it_said_so() -> None:
+    _, shown, wanted = turns(lambda step, index: 5 if (step, index) == (2, 1) else None, 6)
+    assert shown == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (4, 0), (5, 0), (5, 1), (6, 0), (6, 1)]
+    assert wanted == [1, 2, 3, 4, 5, 6]
+
+
+def test_once_it_rests_for_all_of_them_events_of_no_optimizer_are_spared_as_well() -> None:
+    _, shown, wanted = turns(lambda step, index: 4 + index if step == 2 else None, 6)
+    assert shown == [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (5, 0), (5, 1), (6, 0), (6, 1)]
+    assert wanted == [1, 2, 4, 5, 6]
+
+
+def test_a_rest_said_of_another_optimizer_is_none_for_one_of_which_nothing_is_said() -> None:
+    _, shown, _ = turns(lambda step, index: 100 if not index else None, 3)
+    assert shown == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 1)]
+
+
+def test_a_probe_that_looks_at_one_of_them_for_all_rests_for_all() -> None:
+    _, shown, wanted = turns(lambda step, index: 4 if step == 2 and not index else None, 5, rests_for_all=True)
+    assert shown == [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1), (5, 0), (5, 1)]
+    assert wanted == [1, 2, 4, 5]
 
 
 def test_the_kinds_worth_building_are_those_at_which_somebody_is_called_or_listens() -> None:

@@ -148,9 +148,7 @@ class Superiority(UnboundedScorer):
         low, high = bisect_left(ordered, usual), bisect_right(ordered, usual)
         if high - low < RARE * len(ordered):
             return False
-        places = [
-            at for at, block in enumerate(self._blocks) for value in block if (value - usual) * self._sign > 0.0
-        ]
+        places = [at for at, block in enumerate(self._blocks) for value in block if (value - usual) * self._sign > 0.0]
         if not places:
             return False
         late = sum(places) / len(places) / (len(self._blocks) - 1) - 0.5

@@ -2,12 +2,12 @@
 
     python benchmarks/fresh_records.py --to ../fresh                    # clones each repository (without its files) and reads one file
     python benchmarks/fresh_records.py --to ../fresh --mirror DIR       # from git directories DIR/OWNER+NAME/repo
-    python benchmarks/detection.py --corpus ../fresh/a --corpus ../fresh/b --corpus ../fresh/c
+    python benchmarks/detection.py --corpus ../fresh/a --corpus ../fresh/b --corpus ../fresh/c --corpus ../fresh/g
 
 The index has the labels and origins only; the recordings belong to those who published them and stay out of this repository. Each file is
 compared with its SHA-256; a ``*`` in a path stands for the name of somebody's machine. Labels were written from plots and numbers before any of our
 rules had read a file. Two halves, by a hash of the source: ``a`` was in view when rules were changed, ``b`` was scored before and
-after and changed no number (a change that lost one of it was narrowed). ``c`` was gathered and labelled last, and scored once before anything was changed.
+after and changed no number (a change that lost one of it was narrowed). ``c`` and ``g`` were gathered later, and scored once before anything was changed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def content(folder: Path, source: Mapping[str, str], digest: str) -> bytes:
 
 
 def half(entry: Mapping[str, Any]) -> str:
-    """``a``, ``b``, or ``c`` for what was gathered later: all recordings of one source are in the same part."""
+    """``a``, ``b``, or ``c`` and ``g`` for what was gathered later: all recordings of one source are in the same part."""
     return (
         str(entry["half"])
         if "half" in entry
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--mirror", type=Path, metavar="FOLDER", help="git directories, instead of the network")
     args = parser.parse_args()
     entries = yaml.safe_load(INDEX.read_text(encoding="utf-8"))["runs"]
-    kept: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
+    kept: dict[str, list[Any]] = {"a": [], "b": [], "c": [], "g": []}
     missing = 0
     with tempfile.TemporaryDirectory() as cache:
         for entry in entries:

@@ -182,13 +182,15 @@ class Unchanged(UnboundedScorer):
         in between.
     :param within: share of the first value; what lies so near to it counts as equal to it.
     :param better: 1 if higher is better, -1 if lower is: what stays at (nearly) its best, having been worse, does not count; 0: all does.
+    :param sparse: how many times fewer samples count while nothing has come but a first value of 0 or a negative whole number: a
+        reward that is given at a goal, or a cost of each step until the time is up, stands still until the goal is found.
     """
 
-    __slots__ = ("_best", "_better", "_first", "_last", "_longest", "_run", "_times", "_within", "normal")
+    __slots__ = ("_best", "_better", "_first", "_last", "_longest", "_run", "_sparse", "_times", "_within", "normal")
 
-    def __init__(self, times: float = 0.0, within: float = 0.0, better: int = 0) -> None:
+    def __init__(self, times: float = 0.0, within: float = 0.0, better: int = 0, sparse: float = 1.0) -> None:
         self.normal: float | None = None
-        self._times, self._within, self._better = times, within, better
+        self._times, self._within, self._better, self._sparse = times, within, better, sparse
         self._first = self._best = 0.0
         """The first value, and the best one."""
         self._last: float | None = None
@@ -201,6 +203,8 @@ class Unchanged(UnboundedScorer):
         for value in values:
             if last is None:
                 self._first = self._best = value
+                if value > 0.0 or value % 1.0:
+                    self._sparse = 1.0
                 found = found or []
                 found.append((None, None))
             else:
@@ -209,8 +213,8 @@ class Unchanged(UnboundedScorer):
                 else:
                     if run > self._longest:
                         self._longest = run
-                    run = 0.0
-                score = run if run >= times * self._longest else 0.0
+                    run, self._sparse = 0.0, 1.0
+                score = run / self._sparse if run >= times * self._longest else 0.0
                 if self._better and self._at_its_best(value):
                     score = 0.0
                 if found:
@@ -223,11 +227,11 @@ class Unchanged(UnboundedScorer):
         return found
 
     def state(self) -> Any:
-        return [self._last, self._run, self.normal, self._longest, self._first, self._best]
+        return [self._last, self._run, self.normal, self._longest, self._first, self._best, self._sparse]
 
     def restore(self, state: Any) -> None:
         self._last, self._run, self.normal = state[0], float(state[1]), state[2]
-        self._longest, self._first, self._best = (float(x) for x in state[3:])
+        self._longest, self._first, self._best, self._sparse = (float(x) for x in state[3:])
 
     def _near(self, value: float) -> bool:
         return abs(value - self._first) <= self._within * abs(self._first)
@@ -296,9 +300,9 @@ def compile_unchanged(options: Any, rule: Mapping[str, Any]) -> Condition:
     if options is False:
         raise OptionError("`unchanged: false` checks nothing; to switch the rule off write `rule-id: off`")
     over = sample_count(options, "over", 1) if isinstance(options, Mapping) else 1
-    times, within, better = 0.0, 0.0, 0
+    times, within, better, sparse = 0.0, 0.0, 0, 1.0
     if isinstance(options, Mapping):
-        times = float(options.get("times", 0.0))
+        times, sparse = float(options.get("times", 0.0)), float(options.get("sparse", 1.0))
         try:
             within = parse_quantity(options.get("within", 0.0))
         except QuantityError as error:
@@ -307,7 +311,7 @@ def compile_unchanged(options: Any, rule: Mapping[str, Any]) -> Condition:
     return CompiledCondition(
         "unchanged",
         Threshold("at_least", over, f"unchanged for {over} sample{'s' if over != 1 else ''}"),
-        lambda: Unchanged(times, within, better),
+        lambda: Unchanged(times, within, better, sparse),
         "{series} has been exactly {value} for {score:,.0f} samples more",
         min_samples=2,
         window=over,
@@ -371,6 +375,11 @@ UNCHANGED = ConditionType(
             },
             best=choice_schema(
                 "Which way is better: what stays at its best, having been worse, is no breach (none).", "min", "max"
+            ),
+            sparse=number_schema(
+                "So many times as many samples it takes while nothing has come but a first value of 0 or a negative whole "
+                "number (1): a reward that is given at a goal stands still until it is found.",
+                minimum=1,
             ),
         ),
         "type": ["object", "boolean"],

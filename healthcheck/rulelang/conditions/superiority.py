@@ -12,6 +12,10 @@ neighbours are joined and every other sample is left out.
 Averages over the last episodes resemble their neighbours, and a thousand of them may be ten episodes. What counts are independent
 samples: their number is estimated by the ratio of the mean difference of neighbours to that of any two samples (Gini's), squared,
 which is 1 for independent samples of any distribution (the ratio of von Neumann, 1941, with sizes in place of squares).
+
+Where most samples are alike (a reward of 0 that is 1 at the goal) ranks say little: what counts is when the better ones came. Were they
+no more frequent than before, their places would be anywhere in the run; their mean place, in its standard deviations, is the trend test
+of Laplace for rare events (Cox and Lewis, The Statistical Analysis of Series of Events, 1966). Better ones that came late are progress.
 """
 
 from __future__ import annotations
@@ -39,6 +43,10 @@ FEWEST = 16
 """Samples from which on it judges."""
 PLAIN = 0.7
 """From here on it is better, however alike neighbours are."""
+RARE = 0.8
+"""Of all samples, from which on they are alike and better ones are rare events."""
+LATE = 1.28
+"""Standard deviations by which rare events come late on the whole: one series of ten that have no trend does."""
 
 
 class Superiority(UnboundedScorer):
@@ -117,6 +125,8 @@ class Superiority(UnboundedScorer):
             return None  # a constant: no sample is better than another one, and none could show it
         first = sorted(value for block in blocks[:quarter] for value in block)
         self.normal = first[len(first) // 2]
+        if self._rare_and_late(kept):
+            return None
         # Of each later block: how many pairs with the first quarter are won, ties half.
         won = [
             sum(bisect_left(first, value) + bisect_right(first, value) for value in block) for block in blocks[quarter:]
@@ -131,6 +141,18 @@ class Superiority(UnboundedScorer):
         # A rise makes neighbours alike as well: only the lack of one needs many samples to be seen.
         independent = self._count * min(1.0, self._moved / (self._count - 1) / usual) ** 2
         return share if share >= PLAIN or independent >= self._independent else None
+
+    def _rare_and_late(self, ordered: Sequence[float]) -> bool:
+        """Whether most samples are alike, and better ones come late."""
+        usual = ordered[len(ordered) // 2]
+        low, high = bisect_left(ordered, usual), bisect_right(ordered, usual)
+        if high - low < RARE * len(ordered):
+            return False
+        places = [at for at, block in enumerate(self._blocks) for value in block if (value - usual) * self._sign > 0.0]
+        if not places:
+            return False
+        late = sum(places) / len(places) / (len(self._blocks) - 1) - 0.5
+        return bool(late * (12.0 * len(places)) ** 0.5 >= LATE)
 
     def state(self) -> Any:
         numbers = [self._size, self._stride, self._filled, self._count]

@@ -532,3 +532,34 @@ def test_superiority_waits_for_independent_samples() -> None:
     found = best_share(mean[:600], 400)
     assert found is None or found >= 0.7
     assert best_share([0.25] * 500, 400) is None
+
+
+def test_unchanged_waits_longer_for_a_reward_that_has_not_been_found() -> None:
+    """0 so far, or the cost of every step until the time is up: a goal may only not have been reached yet."""
+
+    def longest(values: list[float]) -> float:
+        found = scores(condition("unchanged", {"over": 2, "sparse": 4}), values)
+        return max(score for score in found if score is not None)
+
+    assert longest([0.0] * 9) == 2.0
+    assert longest([-200.0] * 9) == 2.0
+    assert longest([1.0] * 9) == 8.0
+    assert longest([-17.5] * 9) == 8.0
+    assert longest([0.0, 0.0, 1.0, *[0.0] * 9]) == 8.0  # it had been found
+
+
+def test_superiority_goes_by_when_rare_rewards_came() -> None:
+    """One success in fifty is no better quarter by ranks. Where most came late they have become more frequent."""
+    rising, even, falling = ([0.0] * 400 for _ in range(3))
+    for at in (250, 330, 370, 390):
+        rising[at] = 1.0
+    for at in (50, 150, 250, 350):
+        even[at] = 1.0
+    for at in (10, 30, 70, 150):
+        falling[at] = 1.0
+    assert best_share(rising) is None
+    for values in (even, falling):
+        found = best_share(values)
+        assert found is not None
+        assert found < 0.55
+    assert best_share([-v for v in rising], direction="down") is None

@@ -229,6 +229,18 @@ class PlateauUse:
 
 
 @dataclass(slots=True)
+class CutPasses:
+    """Passes over one data set, each by a ``for`` loop that was left after the first batch."""
+
+    batches: int = 0
+    """In a whole pass."""
+    in_a_row: int = 0
+    drawn: int = 0
+    """Batches of the pass at hand."""
+    by_loop: bool = False
+
+
+@dataclass(slots=True)
 class Habits:
     """Calls of torch that say something by how often they come, or with what. Trainers add to it; nothing is kept alive."""
 
@@ -249,6 +261,12 @@ class Habits:
     optimizer that had it by then."""
     longest_pass: int = 0
     """Batches of the longest pass over a loader so far, of those that are trained on."""
+    cut_passes: dict[int, CutPasses] = field(default_factory=dict)
+    """Loops over a loader that were left after their first batch, by the id of the data set."""
+    resumed_rates: MutableMapping[Any, tuple[float, float]] = field(default_factory=weakref.WeakKeyDictionary)
+    """Optimizers that were given a state with a rate that a schedule had lowered: that rate, and the one the schedule began with."""
+    resumed_schedules: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Schedulers that were given a state."""
     plain_gradients: int = 0
     """How often ``torch.autograd.grad`` was asked for gradients of inputs without a graph of their own."""
     unheard: dict[str, str] = field(default_factory=dict)

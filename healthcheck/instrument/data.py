@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import mmap
+import opcode
 import pickle
 import random
 import struct
@@ -22,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from healthcheck.core.runinfo import CutPasses
 from healthcheck.device.tensors import host_bytes
 from healthcheck.instrument.guarding import contain
 
@@ -176,6 +178,8 @@ def seen_draws(
             habits, position = to.session.facts.habits, getattr(iterator, "_num_yielded", 0)
             if position > habits.longest_pass and gradients:
                 habits.longest_pass = position
+            if gradients and position < 3:
+                note_pass(habits.cut_passes, iterator, position)
             facts: dict[str, Any] = {}
             if position == 1:
                 facts["begins_pass"] = begins_pass(iterator)
@@ -206,6 +210,36 @@ def seen_draws(
         return batch
 
     return __next__
+
+
+_LOOP = opcode.opmap["FOR_ITER"]
+DATA_SETS = 8
+"""Data sets whose passes are counted at most."""
+
+
+def note_pass(cut: dict[int, CutPasses], iterator: Any, position: int) -> None:
+    """A first or second batch was drawn: was the pass before it left after its first?"""
+    key = id(getattr(iterator, "_dataset", None))
+    passes = cut.get(key)
+    if passes is None:
+        if len(cut) >= DATA_SETS:
+            return
+        passes = cut[key] = CutPasses()
+    if position > 1:
+        passes.in_a_row = 0
+    else:
+        if passes.drawn == 1 and passes.by_loop:
+            passes.in_a_row += 1
+        passes.by_loop = in_a_loop(sys._getframe())
+        passes.batches = length_of(iterator) or 0
+    passes.drawn = position
+
+
+def in_a_loop(frame: Any) -> bool:
+    """Whether the first frame outside of this file is at the head of a ``for`` loop, and not at a call of ``next()``."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _LOOP
 
 
 def begins_pass(iterator: Any) -> bool:

@@ -229,18 +229,6 @@ class PlateauUse:
 
 
 @dataclass(slots=True)
-class CutPasses:
-    """Passes over one data set, each by a ``for`` loop that was left after the first batch."""
-
-    batches: int = 0
-    """In a whole pass."""
-    in_a_row: int = 0
-    drawn: int = 0
-    """Batches of the pass at hand."""
-    by_loop: bool = False
-
-
-@dataclass(slots=True)
 class Habits:
     """Calls of torch that say something by how often they come, or with what. Trainers add to it; nothing is kept alive."""
 
@@ -261,8 +249,9 @@ class Habits:
     optimizer that had it by then."""
     longest_pass: int = 0
     """Batches of the longest pass over a loader so far, of those that are trained on."""
-    cut_passes: dict[int, CutPasses] = field(default_factory=dict)
-    """Loops over a loader that were left after their first batch, by the id of the data set."""
+    cut_passes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By the id of a data set: how many loops over its loader in a row were left after their first batch, and the batches of a
+    whole pass."""
     resumed_rates: MutableMapping[Any, tuple[float, float]] = field(default_factory=weakref.WeakKeyDictionary)
     """Optimizers that were given a state with a rate that a schedule had lowered: that rate, and the one the schedule began with."""
     resumed_schedules: MutableSet[Any] = field(default_factory=weakref.WeakSet)

@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from healthcheck.core.runinfo import CutPasses
 from healthcheck.device.tensors import host_bytes
 from healthcheck.instrument.guarding import contain
 
@@ -163,7 +162,7 @@ def seen_draws(
     :param watching: to whom; None while nobody watches.
     """
 
-    settings = WorkerSettings()
+    settings, passes = WorkerSettings(), Passes()
 
     def drawn(to: DrawnTo, iterator: Any, batch: Any, waited: float) -> None:
         import torch
@@ -179,7 +178,7 @@ def seen_draws(
             if position > habits.longest_pass and gradients:
                 habits.longest_pass = position
             if gradients and position < 3:
-                note_pass(habits.cut_passes, iterator, position)
+                passes.note(habits.cut_passes, iterator, position)
             facts: dict[str, Any] = {}
             if position == 1:
                 facts["begins_pass"] = begins_pass(iterator)
@@ -217,22 +216,28 @@ DATA_SETS = 8
 """Data sets whose passes are counted at most."""
 
 
-def note_pass(cut: dict[int, CutPasses], iterator: Any, position: int) -> None:
-    """A first or second batch was drawn: was the pass before it left after its first?"""
-    key = id(getattr(iterator, "_dataset", None))
-    passes = cut.get(key)
-    if passes is None:
-        if len(cut) >= DATA_SETS:
+class Passes:
+    """Counts loops over loaders that are left after their first batch."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, tuple[int, bool]] = {}
+        """By the id of the data set: batches of the pass at hand, and whether a ``for`` loop draws them."""
+
+    def note(self, cut: dict[int, tuple[int, int]], iterator: Any, position: int) -> None:
+        """A first or second batch was drawn.
+
+        :param cut: as in the facts of the run.
+        """
+        key = id(getattr(iterator, "_dataset", None))
+        if key not in self._drawn and len(self._drawn) >= DATA_SETS:
             return
-        passes = cut[key] = CutPasses()
-    if position > 1:
-        passes.in_a_row = 0
-    else:
-        if passes.drawn == 1 and passes.by_loop:
-            passes.in_a_row += 1
-        passes.by_loop = in_a_loop(sys._getframe())
-        passes.batches = length_of(iterator) or 0
-    passes.drawn = position
+        if position > 1:
+            cut.pop(key, None)
+            self._drawn[key] = (position, False)
+            return
+        if self._drawn.get(key) == (1, True):
+            cut[key] = (cut.get(key, (0, 0))[0] + 1, length_of(iterator) or 0)
+        self._drawn[key] = (1, in_a_loop(sys._getframe()))
 
 
 def in_a_loop(frame: Any) -> bool:

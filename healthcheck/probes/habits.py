@@ -163,14 +163,14 @@ class HabitProbe:
 
     def _cut_passes(self, event: Event) -> tuple[float, dict[str, Any]]:
         assert event.run is not None
-        known = [p for p in event.run.habits.cut_passes.values() if p.batches >= WHOLE]
-        passes = max(known, key=lambda p: p.in_a_row, default=None)
-        (count, step), now = self._cut, passes.in_a_row if passes is not None else 0
+        known = [passes for passes in event.run.habits.cut_passes.values() if passes[1] >= WHOLE]
+        now, batches = max(known, default=(0, 0))
+        count, step = self._cut
         self._cut = now, event.step
         # Two updates or more for each such pass: somebody else is trained on, and this is a look at the data.
-        if passes is None or now <= count or event.step - step > 1.5 * (now - count):
+        if now <= count or event.step - step > 1.5 * (now - count):
             return 0.0, {}
-        return float(now), {"batches of a whole pass": f"{passes.batches:,}"} | where_called(event, "loader")
+        return float(now), {"batches of a whole pass": f"{batches:,}"} | where_called(event, "loader")
 
     def _same_seed(self, event: Event) -> bool:
         import torch

@@ -76,7 +76,7 @@ def _all_or_none(*flags: float) -> float:
 def positions_alike(root: Any) -> Iterator[Any]:
     """For each attention layer over tokens: 1 if equal tokens of a row are one vector to it, else 0, as a 0-dim tensor.
 
-    Nothing where a layer's positions may be told apart by something that is not known, or where nothing was added to the tokens.
+    Nothing where positions may be marked in a way that is not known, or where nothing was added to the tokens.
     """
     nodes = all_behind(root)
     lookups = [node for node in nodes if kind_of(node) == "Embedding"]
@@ -218,5 +218,5 @@ def _equal_where_tokens_are(tokens: Any, pads: Any, vectors: Any) -> Any:
         < order.values[:, 1:].where(same, order.values.min()).max()
     )
     alike = ((apart <= limit) | ~same).all() & (same.sum() >= FEW) & varied
-    # Other tokens are other vectors: else nothing is told apart at all.
+    # Other tokens are other vectors: else all are one.
     return alike & ((apart > limit) | same | ~both).all()

@@ -415,11 +415,8 @@ class LossShareProbe:
         most = max(numbers)
         meant = len(set(numbers)) > 1 or 1 < sum(clipped) <= len(clipped) / 2
         few = meant and not several and number != world and 2 * most <= number and count >= 0.9 * self._shares.total()
-        facts = {
-            "passes": f"updates of {min(numbers)} to {most} backward passes"
-            if min(numbers) < most
-            else f"updates of {most}"
-        }
+        least = min(numbers)
+        facts = {"passes": f"{most} in each update" if least == most else f"{least} to {most} in an update"}
         facts |= where_called(event, "backward")
         detail = (lambda: facts) if few else None
         return (Sample("updates.of_few_passes", event.step, float(number if few else 0), detail=detail),)

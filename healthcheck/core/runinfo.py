@@ -249,6 +249,13 @@ class Habits:
     optimizer that had it by then."""
     longest_pass: int = 0
     """Batches of the longest pass over a loader so far, of those that are trained on."""
+    cut_passes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By the id of a data set: how many loops over its loader in a row were left after their first batch, and the batches of a
+    whole pass."""
+    resumed_rates: MutableMapping[Any, tuple[float, float]] = field(default_factory=weakref.WeakKeyDictionary)
+    """Optimizers that were given a state with a rate that a schedule had lowered: that rate, and the one the schedule began with."""
+    resumed_schedules: MutableSet[Any] = field(default_factory=weakref.WeakSet)
+    """Schedulers that were given a state."""
     plain_gradients: int = 0
     """How often ``torch.autograd.grad`` was asked for gradients of inputs without a graph of their own."""
     unheard: dict[str, str] = field(default_factory=dict)

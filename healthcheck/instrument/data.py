@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import mmap
+import opcode
 import pickle
 import random
 import struct
@@ -161,7 +162,7 @@ def seen_draws(
     :param watching: to whom; None while nobody watches.
     """
 
-    settings = WorkerSettings()
+    settings, passes = WorkerSettings(), Passes()
 
     def drawn(to: DrawnTo, iterator: Any, batch: Any, waited: float) -> None:
         import torch
@@ -176,6 +177,8 @@ def seen_draws(
             habits, position = to.session.facts.habits, getattr(iterator, "_num_yielded", 0)
             if position > habits.longest_pass and gradients:
                 habits.longest_pass = position
+            if gradients and position < 3:
+                passes.note(habits.cut_passes, iterator, position)
             facts: dict[str, Any] = {}
             if position == 1:
                 facts["begins_pass"] = begins_pass(iterator)
@@ -206,6 +209,42 @@ def seen_draws(
         return batch
 
     return __next__
+
+
+_LOOP = opcode.opmap["FOR_ITER"]
+DATA_SETS = 8
+"""Data sets whose passes are counted at most."""
+
+
+class Passes:
+    """Counts loops over loaders that are left after their first batch."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, tuple[int, bool]] = {}
+        """By the id of the data set: batches of the pass at hand, and whether a ``for`` loop draws them."""
+
+    def note(self, cut: dict[int, tuple[int, int]], iterator: Any, position: int) -> None:
+        """A first or second batch was drawn.
+
+        :param cut: as in the facts of the run.
+        """
+        key = id(getattr(iterator, "_dataset", None))
+        if key not in self._drawn and len(self._drawn) >= DATA_SETS:
+            return
+        if position > 1:
+            cut.pop(key, None)
+            self._drawn[key] = (position, False)
+            return
+        if self._drawn.get(key) == (1, True):
+            cut[key] = (cut.get(key, (0, 0))[0] + 1, length_of(iterator) or 0)
+        self._drawn[key] = (1, in_a_loop(sys._getframe()))
+
+
+def in_a_loop(frame: Any) -> bool:
+    """Whether the first frame outside of this file is at the head of a ``for`` loop, and not at a call of ``next()``."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _LOOP
 
 
 def begins_pass(iterator: Any) -> bool:

@@ -53,8 +53,9 @@ class HabitHooks:
         patches.replace(torch.autograd, "grad", self._grad)
         for name in _DRAWING:
             patches.replace(torch.nn.init, name, self._draw)
+        imports.when("torch.optim.lr_scheduler", lambda m: self._schedulers(patches, m))
         imports.when(
-            "torch.optim.lr_scheduler", lambda m: patches.replace(m.ReduceLROnPlateau, "step", self._plateau) and None
+            "torch.optim.optimizer", lambda m: patches.replace(m.Optimizer, "load_state_dict", self._resumed) and None
         )
         imports.when("torch.distributions.normal", lambda m: self._distribution(patches, m.Normal))
         imports.when(
@@ -172,6 +173,31 @@ class HabitHooks:
 
     # -- schedules ----------------------------------------------------------------------
 
+    def _schedulers(self, patches: Patches, module: Any) -> None:
+        patches.replace(module.ReduceLROnPlateau, "step", self._plateau)
+        for kind in [*vars(module).values()]:
+            if isinstance(kind, type) and "load_state_dict" in vars(kind):
+                patches.replace(kind, "load_state_dict", self._schedule_resumed)
+
+    def _schedule_resumed(self, original: Function) -> Function:
+        def load_state_dict(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            machine = self._watching()
+            if machine is not None:
+                guarded(machine.session, machine.session.facts.habits.resumed_schedules.add, scheduler)
+            return original(scheduler, *args, **kwargs)
+
+        return load_state_dict
+
+    def _resumed(self, original: Function) -> Function:
+        def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(optimizer, *args, **kwargs)
+            machine = self._watching()
+            if machine is not None:
+                guarded(machine.session, _rate_resumed, machine, optimizer)
+            return result
+
+        return load_state_dict
+
     def _plateau(self, original: Function) -> Function:
         def step(scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
             before = [group["lr"] for group in scheduler.optimizer.param_groups]
@@ -186,6 +212,18 @@ class HabitHooks:
 
 def _nothing() -> None:
     """What a tensor that was not loaded refers to."""
+
+
+LOWERED = 2 / 3
+"""Part of the rate that a schedule began with at which it has come down, at the most."""
+
+
+def _rate_resumed(machine: StepMachine, optimizer: Any) -> None:
+    rates = machine.session.facts.habits.resumed_rates
+    rates.pop(optimizer, None)
+    rate, first = (optimizer.param_groups[0].get(key) for key in ("lr", "initial_lr"))
+    if optimizer.state and isinstance(rate, float) and isinstance(first, float) and 0 < rate <= LOWERED * first:
+        rates[optimizer] = rate, first
 
 
 def _waited(machine: StepMachine, scheduler: Any, metrics: Any, before: list[Any]) -> None:

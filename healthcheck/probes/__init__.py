@@ -44,7 +44,7 @@ from healthcheck.probes.habits import CutSampleProbe, HabitProbe, PenaltyProbe
 from healthcheck.probes.language import PaddingProbe, TokenProbe
 from healthcheck.probes.leaked import LabelLeakProbe
 from healthcheck.probes.learning_rate import LearningRateProbe, ScheduleReachProbe
-from healthcheck.probes.leftover import IncompleteGroupProbe, LeftoverProbe, OtherLossProbe
+from healthcheck.probes.leftover import IncompleteGroupProbe, LeftoverProbe, LossShareProbe, OtherLossProbe
 from healthcheck.probes.loaders import DryLoaderProbe, PassOrderProbe, WorkerDrawProbe
 from healthcheck.probes.loss import LossProbe
 from healthcheck.probes.loss_comparisons import LossComparisonProbe
@@ -78,6 +78,7 @@ from healthcheck.probes.optimizers import (
 from healthcheck.probes.out_of_memory import OutOfMemoryProbe
 from healthcheck.probes.output_range import ConstantTargetProbe, UnreachableTargetProbe
 from healthcheck.probes.padded_positions import PaddedPositionsProbe
+from healthcheck.probes.position_marks import PositionMarksProbe
 from healthcheck.probes.predictions import FrequencyProbe, LatentProbe, PredictionProbe
 from healthcheck.probes.rank_times import RankTimesProbe
 from healthcheck.probes.recurrent import CarriedStateProbe, HalfReadProbe
@@ -142,6 +143,7 @@ PROBES: tuple[type[Probe], ...] = (
     StepOrderProbe,
     DiscardedGradientProbe,
     IncompleteGroupProbe,
+    LossShareProbe,
     OtherLossProbe,
     UnclippedGradientProbe,
     MicroBatchClippingProbe,
@@ -202,6 +204,7 @@ PROBES: tuple[type[Probe], ...] = (
     TokenProbe,
     AttentionProbe,
     AttendedPaddingProbe,
+    PositionMarksProbe,
     HabitProbe,
     CutSampleProbe,
     PenaltyProbe,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -188,7 +188,7 @@ class InputProbe:
     Pixels are whole numbers from 0 to 255, also such that were normalised by the mean and spread of pixels from 0 to 1, or whole
     multiples of 1 / 255² that do not exceed 1 / 255. A model that scales them
     itself reads scaled ones; one with batch norm, which does that, is left alone. Rows are judged where a loader gave
-    the batch.
+    the batch, and without one where they are asked for different numbers and are other ones at the next look.
     """
 
     name = "inputs"
@@ -210,15 +210,17 @@ class InputProbe:
         ),
         Metric(
             "inputs.same_rows",
-            "1 if all rows that the first layers read in a batch of a loader are the same, else 0.",
+            "1 if all rows that the first layers read in a batch are the same, else 0.",
             cost=Cost.DEVICE,
-            needs=("the graph of the loss", "a batch from a loader"),
+            needs=("the graph of the loss", "rows of a batch"),
         ),
     )
 
     def __init__(self) -> None:
         self.rests_until = 0
         self._step = self._looks = 0
+        self._row: Any = None
+        """Of the last look at inputs that no loader gave: a sum over their first row, each column with a weight of its own."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -247,15 +249,32 @@ class InputProbe:
             samples.append(Sample("inputs.pixel_scale", step, number(_pixel_scale(largest, normalised))))
         if "inputs.columns" in keys and largest.dim() == 2 and largest.shape[1] >= 2 and largest.is_floating_point():
             samples.append(Sample("inputs.columns", step, number(_uneven_columns(largest))))
-        if "inputs.same_rows" in keys and event.batch is not None:
+        wanted = True if event.batch is not None else None
+        if "inputs.same_rows" in keys and wanted is None:
+            wanted = _numbers_wanted(nodes, event.loss_graph)
+        if "inputs.same_rows" in keys and wanted is not None:
             import torch
 
             here = [tensor for tensor in read if tensor.device == largest.device]
             # Nothing but zeros is the first state of a recurrent layer.
             empty = torch.stack([(tensor == 0).all() for tensor in here])
-            same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in here])
-            samples.append(Sample("inputs.same_rows", step, number((same.all() & ~empty.all()).float())))
+            same = torch.stack([(tensor[1:] == tensor[:1]).all() for tensor in here]).all() & ~empty.all()
+            if event.batch is None:  # what is the same in each step may be a constant of the model's
+                first = largest[0].float().reshape(-1)
+                row = (first * torch.linspace(1, 2, len(first), device=first.device)).sum()
+                same, self._row = same & wanted & (row != (row if self._row is None else self._row)), row
+            samples.append(Sample("inputs.same_rows", step, number(same.float())))
         return samples
+
+
+def _numbers_wanted(nodes: Sequence[Any], root: Any) -> Any:
+    """Whether rows are asked for different numbers, as a 0-dim tensor, where no tokens tell them apart; else None."""
+    if any(kind_of(node) == "Embedding" for node in nodes):
+        return None
+    import torch
+
+    differ = [(wanted != wanted.reshape(-1)[:1]).any() for wanted in regression_targets(root) if len(wanted) >= ROWS]
+    return torch.stack(differ).any() if differ else None
 
 
 BIG = 1000.0

@@ -4,6 +4,7 @@ samples that cut gradients off, dropout that is drawn again for the backward pas
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +23,13 @@ OFTEN = 0.9
 SHORT = 100
 """Patience of a scheduler that is shorter than an epoch of so many updates, at the least one of :data:`FEW`."""
 FEW = 5
-_OF_OPTIMIZER = ("params.redrawn_loaded", "params.redrawn")
+_OF_OPTIMIZER = ("params.redrawn_loaded", "params.redrawn", "schedule.begun_again")
+BACK = 0.9
+"""Part of the rate that a schedule began with from which on a resumed optimizer is back at its beginning."""
+UP = 1.5
+"""Rate after the first step of a scheduler, as a part of that which the optimizer was resumed with."""
+WHOLE = 4
+"""Batches of a loader from which on a pass of one of them is a cut one."""
 
 
 class HabitProbe:
@@ -32,7 +39,9 @@ class HabitProbe:
     gets the same random numbers. *Redrawn*: half of an optimizer's weight matrices were written by functions of ``torch.nn.init``
     after they were loaded from a checkpoint, or between updates of this same optimizer. *Plateau*: a ``ReduceLROnPlateau`` that
     is asked after each update and has a patience shorter than an epoch, or one that waits for a rise (``mode="max"``) and lowered
-    the rate whenever the number it was given was as low as never before: a loss.
+    the rate whenever the number it was given was as low as never before: a loss. *Begun again*: the optimizer was resumed at a
+    rate that its schedule had lowered, and a scheduler that was given no state has put it back to the first one. *Cut passes*: each ``for``
+    over a loader is left after its first batch, by a ``break`` or ``return`` that debugging has left there, or that stands too far right.
     """
 
     name = "habits"
@@ -65,6 +74,18 @@ class HabitProbe:
             needs=("a ReduceLROnPlateau",),
         ),
         Metric(
+            "schedule.begun_again",
+            "Rate of a resumed optimizer, divided by that which it was resumed with, if it is back where its schedule began; else 0.",
+            cost=Cost.HOST,
+            needs=("a resumed optimizer",),
+        ),
+        Metric(
+            "loader.cut_passes",
+            "Loops over a loader in a row that were left after their first batch, if that is how updates get their batches; else 0.",
+            cost=Cost.HOST,
+            needs=("a batch from a loader",),
+        ),
+        Metric(
             "workers.unheard",
             "Values of a data set that are changed from pass to pass while its workers live on with the first ones.",
             cost=Cost.HOST,
@@ -81,6 +102,10 @@ class HabitProbe:
     def __init__(self) -> None:
         self._seeds: tuple[int | None, int, int] = (None, 0, 0)
         """Seed, calls and step at the last look."""
+        self._resumed: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """Optimizers that were looked at since they were resumed."""
+        self._cut = (0, 0)
+        """Cut passes and step at the last look."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.run is None or not event.run.habits.seen or event.optimizer is None:
@@ -99,6 +124,10 @@ class HabitProbe:
                 value = float(_redrawn(event, after_load=True))
             elif key == "params.redrawn":
                 value = float(_redrawn(event, after_load=False))
+            elif key == "schedule.begun_again":
+                value, facts = self._begun_again(event)
+            elif key == "loader.cut_passes":
+                value, facts = self._cut_passes(event)
             elif key == "workers.unheard":
                 which = first_few(f"{name}, {change}" for name, change in habits.unheard.items())
                 value, facts = float(len(habits.unheard)), {"which": which} | where_called(event, "loader")
@@ -113,6 +142,35 @@ class HabitProbe:
             labels = optimizer_labels(event.optimizer_index) if key in _OF_OPTIMIZER else NO_LABELS
             samples.append(Sample(key, event.step, value, labels, detail=detail))
         return samples
+
+    def _begun_again(self, event: Event) -> tuple[float, dict[str, Any]]:
+        assert event.run is not None
+        habits, optimizer = event.run.habits, event.optimizer
+        loaded = habits.resumed_rates.get(optimizer)
+        if loaded is None:
+            return 0.0, {}
+        at_once = self._resumed.get(optimizer) is not loaded
+        self._resumed[optimizer] = loaded
+        (low, first), rate = loaded, optimizer.param_groups[0].get("lr")
+        own = [s for s in event.run.places.things("stepped") if getattr(s, "optimizer", None) is optimizer]
+        if not isinstance(rate, float) or any(s in habits.resumed_schedules for s in own):
+            return 0.0, {}
+        begins = any(int(s.last_epoch) <= 1 for s in own)
+        if not (at_once and rate >= BACK * first) and not (begins and rate >= UP * low):
+            return 0.0, {}
+        where = next((where_made(event, s, "stepped") for s in own), {})
+        return rate / low, {"rate": f"{low:.3g} where it was resumed, {rate:.3g} now"} | where
+
+    def _cut_passes(self, event: Event) -> tuple[float, dict[str, Any]]:
+        assert event.run is not None
+        known = [passes for passes in event.run.habits.cut_passes.values() if passes[1] >= WHOLE]
+        now, batches = max(known, default=(0, 0))
+        count, step = self._cut
+        self._cut = now, event.step
+        # Two updates or more for each such pass: somebody else is trained on, and this is a look at the data.
+        if now <= count or event.step - step > 1.5 * (now - count):
+            return 0.0, {}
+        return float(now), {"batches of a whole pass": f"{batches:,}"} | where_called(event, "loader")
 
     def _same_seed(self, event: Event) -> bool:
         import torch

@@ -1,10 +1,12 @@
 """Gradients that an update applies and that are none of its own: of the last step, because nobody cleared them; of the last,
-incomplete group of micro-batches of the epoch before; of a loss for which another optimizer has stepped already."""
+incomplete group of micro-batches of the epoch before; of a loss for which another optimizer has stepped already. And updates of fewer
+micro-batches than the loss is divided by."""
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -16,7 +18,8 @@ from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, value_of
 from healthcheck.device.sampling import ElementSampler, SampledRows
-from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly, on_host
+from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly, is_tensor, on_host
+from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, kind_of, past_neutral, saved, shape_of, source_of
 from healthcheck.probes.labels import optimizer_labels, where_called, where_made
 from healthcheck.probes.looks import next_look
 from healthcheck.probes.step_order import divisor_of
@@ -354,6 +357,86 @@ class IncompleteGroupProbe:
         known, before = self._gradient() is gradient, self._version
         self._gradient, self._version = weakref.ref(gradient), int(gradient._version)
         return self._version - before if known else self._version
+
+
+SHARES = range(3, 65)
+"""Micro-batches for which a loss may be divided: by 2 it is halved for other reasons as well."""
+FIRST_PASSES = 60
+"""Backward passes of a run in which its updates are compared with what the loss is divided by."""
+MEANS = (*CROSS_ENTROPIES, *DISTANCES, "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+
+
+class LossShareProbe:
+    """Compares the number that each loss is divided by with the backward passes of an update.
+
+    Who adds up gradients of n micro-batches divides each loss by n. Where no update of the first passes has more than half as many,
+    the condition in front of ``step()`` is missing, the wrong way round, or stands around the wrong lines. Only a mean over
+    rows counts that torch has taken itself and that is divided by a whole number which is no size of its input, and only where something else shows that
+    micro-batches are meant: updates of different numbers of passes, or a clipping that comes in some of the updates only.
+    """
+
+    name = "loss-shares"
+    listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    provides: tuple[Metric, ...] = (
+        Metric(
+            "updates.of_few_passes",
+            "Number that each loss is divided by, if updates are made after half as many backward passes or fewer; else 0.",
+            cost=Cost.HOST,
+            needs=("the graph of the loss", "a loss that is divided"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._shares: Counter[float] = Counter()
+        self._passes = 0
+        """Of the update at hand."""
+        self._updates: list[tuple[int, bool]] = []
+        """Passes of each update, and whether it was clipped."""
+
+    def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if self.rests_until > event.step or event.optimizer_index > 0:
+            return ()
+        if event.kind is EventKind.LOSS:
+            if event.phase == "train" and event.loss_graph is not None:
+                self._passes += 1
+                self._shares[share_of(event.loss_graph)] += 1
+                if self._shares[0] > 1:  # it is not divided
+                    self.rests_until = sys.maxsize
+            return ()
+        self._updates.append((self._passes, event.max_norm is not None))
+        self._passes = 0
+        if self._shares.total() < FIRST_PASSES:
+            return ()
+        self.rests_until = sys.maxsize
+        several = event.model is not None and len(event.model.optimizers()) > 1
+        world = event.run.world_size if event.run is not None else 1
+        (number, count), *_ = self._shares.most_common(1)
+        numbers, clipped = [passes for passes, _ in self._updates], [clip for _, clip in self._updates]
+        most = max(numbers)
+        meant = len(set(numbers)) > 1 or 1 < sum(clipped) <= len(clipped) / 2
+        few = meant and not several and number != world and 2 * most <= number and count >= 0.9 * self._shares.total()
+        least = min(numbers)
+        facts = {"passes": f"{most} in each update" if least == most else f"{least} to {most} in an update"}
+        facts |= where_called(event, "backward")
+        detail = (lambda: facts) if few else None
+        return (Sample("updates.of_few_passes", event.step, float(number if few else 0), detail=detail),)
+
+
+def share_of(root: Any) -> float:
+    """The whole number that the mean of a loss is divided by; 0 where it is not, or where that may be another mean."""
+    number = divisor_of(root)
+    if number not in SHARES:
+        return 0.0
+    node = root
+    while kind_of(node) in ("Div", "Mul"):
+        node = source_of(node)
+    node = past_neutral(node)
+    if kind_of(node) not in MEANS or int(getattr(node, "_saved_reduction", 0)) != 1:
+        return 0.0
+    target: Any = saved(node, "target")
+    sizes = {*shape_of(source_of(node)), *(target.shape if is_tensor(target) else ())}
+    return 0.0 if number in sizes else number
 
 
 REST = 50

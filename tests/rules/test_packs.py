@@ -208,6 +208,8 @@ def test_recommended_keeps_what_it_looks_at_each_step_cheap() -> None:
         "inputs.by_channels",
         "loss.gradientless",
         "attention.to_padding",
+        "attention.positions_alike",
+        "updates.of_few_passes",
     }
     allowed |= {"modules.keep_probability", "modules.momentum_of_keras", "optimizer.betas_swapped"}
     allowed |= {"schedule.of_micro_batches", "schedule.over"}

@@ -22,7 +22,15 @@ def train(net, opt, updates=60, seed=None, each=None):
         k = torch.randint(0, 400, (20,))
         loss = F.cross_entropy(net(X[k]), Y[k]); opt.zero_grad(); loss.backward(); opt.step()
         if each is not None: each(i, loss)
-net = build(); opt = torch.optim.SGD(net.parameters(), lr=0.05)
+def read(net, opt, loader, passes, leave=None, look=None):
+    for p in range(passes):
+        for i, (x, y) in enumerate(loader):
+            loss = F.cross_entropy(net(x), y); opt.zero_grad(); loss.backward(); opt.step()
+            if i == leave: break
+        if look is not None: look()
+def schedule(opt): return torch.optim.lr_scheduler.LambdaLR(opt, lambda e: 0.5 ** e)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 20, shuffle=True)
+net = build(); opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 """
 
 FAULTS = {
@@ -33,8 +41,26 @@ FAULTS = {
         "s = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, mode='max', patience=1)\n"
         "train(net, opt, each=lambda i, loss: s.step(2.0 - i / 100) if i % 10 == 9 else None)"
     ),
+    "update-loop-broken.first-batch-only": "read(net, opt, loader, 40, leave=0)",
+    "schedule-broken.not-resumed": (
+        "s = schedule(opt); read(net, opt, loader, 4, look=s.step); kept = opt.state_dict()\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9); s = schedule(opt); opt.load_state_dict(kept)\n"
+        "read(net, opt, loader, 3, look=s.step)"
+    ),
 }
 HEALTHY = {
+    "passes that are cut in their middle, and looks at first batches": (
+        "def look():\n    for x, y in loader: break\nread(net, opt, loader, 12, leave=9, look=look)"
+    ),
+    "batches drawn by next": (
+        "it = lambda: next(iter(loader))\nfor _ in range(60):\n    x, y = it(); loss = F.cross_entropy(net(x), y)\n"
+        "    opt.zero_grad(); loss.backward(); opt.step()"
+    ),
+    "a schedule that is resumed as well": (
+        "s = schedule(opt); read(net, opt, loader, 4, look=s.step); kept = opt.state_dict(), s.state_dict()\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9); s = schedule(opt)\n"
+        "opt.load_state_dict(kept[0]); s.load_state_dict(kept[1]); read(net, opt, loader, 3, look=s.step)"
+    ),
     "a seed of its own for each step": "train(net, opt, seed=lambda i: 7 + i)",
     "another fold with an optimizer of its own": (
         "train(net, opt); net.apply(draw)\nopt = torch.optim.SGD(net.parameters(), lr=0.05); train(net, opt)"

@@ -376,6 +376,7 @@ class LossShareProbe:
     """
 
     name = "loss-shares"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(

@@ -328,14 +328,16 @@ class ProbeBoard:
                 continue
             if call.once and (call.name, index) in answered:
                 continue
-            if one_of_several and call.each:
+            each = one_of_several and call.each
+            if each:
                 rest = self._rests.get((call.name, index))
                 if rest is not None and rest[0] > step > rest[1]:
                     continue
-                probe: Any = call.probe
-                said, probe.rests_until = probe.rests_until, 0
             began = perf_counter_ns() if weight else 0
             try:
+                if each:
+                    probe: Any = call.probe
+                    said, probe.rests_until = probe.rests_until, 0
                 made = call.look(event, demand)
                 if made:
                     for sample in made:
@@ -343,10 +345,10 @@ class ProbeBoard:
                         into.append(sample)
                     if call.once is not None:
                         answered.add((call.name, index))
+                if each:
+                    self._note_rest(call, (call.name, index), step, said)
             except BaseException as error:
                 self.failed(call.name, kind.value, step, error)
-            if one_of_several and call.each:
-                self._note_rest(call, (call.name, index), step, said)
             if weight:
                 cost = self.cost[call.name]
                 cost.calls += weight

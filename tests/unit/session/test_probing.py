@@ -218,6 +218,17 @@ def test_a_probe_that_looks_at_one_of_them_for_all_rests_for_all() -> None:
     assert wanted == [1, 2, 4, 5]
 
 
+def test_a_probe_whose_rest_cannot_be_written_is_an_error_of_its_own() -> None:
+    class Fixed(Listening):
+        rests_until = property(lambda self: 0)
+
+    watching, both = board(Fixed(), a=1), (Optimizer(), Optimizer())
+    for step in range(1, 4):
+        for index, optimizer in enumerate(both):
+            watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=optimizer, optimizer_index=index), 0.0, [])
+    assert watching._dispatch.errors
+
+
 def test_the_kinds_worth_building_are_those_at_which_somebody_is_called_or_listens() -> None:
     probe = Listening(only_when_due=(EventKind.LOSS,))
     watching = board(probe, a=2)

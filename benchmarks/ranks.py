@@ -223,7 +223,8 @@ def main() -> None:
     parser.add_argument("--cases", help="whose step times are measured")
     parser.add_argument("--allowance", type=float, metavar="SECONDS", help="of our own time, before the budget binds")
     args = parser.parse_args()
-    if unknown := set(args.parts.split(",")) - set(PARTS):
+    parts = set(args.parts.split(","))
+    if unknown := parts - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if args.allowance is not None:
         budget.ALLOWANCE = args.allowance
@@ -236,13 +237,13 @@ def main() -> None:
     cases = (("gpt-124m", 5), ("gpt-10m", 10)) if args.device == "cuda" else (("gpt-10m-cpu", 1),)
     small = CASES[cases[-1][0]]
     say(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", f"torch {torch.__version__}")
-    if "shards" in args.parts:
+    if "shards" in parts:
         shards(CASES[cases[0][0]], args.device)
-    if "agreement" in args.parts:
+    if "agreement" in parts:
         agreement(small, args.device)
-    if "parity" in args.parts:
+    if "parity" in parts:
         parity(CASES[cases[0][0]], args.device, 240 if args.device == "cuda" else 100)
-    for name, steps in cases if "cost" in args.parts else ():
+    for name, steps in cases if "cost" in parts else ():
         if args.cases and name not in args.cases.split(","):
             continue
         cost(name, args.device, args.blocks, steps)

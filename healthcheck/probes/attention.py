@@ -19,7 +19,7 @@ LOOKS = (2, 10, 50)
 """Backward passes whose graph is looked at: each look walks through the whole graph once."""
 WEIGHT = 1e-3
 """Weight of a hidden position from which on it is seen."""
-_SOFTMAXES = ("Softmax", "SafeSoftmax", "_SafeSoftmax")
+SOFTMAXES = ("Softmax", "SafeSoftmax", "_SafeSoftmax")
 _BETWEEN = (*NEUTRAL, "Expand", "NativeDropout", "Mul")
 
 
@@ -57,7 +57,7 @@ class AttentionProbe(GraphProbe):
         place = where_called(event, "backward")
         samples = []
         flags = [
-            number(flag) for node in nodes if kind_of(node) in _SOFTMAXES if (flag := _sees_hidden(node)) is not None
+            number(flag) for node in nodes if kind_of(node) in SOFTMAXES if (flag := _sees_hidden(node)) is not None
         ]
         if flags:
             samples.append(Sample("attention.unmasked", event.step, calculate(_added, *flags), detail=lambda: place))
@@ -97,7 +97,7 @@ def _adds_up_keys(product: Any) -> tuple[tuple[int, ...], bool] | None:
     turned = False
     for _ in range(10):
         kind = kind_of(node)
-        if kind in _SOFTMAXES:
+        if kind in SOFTMAXES:
             break
         if kind not in _BETWEEN:
             return None
@@ -107,7 +107,7 @@ def _adds_up_keys(product: Any) -> tuple[tuple[int, ...], bool] | None:
             return None
         node = source_of(node)
     shape = shape_of(node)
-    if kind_of(node) not in _SOFTMAXES or turned or len(shape) not in (3, 4) or shape[-1] != shape[-2] or shape[-1] < 3:
+    if kind_of(node) not in SOFTMAXES or turned or len(shape) not in (3, 4) or shape[-1] != shape[-2] or shape[-1] < 3:
         return None
     scores = source_of(node)
     for _ in range(6):

@@ -10,13 +10,12 @@ from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
+from healthcheck.probes.attention import LOOKS, SOFTMAXES
 from healthcheck.probes.graph import NEUTRAL, all_behind, kind_of, parents_of, saved, shape_of
 from healthcheck.probes.labels import where_called
 from healthcheck.probes.looks import GraphProbe
 from healthcheck.probes.padded_positions import padding_of
 
-LOOKS = (2, 10, 50)
-"""Backward passes whose graph is looked at: each look walks through the whole graph once."""
 ROWS = 16
 """Rows of a batch that are compared at most."""
 FEW = 16
@@ -24,7 +23,6 @@ FEW = 16
 ALIKE = 1e-4
 """Distance of two vectors, as a part of the spread of all, up to which they are one and the same: rounding."""
 
-_SOFTMAXES = ("Softmax", "SafeSoftmax", "_SafeSoftmax")
 _PRODUCTS = {"Bmm": (0, 1), "Baddbmm": (1, 2)}
 """Matrix products, and which of their inputs hold queries and keys."""
 _SCALED = ("Mul", "Div", *NEUTRAL)
@@ -102,12 +100,12 @@ def positions_alike(root: Any) -> Iterator[Any]:
 
 def _is_attention(node: Any) -> bool:
     shape = shape_of(node)
-    return kind_of(node) in _SOFTMAXES and len(shape) in (3, 4) and shape[-1] == shape[-2]
+    return kind_of(node) in SOFTMAXES and len(shape) in (3, 4) and shape[-1] == shape[-2]
 
 
 def _read_by(node: Any) -> tuple[Any, Any] | None:
     """The projections of queries and of keys of an attention layer; None where it masks or biases positions, or is not known."""
-    if kind_of(node) in _SOFTMAXES:
+    if kind_of(node) in SOFTMAXES:
         product = node
         for _ in range(8):
             product = next(iter(parents_of(product)), None)

@@ -145,7 +145,7 @@ class StepPlans:
 
         def call(probe: Probe, kind: EventKind, rows: bool) -> Call:
             once = getattr(probe, "answers_once", ())
-            due = kind in getattr(probe, "only_when_due", ())
+            due, pauses = kind in getattr(probe, "only_when_due", ()), _rest_of(probe, rows)
             return Call(
                 look=probe.sample,
                 probe=probe,
@@ -153,8 +153,8 @@ class StepPlans:
                 first=(probe.name, 0),
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
-                pauses=_rest_of(probe, rows),
-                each=_rest_of(probe, rows) == "rests_until" and not _rests_for_all(probe),
+                pauses=pauses,
+                each=pauses == "rests_until" and not _rests_for_all(probe),
                 marks=sum(bits[mark] for mark in schedules[probe.name]) if due else 0,
                 seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
             )

@@ -199,7 +199,7 @@ class Probe(Protocol):
     A probe that finds nothing to do for a while sets its attribute ``rests_until`` to the step at which it wants
     to be called again. A new optimizer ends every such pause. Where several optimizers take turns, what it says at the
     update of one concerns that one alone: it must say so at each, and is called at events of no optimizer until it rests for all.
-    ``rests_for_all = True``: what it says at any event concerns all of them. ``rests_always = True``: what it looks at has
+    ``rests_for_all = True``: what it says at any event concerns all of them, as it does for one that listens to no update. ``rests_always = True``: what it looks at has
     nothing to do with optimizers, and no new one ends its pause either.
 
     A probe that needs no more of a step than what a :class:`~healthcheck.core.rows.StepRow` says has ``sample_rows(rows,

@@ -228,6 +228,9 @@ class LossScaleProbe:
         scale = number(event.loss_scale)
         if event.kind is EventKind.BEFORE_UPDATE:
             if scale is None:
+                # The end of a step is shown of its last optimizer alone.
+                self.rests_until = ask_again(event.step) if event.optimizer_index in self._applied else 0
+                self._applied.add(event.optimizer_index)
                 return ()
             # So that rules on its gradients know whether this update will be applied, before they judge them. A scaler
             # that drives a fused optimizer leaves the decision to it: `found_inf` is on the device. Any other has

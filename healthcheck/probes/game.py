@@ -3,7 +3,6 @@ one loss go to nothing while the other grows (of any two optimizers that take tu
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
+from healthcheck.core.rows import StepRow
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.activations import Hook, ModuleHooks, out_of_graphs
 from healthcheck.probes.graph import DISTANCES, NEUTRAL, all_behind, kind_of, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import next_look
 
 TURNS = 4
 """Turns of each side that must say the same."""
@@ -288,9 +287,6 @@ KEEP = 0.8
 NOTHING = 0.05
 """A side has won below this part of its first losses."""
 
-LOOK_EVERY = 10
-"""Steps between two looks while there is one optimizer. A second one ends the rest."""
-
 
 @dataclass(slots=True)
 class _Side:
@@ -301,6 +297,9 @@ class _Side:
     level: float = 0.0
     regression: bool = False
     """Its loss is the distance to targets that differ from sample to sample: a critic that fits its values."""
+    settled: bool = False
+    won: bool = False
+    """Whether it is settled, and next to nothing is left of its loss."""
 
     def add(self, loss: float, differ: float) -> None:
         self.count += 1
@@ -310,14 +309,8 @@ class _Side:
             self.level = self.first
         else:
             self.level = KEEP * self.level + (1 - KEEP) * loss
-
-    @property
-    def settled(self) -> bool:
-        return self.count > FIRST and self.first > 0 and self.level >= 0
-
-    @property
-    def won(self) -> bool:
-        return self.level < NOTHING * self.first and not self.regression
+        self.settled = self.count > FIRST and self.first > 0 and self.level >= 0
+        self.won = self.settled and self.level < NOTHING * self.first and not self.regression
 
 
 class LossBalanceProbe:
@@ -332,6 +325,7 @@ class LossBalanceProbe:
 
     name = "loss-balance"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
+    noted = (EventKind.BEFORE_UPDATE,)
     provides: tuple[Metric, ...] = (
         Metric(
             "loss.one_sided",
@@ -347,31 +341,55 @@ class LossBalanceProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
+        self.events_from = 0
+        """Step from which on the graph of a loss is to be seen, where steps are noted in rows."""
         self._loss: Any = None
         self._differ: Any = 0.0
         self._sides: dict[int, _Side] = {}
         self._indices: set[int] = set()
         """Optimizers that have made an update with a loss of their own."""
+        self._given: dict[int, int] = {}
+        """Step of the last answer, by optimizer."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if event.row is not None:
+            new = self._anyone_new()
+            if new and not event.row.found.get(self.name):
+                event.row.found[self.name] = _targets_differ(event.loss_graph)
+            self.events_from = event.step if new else sys.maxsize
+            return ()
         if event.kind is EventKind.LOSS:
             self._loss = number(event.loss)
             self._differ = _targets_differ(event.loss_graph) if self._anyone_new() else 0.0
             return ()
         loss, self._loss = self._loss, None
         differ, self._differ = self._differ, 0.0
-        if loss is None:
-            return ()
-        index, step = event.optimizer_index, event.step
-        self._indices.add(index)
+        return () if loss is None else self._samples(event.optimizer_index, event.step, loss, differ, 0.0)
+
+    def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
+        made: list[Sample] = []
+        for row in rows:
+            index = row.optimizer_index
+            if row.loss is not None and row.seen and self._given.get(index) != row.step:
+                differ = row.found.get(self.name, 0.0)
+                made += self._samples(index, row.step, row.loss, differ, row.update_time)
+        return made
+
+    def _samples(self, index: int, step: int, loss: Any, differ: Any, time: float) -> Sequence[Sample]:
+        """An update of this optimizer was made with this loss."""
+        self._given[index] = step
+        if index not in self._indices:
+            self._indices.add(index)
+            self.events_from = 0
         # With one optimizer there is nobody to lose against.
         if len(self._indices) < 2:
-            self.rests_until = next_look(step, LOOK_EVERY)
             return ()
         one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
         starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides
-        return (Sample("loss.one_sided", step, one_sided), Sample("loss.starved", step, starved))
+        return (
+            Sample("loss.one_sided", step, one_sided, time=time),
+            Sample("loss.starved", step, starved, time=time),
+        )
 
     def _anyone_new(self) -> bool:
         """Whether the kind of some side's loss is still to be found out."""
@@ -379,22 +397,27 @@ class LossBalanceProbe:
         return len(self._indices) > 1 and (len(sides) < len(self._indices) or any(s.count <= FIRST for s in sides))
 
     def _judge(self, index: int, loss: float, differ: float) -> float:
-        if math.isfinite(loss):  # the rule on the loss itself names the others
-            self._sides.setdefault(index, _Side()).add(loss, differ)
-        sides = [side for side in self._sides.values() if side.settled]
+        if loss - loss == 0.0:  # the rule on the loss itself names the others
+            side = self._sides.get(index)
+            if side is None:
+                side = self._sides[index] = _Side()
+            side.add(loss, differ)
         growth = 0.0
-        for winner in sides:
+        for winner in self._sides.values():
             if winner.won:
-                growth = max([growth, *(side.level / side.first for side in sides if side is not winner)])
+                for side in self._sides.values():
+                    if side.settled and side is not winner:
+                        growth = max(growth, side.level / side.first)
         return growth
 
     def _starved(self, _: float) -> float:
         """A generator's saturating loss, log(1 - D(G(z))), ends at zero from below when nothing of it is believed."""
-        won = [side for side in self._sides.values() if side.settled and side.won]
-        lost = (
-            s for s in self._sides.values() if s.count > FIRST and s.first < -0.1 and abs(s.level) < NOTHING * -s.first
-        )
-        return float(bool(won) and any(lost))
+        sides = self._sides.values()
+        for winner in sides:
+            if winner.won:
+                lost = (s for s in sides if s.count > FIRST and s.first < -0.1 and abs(s.level) < NOTHING * -s.first)
+                return float(any(lost))
+        return 0.0
 
 
 def _targets_differ(root: Any) -> Any:

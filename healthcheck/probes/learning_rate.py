@@ -129,6 +129,7 @@ class LearningRateProbe:
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
         made: list[Sample] = []
+        known = self._courses.by_id
         for row in rows:
             index, step = row.optimizer_index, row.step
             if self._given.get(index) == step:
@@ -152,8 +153,17 @@ class LearningRateProbe:
             optimizer = row.optimizer() if self._by_group or type(own) is float else None
             if optimizer is None:
                 continue
-            if row.seen and not self._by_group and self._courses.goes_on(optimizer, rate, step):
-                continue
+            if row.seen and not self._by_group:
+                # One update more at an unchanged rate, nearly always: as `_Course.add`, at no call in every step.
+                course = known.get(id(optimizer))
+                if (
+                    course is not None
+                    and course.optimizer() is optimizer
+                    and rate == course.rate
+                    and course.updates % STRETCH
+                ):
+                    course.before, course.updates, course.last_step = rate, course.updates + 1, step
+                    continue
             if self._by_group:
                 samples += [
                     Sample("lr", step, of_group, with_label(labels, "group", name))
@@ -219,11 +229,12 @@ class _Course:
 
 
 class _Courses:
-    """Courses of all optimizers, the last one first looked for."""
+    """Courses of the optimizers that began last."""
 
     def __init__(self) -> None:
         self._known: list[_Course] = []
-        self._last: _Course | None = None
+        self.by_id: dict[int, _Course] = {}
+        """The same, by the ids of their optimizers; ids are given again."""
         self.resumed: float | None = None
         """Rate at which the run that this one goes on with had stopped, until it was compared."""
         self.places = Places()
@@ -236,22 +247,12 @@ class _Courses:
 
     def forget(self) -> None:
         self._known.clear()
+        self.by_id.clear()
 
-    def goes_on(self, optimizer: Any, rate: float, step: int) -> bool:
-        """Note one update more, if it is one of the optimizer that was followed last, at an unchanged rate."""
-        course = self._last
-        if (
-            course is None
-            or course.optimizer() is not optimizer
-            or rate != course.rate
-            or course.updates % STRETCH == 0
-        ):
-            return False
-        # As in `_Course.add`.
-        course.before, course.updates, course.last_step = rate, course.updates + 1, step
-        if rate > course.recent[0]:
-            course.recent = (rate, course.recent[1])
-        return True
+    def of(self, optimizer: Any) -> _Course | None:
+        """What is known of an optimizer."""
+        course = self.by_id.get(id(optimizer))
+        return course if course is not None and course.optimizer() is optimizer else None
 
     def follow(
         self, optimizer: Any, index: int, step: int, demand: Demand, rate: float, *, late: bool = False
@@ -260,9 +261,7 @@ class _Courses:
 
         :param late: weights are not those of the update any more, and are not looked at.
         """
-        course = self._last
-        if course is None or course.optimizer() is not optimizer:
-            course = self._last = next((c for c in self._known if c.optimizer() is optimizer), None)
+        course = self.of(optimizer)
         if course is not None:
             looks = not late and (step % LOOK_EVERY == 0 or "lr.fraction" in demand.due_now)
             if not looks and (course.scheduled or rate == course.rate):  # nearly always
@@ -305,7 +304,7 @@ class _Courses:
         new = _Course(weak(optimizer), _shapes(optimizer), type(optimizer), weights, weights, first=rate)
         old = self._predecessor(new, step)
         self._known = [*self._known[1 - COURSES :], new]
-        self._last = new
+        self.by_id = {id(made): course for course in self._known if (made := course.optimizer()) is not None}
         if old is None:
             jump = None
             if self.resumed is not None and index == 0:

@@ -102,6 +102,7 @@ class LeftoverProbe:
     """
 
     name = "leftover-gradients"
+    rests_for_all = True
     stretchable = ("grads.leftover",)
     """Metrics that the overhead budget may have measured less often."""
     listens_to: tuple[EventKind, ...] = (
@@ -478,6 +479,7 @@ class OtherLossProbe:
     """
 
     name = "other-loss"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(
@@ -495,20 +497,30 @@ class OtherLossProbe:
         """Optimizers that have stepped since the last backward pass."""
         self._pending: list[_Pending] = []
         self._looked: dict[int, list[Callable[[], Any]]] = {}
+        self._updates: dict[int, tuple[int, int]] = {}
+        """By optimizer: the step of its last update, and the most steps from one to the next."""
+        self._seen = 0
+        """The last step of which anything was seen."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None:
             return ()
-        if len(event.model.optimizers()) < 2:  # a new one ends the rest
+        optimizers = len(event.model.optimizers())
+        if optimizers < 2:  # a new one ends the rest
             self.rests_until = next_look(event.step, REST)
             return ()
+        if event.step > self._seen + 1:  # what went on during a rest is not known
+            self._windows.clear()
+            self._stepped.clear()
+            self._updates = {index: (0, most) for index, (_, most) in self._updates.items()}
+        self._seen = event.step
         if event.kind is EventKind.LOSS:
-            return self._pass_begins(event, demand)
+            return self._pass_begins(event, demand, optimizers)
         if event.optimizer is not None:
             self._update(event, demand)
         return ()
 
-    def _pass_begins(self, event: Event, demand: Demand) -> Iterable[Sample]:
+    def _pass_begins(self, event: Event, demand: Demand, optimizers: int) -> Iterable[Sample]:
         stepped, self._stepped = self._stepped, set()
         pending, self._pending = self._pending, []
         due = demand.due("grads.of_other_loss", event.step) or demand.due("grads.of_other_loss", event.step + 1)
@@ -516,11 +528,20 @@ class OtherLossProbe:
             window.passes += 1
             if due and window.passes > 1 and stepped - {index}:
                 window.held, window.looked_at = _there(self._looked.get(index, ()))
+        # To judge an update the one before it must have been seen, of that optimizer.
+        gaps = [most for _, most in self._updates.values()]
+        if len(gaps) >= optimizers and all(gaps):
+            ahead = max(gaps) + 1
+            coming = demand.next_due(("grads.of_other_loss",), event.step - 1) - ahead
+            if coming > event.step:
+                self.rests_until = coming
         return [item.sample for item in pending if stepped == {item.index}]
 
     def _update(self, event: Event, demand: Demand) -> None:
         index, optimizer = event.optimizer_index, event.optimizer
         self._stepped.add(index)
+        before, most = self._updates.get(index, (0, 0))
+        self._updates[index] = event.step, max(most, event.step - before if before else 0)
         window, self._windows[index] = self._windows.get(index), _Window()
         if index not in self._looked:
             params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

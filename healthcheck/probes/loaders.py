@@ -139,6 +139,7 @@ class PassOrderProbe:
     """
 
     name = "pass-order"
+    rests_for_all = True
     listens_to: tuple[EventKind, ...] = (EventKind.BATCH_READY, EventKind.LOSS, EventKind.BEFORE_UPDATE)
     provides: tuple[Metric, ...] = (
         Metric(

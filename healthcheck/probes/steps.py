@@ -198,8 +198,7 @@ class StepCountProbe:
 # Updates that a rule held back.
 
 
-_MADE = {0: 0.0}
-"""Of the only optimizer of a step, whose update was not held back."""
+_FLOATS = {float}
 
 
 class SkippedUpdateProbe:
@@ -241,9 +240,13 @@ class SkippedUpdateProbe:
             if not held_back or row.step == self._given:
                 continue
             self._given = row.step
-            if held_back == _MADE and not self._streak.get(0):  # nearly always so
-                made.append(Sample("updates.skipped", row.step, 0.0, time=row.time))
-                made.append(Sample("updates.skipped_streak", row.step, 0.0, time=row.time))
+            flags = held_back.values()
+            made_all = not any(self._streak.values()) and set(map(type, flags)) == _FLOATS and not any(flags)
+            if made_all:  # nearly always so
+                for index in held_back:
+                    labels = optimizer_labels(index)
+                    made.append(Sample("updates.skipped", row.step, 0.0, labels, time=row.time))
+                    made.append(Sample("updates.skipped_streak", row.step, 0.0, labels, time=row.time))
             else:
                 made += self._samples(row.step, held_back, row.time)
         return made

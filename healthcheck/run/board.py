@@ -131,9 +131,10 @@ class ProbeBoard:
         """Of the step at hand."""
         self._paused: set[Key] = set()
         """Who has nothing to do in this step."""
-        self._rests: dict[Key, tuple[int, int]] = {}
-        """Where several optimizers take turns: until when a probe rests for each of them, and in which step it has said so."""
-        self._together: dict[str, int] = {}
+        self._rests: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """Where several optimizers take turns: until when a probe rests for each of them, and in which step it has said so.
+        By its name, the attribute in which it says so, and the optimizer."""
+        self._together: dict[tuple[str, str], int] = {}
         """The same for all of them: until the first of these rests ends. A probe that does not rest for one of them is not here."""
         self._answered: set[Key] = set()
         """For whom the step at hand was answered."""
@@ -232,7 +233,7 @@ class ProbeBoard:
         several, together, for_all = len(self.optimizers) > 1, self._together, plan.for_all
         for probe, rest, key in plan.pausing:
             # Where optimizers take turns, what is known of one says nothing of the next.
-            if (together.get(key[0], 0) if several and key not in for_all else getattr(probe, rest)) > step:
+            if (together.get((key[0], rest), 0) if several and key not in for_all else getattr(probe, rest)) > step:
                 paused.add(key)
         wanted = self.wanted
         wanted.clear()
@@ -253,7 +254,8 @@ class ProbeBoard:
             busy = min(busy, step + every - (step + ahead) % every)
         several = len(self.optimizers) > 1
         for probe, rest, key in plan.pausing:
-            until = self._together.get(key[0], 0) if several and key not in plan.for_all else getattr(probe, rest)
+            apart = several and key not in plan.for_all
+            until = self._together.get((key[0], rest), 0) if apart else getattr(probe, rest)
             if until > step:
                 busy = min(busy, until)
         return busy
@@ -282,6 +284,10 @@ class ProbeBoard:
         self.busy_at = 0
         keys, kinds = self._plan.closely[loads]
         self._paused -= keys
+        if self._rests:
+            names = {name for name, _ in keys}
+            self._rests = {key: rest for key, rest in self._rests.items() if key[0] not in names}
+            self._together = {key: until for key, until in self._together.items() if key[0] not in names}
         self.wanted.update(kinds, self._elsewhere)
 
     def looks_at(self, kind: EventKind, step: int) -> bool:
@@ -330,14 +336,14 @@ class ProbeBoard:
                 continue
             each = one_of_several and call.each
             if each:
-                rest = self._rests.get((call.name, index))
+                rest = self._rests.get((call.name, call.pauses, index))
                 if rest is not None and rest[0] > step > rest[1]:
                     continue
             began = perf_counter_ns() if weight else 0
             try:
                 if each:
-                    probe: Any = call.probe
-                    said, probe.rests_until = probe.rests_until, 0
+                    said = getattr(call.probe, call.pauses)
+                    setattr(call.probe, call.pauses, 0)
                 made = call.look(event, demand)
                 if made:
                     for sample in made:
@@ -346,7 +352,7 @@ class ProbeBoard:
                     if call.once is not None:
                         answered.add((call.name, index))
                 if each:
-                    self._note_rest(call, (call.name, index), step, said)
+                    self._note_rest(call, index, step, said)
             except BaseException as error:
                 self.failed(call.name, kind.value, step, error)
             if weight:
@@ -363,21 +369,23 @@ class ProbeBoard:
                 if must_pause <= paused and may_answer <= answered | paused:
                     self.wanted.discard(EventKind.AFTER_UPDATE)
 
-    def _note_rest(self, call: Call, key: Key, step: int, before: int) -> None:
+    def _note_rest(self, call: Call, index: int, step: int, before: int) -> None:
         """A probe was called for one of several optimizers: what it has said now of a rest concerns that one alone.
 
         :param before: what it had said before, perhaps for another one. It holds nothing while the probe is asked.
         """
-        probe: Any = call.probe
-        if probe.rests_until:
-            self._rests[key] = probe.rests_until, step
-            self._together[call.name] = min([self._rests.get((call.name, index), (0,))[0] for index in self.optimizers])
+        name, attribute = call.name, call.pauses
+        until = getattr(call.probe, attribute)
+        if until:
+            self._rests[name, attribute, index] = until, step
+            rests = [self._rests.get((name, attribute, known), (0,))[0] for known in self.optimizers]
+            self._together[name, attribute] = min(rests)
             return
-        probe.rests_until = before
-        rest = self._rests.get(key)
+        setattr(call.probe, attribute, before)
+        rest = self._rests.get((name, attribute, index))
         if rest is None or rest[1] < step:  # else it has said so at an earlier event of this step
-            self._rests.pop(key, None)
-            self._together.pop(call.name, None)
+            self._rests.pop((name, attribute, index), None)
+            self._together.pop((name, attribute), None)
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -449,6 +457,7 @@ class ProbeBoard:
         self._rests.clear()
         self._together.clear()
         self._paused &= self._plan.steady
+        self._plans.wake()
         self.wanted.update(self._plan.calls)
 
     def steps_left_out(self, last: int, now: float) -> None:

@@ -5,7 +5,9 @@ What a probe declares about itself (:class:`healthcheck.core.protocols.Probe`) i
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -44,7 +46,7 @@ class Call:
     pauses: str
     """The attribute in which it says that it has nothing to do for a while; empty: it never does."""
     each: bool
-    """Whether what it says there at the update of an optimizer concerns that optimizer alone, where there are several."""
+    """Whether what it says there at an event of an optimizer concerns that optimizer alone, where there are several."""
     marks: int
     """Bits of the schedule at which it has something to do; 0: always."""
     seldom: bool
@@ -98,6 +100,11 @@ def _noted(probe: Probe) -> tuple[EventKind, ...]:
     return getattr(probe, "noted", ()) if hasattr(probe, "sample_rows") else ()
 
 
+def _idle(probe: Probe, kind: EventKind) -> bool:
+    """Whether a probe has nothing to do in this training, which it finds out when that begins."""
+    return kind is not EventKind.TRAIN_START and bool(getattr(probe, "idle", False))
+
+
 def _rest_of(probe: Probe, rows: bool) -> str:
     """The attribute in which a probe says until when it wants no events."""
     if rows and hasattr(probe, "events_from"):
@@ -105,8 +112,14 @@ def _rest_of(probe: Probe, rows: bool) -> str:
     return "rests_until" if hasattr(probe, "rests_until") else ""
 
 
-def _rests_for_all(probe: Probe) -> bool:
-    return getattr(probe, "rests_always", False) or getattr(probe, "rests_for_all", False)
+_OF_ONE = frozenset((EventKind.BEFORE_UPDATE, EventKind.AFTER_UPDATE))
+"""Events at which a probe sees one optimizer at a time."""
+
+
+def _rests_for_all(probe: Probe, rows: bool) -> bool:
+    """Whether a pause holds whichever optimizer steps: a probe says so, or is never shown one of them."""
+    said = getattr(probe, "rests_always", False) or getattr(probe, "rests_for_all", False)
+    return said or _OF_ONE.isdisjoint(set(probe.listens_to).difference(_noted(probe) if rows else ()))
 
 
 ROW_FACTS = frozenset(known.name for known in fields(StepRow))
@@ -154,7 +167,7 @@ class StepPlans:
                 fact=getattr(probe, "only_with", ""),
                 once=kind in once if once else None,
                 pauses=pauses,
-                each=pauses == "rests_until" and not _rests_for_all(probe),
+                each=bool(pauses) and not _rests_for_all(probe, rows),
                 marks=sum(bits[mark] for mark in schedules[probe.name]) if due else 0,
                 seldom=(kind, getattr(probe, "only_with", "")) in SELDOM,
             )
@@ -162,7 +175,7 @@ class StepPlans:
         for rows in (False, True):
             self._calls[rows] = calls = {}
             for kind, listed in by_kind.items():
-                hear = [p for p in listed if not (rows and kind in _noted(p))]
+                hear = [p for p in listed if not (rows and kind in _noted(p)) and not _idle(p, kind)]
                 if hear:
                     calls[kind] = [call(probe, kind, rows) for probe in hear]
         self.known.clear()
@@ -178,6 +191,15 @@ class StepPlans:
                     self.looks.append((probe.name, probe.look))
                 if hasattr(probe, "look_at_batch"):
                     self.batch_looks.append((probe.name, probe.look_at_batch))
+
+    def wake(self) -> None:
+        """End every pause that has to do with optimizers; who has said that it is done for good stays so."""
+        for probe in self._probes.values():
+            if not getattr(probe, "rests_always", False):
+                for attribute in ("rests_until", "events_from"):
+                    if 0 < getattr(probe, attribute, 0) < sys.maxsize:
+                        with contextlib.suppress(AttributeError):  # a plugin's may be a property
+                            setattr(probe, attribute, 0)
 
     def _schedule_of(self, probe: Probe) -> set[tuple[int, int]]:
         """``(every, ahead)``: a probe has something to do where ``step + ahead`` is a multiple; empty: always."""
@@ -217,7 +239,7 @@ class StepPlans:
             calls=calls,
             due=frozenset([key for key, bit in self._due if not bit or bit & hit]),
             pausing=pauses,
-            for_all=frozenset([key for probe, _, key in pauses if _rests_for_all(probe)]),
+            for_all=frozenset([key for probe, _, key in pauses if _rests_for_all(probe, rows)]),
             steady=frozenset([key for _, _, key in always]),
             closely={False: closely([pause for pause in woken if _noted(pause[0])]), True: closely(woken)},
             kinds=frozenset(calls.keys() - at_times),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -216,6 +217,80 @@ def test_a_probe_that_looks_at_one_of_them_for_all_rests_for_all() -> None:
     _, shown, wanted = turns(lambda step, index: 4 if step == 2 and not index else None, 5, rests_for_all=True)
     assert shown == [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1), (5, 0), (5, 1)]
     assert wanted == [1, 2, 4, 5]
+
+
+def test_a_second_optimizer_ends_a_rest_for_all_that_was_said_of_the_first() -> None:
+    probe = pausing(1, until=50)
+    probe.rests_for_all = True
+    watching = board(probe, a=1)
+    one, two = Optimizer(), Optimizer()
+    for step in range(1, 5):
+        watching.begin_step(step)
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
+        if step > 2:
+            watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 3, 4, 4]
+
+
+def test_who_is_done_for_good_is_not_woken_by_a_second_optimizer_for_longer_than_its_step() -> None:
+    probe = pausing(1, until=sys.maxsize)
+    probe.rests_for_all = True
+    watching = board(probe, a=1)
+    one, two = Optimizer(), Optimizer()
+    for step in range(1, 5):
+        watching.begin_step(step)
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=one), float(step), [])
+        watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=two, optimizer_index=1), float(step), [])
+    assert called(probe, EventKind.BEFORE_UPDATE) == [1, 1]
+
+
+def test_a_probe_that_is_never_shown_an_optimizer_rests_also_where_several_take_turns() -> None:
+    probe = pausing(3, until=6)
+    probe.listens_to = (EventKind.LOSS, EventKind.STEP_END)  # type: ignore[assignment]
+    watching, both = board(probe, a=1), (Optimizer(), Optimizer())
+    for step in range(1, 8):
+        watching.begin_step(step)
+        for index, optimizer in enumerate(both):
+            watching.sample(Event(EventKind.LOSS, step), 0.0, [])
+            watching.sample(Event(EventKind.STEP_END, step, optimizer=optimizer, optimizer_index=index), 0.0, [])
+    assert called(probe, EventKind.LOSS) == [1, 1, 2, 2, 3, 3, 6, 6, 7, 7]
+
+
+@pytest.mark.parametrize("closely", [False, True])
+def test_in_steps_that_are_noted_in_rows_a_probe_rests_for_each_of_several_optimizers_as_well(closely: bool) -> None:
+    """Unless something happens in the step: then it looks at all of them."""
+    probe, shown = Reading(events_from=0), list[tuple[int, int]]()
+
+    def sample(event: Event, demand: Any) -> Any:
+        shown.append((event.step, event.optimizer_index))
+        probe.events_from = 4 + event.optimizer_index
+        return ()
+
+    probe.sample = sample  # type: ignore[method-assign]
+    watching, both = board(probe, a=1), (Optimizer(), Optimizer())
+    watching.meet(both[0], 0)
+    watching.meet(both[1], 1)
+    for step in range(1, 6):
+        watching.begin_step(step, rows=True)
+        if closely and step == 3:
+            watching.look_closely()
+        for index, optimizer in enumerate(both):
+            watching.sample(Event(EventKind.BEFORE_UPDATE, step, optimizer=optimizer, optimizer_index=index), 0.0, [])
+    happened = [(3, 0), (3, 1)] if closely else []
+    assert shown == [(1, 0), (1, 1), *happened, (4, 0), (5, 0), (5, 1)]
+
+
+def test_a_probe_that_finds_nothing_to_do_when_training_begins_is_shown_nothing_else() -> None:
+    probe = Listening(idle=True, listens_to=(EventKind.TRAIN_START, *STEP))
+    watching = board(probe, a=1)
+    watching.sample(Event(EventKind.TRAIN_START, 1), 0.0, [])
+    run(watching, 2)
+    assert called(probe, EventKind.TRAIN_START) == [1]
+    assert len(probe.calls) == 1
+    probe.idle = False  # type: ignore[attr-defined]
+    watching.sample(Event(EventKind.TRAIN_START, 1), 0.0, [])
+    run(watching, 2)
+    assert called(probe, EventKind.LOSS) == [1, 2]
 
 
 def test_a_probe_whose_rest_cannot_be_written_is_an_error_of_its_own() -> None:

@@ -4,12 +4,13 @@
     python benchmarks/trainers.py --device cpu --seconds 120
     python benchmarks/trainers.py --only loop-10m,hf-10m --pairs 3
     python benchmarks/trainers.py --budget 1% --allowance 0.2    a long run, which has used up its allowance
+    python benchmarks/trainers.py --pool one.json two.json       the rounds of several runs, as of one
 
 Each training runs once, in this process, with watching on and off in random blocks of steps, and off a second time beside
 it: *nothing again* is the noise of the machine. A ratio is made of each round of three blocks; median of the rounds, and
 its 95 % bootstrap interval. Where half of the interval of *nothing again* is more than 0.01, nothing can be said: "not
 resolved". With ``--pairs`` the same trainings run in processes of their own besides, with and without ``healthcheck run`` in
-turn, as a check: median step times.
+turn and under the same budget, as a check: mean step times of the last four fifths of their steps.
 
 A framework that is not installed is left out, with a line that says so.
 """
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -321,19 +322,40 @@ def measure(training: Training, device: str, seconds: float, settings: dict[str,
     if len(rounds) < 3:
         return {**row, "error": f"{len(rounds)} rounds in {seconds:.0f} s are not enough"}
     row["step_ms"] = statistics.median(r["nothing"] for r in rounds) / training.block * 1e3
-    for name in STATES[1:]:
-        ratios = [r[name] / r["nothing"] for r in rounds]
-        row[name] = [statistics.median(ratios), *bootstrap(ratios)]
+    row["ratios"] = {name: [round(r[name] / r["nothing"], 6) for r in rounds] for name in STATES[1:]}
     row["own"] = blocks.own / blocks.watched
-    row["resolved"] = (row["nothing again"][2] - row["nothing again"][1]) / 2 <= HALF_WIDTH
-    return row
+    return judged(row)
+
+
+def judged(row: dict[str, Any]) -> dict[str, Any]:
+    """With the median and its interval of what stands in ``ratios``, and whether that says anything."""
+    found = {name: [statistics.median(ratios), *bootstrap(ratios)] for name, ratios in row["ratios"].items()}
+    again = found["nothing again"]
+    return {**row, **found, "resolved": (again[2] - again[1]) / 2 <= HALF_WIDTH}
+
+
+def pooled(files: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rows made of the rounds of all these runs; step times and own shares are their means."""
+    there: dict[str, list[dict[str, Any]]] = {}
+    for file in files:
+        for name, row in json.loads(Path(file).read_text())["rows"].items():
+            if "ratios" in row:
+                there.setdefault(name, []).append(row)
+    found = {}
+    for name, rows in there.items():
+        ratios = {state: [ratio for row in rows for ratio in row["ratios"][state]] for state in STATES[1:]}
+        means = {key: statistics.fmean(row[key] for row in rows) for key in ("step_ms", "own")}
+        pairs = [pair for row in rows for pair in row.get("pairs", ())]
+        rounds = sum(row["rounds"] for row in rows)
+        found[name] = judged({**rows[0], **means, "ratios": ratios, "rounds": rounds, "pairs": pairs})
+    return found
 
 
 # -- pairs of processes -----------------------------------------------------------------------
 
 
 def alone(name: str, device: str, steps: int) -> None:
-    """One training by itself: the median of its step times, for the process that called."""
+    """One training by itself: the mean of its step times, for the process that called."""
     times: list[float] = []
 
     def step() -> bool:
@@ -347,24 +369,36 @@ def alone(name: str, device: str, steps: int) -> None:
     print(f"STEP {(rest[-1] - rest[0]) / (len(rest) - 1) * 1e3:.4f}", flush=True)
 
 
-def pairs(name: str, device: str, count: int, steps: int) -> list[tuple[float, float]]:
+WATCHED = (
+    "import sys; from healthcheck.run import budget; budget.ALLOWANCE = float(sys.argv.pop(1)); "
+    "from healthcheck.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+"""The command, with another allowance."""
+
+
+def pairs(name: str, device: str, count: int, steps: int, settings: dict[str, Any]) -> list[tuple[float, float]]:
+    """Milliseconds of a step without and with us, for each of so many pairs of processes."""
     here = [__file__, "--alone", name, "--device", device, "--steps", str(steps)]
     found = []
     for _ in range(count):
         pair = []
-        for start in ([sys.executable], [sys.executable, "-m", "healthcheck", "run", "--observe"]):
-            with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
+            rules = Path(folder, "budget.yaml")
+            content = {"version": 1, "extends": ["healthcheck:recommended"], "settings": settings}
+            rules.write_text(json.dumps(content), encoding="utf-8")
+            watched = ["-c", WATCHED, str(budget.ALLOWANCE), "run", "--observe", "--rules", str(rules)]
+            for start in ([], watched):
                 done = subprocess.run(
-                    [*start, *here],
+                    [sys.executable, *start, *here],
                     cwd=folder,
                     env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
                     capture_output=True,
                     text=True,
                 )
-            said = [line for line in done.stdout.splitlines() if line.startswith("STEP ")]
-            if not said:
-                raise RuntimeError(f"{' '.join(start[1:3])}: {done.stderr.strip().splitlines()[-1:]}")
-            pair.append(float(said[-1].split()[1]))
+                said = [line for line in done.stdout.splitlines() if line.startswith("STEP ")]
+                if not said:
+                    raise RuntimeError(f"{'with' if start else 'without'} us: {done.stderr.strip().splitlines()[-1:]}")
+                pair.append(float(said[-1].split()[1]))
         found.append((pair[0], pair[1]))
     return found
 
@@ -404,6 +438,7 @@ def run(
     *,
     only: list[str] | None = None,
     pair_count: int = 0,
+    pair_steps: int | None = None,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """All trainings that can run here, within about so many seconds (pairs of processes come on top)."""
@@ -417,8 +452,8 @@ def run(
             try:
                 rows[name] = measure(training, device, seconds / len(there), settings or {})
                 if pair_count:
-                    steps = 300 if device == "cuda" else 100
-                    rows[name]["pairs"] = pairs(name, device, pair_count, steps)
+                    steps = pair_steps or (300 if device == "cuda" else 100)
+                    rows[name]["pairs"] = pairs(name, device, pair_count, steps, settings or {})
             except Exception as error:  # one framework's trouble is not the others'
                 rows[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200].replace("|", "/")}
         print(line(name, rows[name]), flush=True)
@@ -431,6 +466,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="for all trainings together, without pairs")
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of processes for each training")
+    parser.add_argument("--pair-steps", type=int, help="steps of each of these processes")
+    parser.add_argument("--pool", nargs="+", metavar="JSON", help="print what these runs have found together")
     parser.add_argument(
         "--budget", default="off", help="overhead_budget while it is measured (off: every step is watched)"
     )
@@ -449,6 +486,10 @@ def main() -> None:
     if args.alone:
         alone(args.alone, args.device, args.steps)
         return
+    if args.pool:
+        abouts = [json.loads(Path(file).read_text())["about"] for file in args.pool]
+        print(table(pooled(args.pool), {**abouts[0], "device": " and ".join(a["device"] for a in abouts)}))
+        return
     if args.allowance is not None:
         budget.ALLOWANCE = args.allowance
     only = args.only.split(",") if args.only else None
@@ -456,7 +497,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no such training: {', '.join(sorted(unknown))}; there are {', '.join(TRAININGS[args.device])}")
     settings = {"overhead_budget": args.budget}
-    rows = run(args.device, args.seconds, only=only, pair_count=args.pairs, settings=settings)
+    rows = run(
+        args.device, args.seconds, only=only, pair_count=args.pairs, pair_steps=args.pair_steps, settings=settings
+    )
     about = facts(args.device)
     if args.json:
         Path(args.json).write_text(json.dumps({"about": about, "rows": rows}, indent=1))

@@ -331,7 +331,10 @@ class TorchHooks:
                 collectives = machine.session.facts.collectives
                 if collectives is not None:
                     collectives.pass_ended_at = monotonic()
-                passes.pass_ends()
+                if passes is machine and machine.unattempted is None and machine.inner.first is None:
+                    machine.in_pass = False  # as `pass_ends` does, at one call less in every pass
+                else:
+                    passes.pass_ends()
                 if machine.unwatched.due:
                     machine.unwatched.decide()
             except Exception as error:

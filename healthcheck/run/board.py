@@ -231,10 +231,14 @@ class ProbeBoard:
         paused = self._paused
         paused.clear()
         several, together, for_all = len(self.optimizers) > 1, self._together, plan.for_all
+        woken = sys.maxsize
         for probe, rest, key in plan.pausing:
             # Where optimizers take turns, what is known of one says nothing of the next.
-            if (together.get((key[0], rest), 0) if several and key not in for_all else getattr(probe, rest)) > step:
+            until = together.get((key[0], rest), 0) if several and key not in for_all else getattr(probe, rest)
+            if until > step:
                 paused.add(key)
+                if until < woken:
+                    woken = until
         wanted = self.wanted
         wanted.clear()
         wanted.update(self._heard if rows else self._elsewhere, plan.kinds)
@@ -243,22 +247,12 @@ class ProbeBoard:
                 wanted.add(kind)
         self.quiet_from, self.busy_at = step, 0
         if rows and not hit and not self.measures_device and wanted.isdisjoint(self._within):
-            self.busy_at = self._next_busy(step, plan)
-
-    def _next_busy(self, step: int, plan: StepPlan) -> int:
-        """The first step after this quiet one that is not like it."""
-        busy = sys.maxsize
-        if self.device_time is not None:
-            busy = step + self.device_time.every - self._steps % self.device_time.every
-        for every, ahead, _ in self._plans.marks:
-            busy = min(busy, step + every - (step + ahead) % every)
-        several = len(self.optimizers) > 1
-        for probe, rest, key in plan.pausing:
-            apart = several and key not in plan.for_all
-            until = self._together.get((key[0], rest), 0) if apart else getattr(probe, rest)
-            if until > step:
-                busy = min(busy, until)
-        return busy
+            # The first step after this one that is not like it.
+            if self.device_time is not None:
+                woken = min(woken, step + self.device_time.every - self._steps % self.device_time.every)
+            for every, ahead, _ in self._plans.marks:
+                woken = min(woken, step + every - (step + ahead) % every)
+            self.busy_at = woken
 
     def look_for_fault(self, step: int) -> None:
         """The loss of a step that is noted in rows is not finite: those are asked who say where that came from.

@@ -343,19 +343,10 @@ class StepTimeProbe:
         if event.kind is not EventKind.STEP_END:
             self._paused = True
             return ()
-        if event.step == self._step:  # a second optimizer's end of the same step
-            return ()
-        return self._samples_of(event, self._clock())
+        return self._samples_of([(event, self._clock())])
 
     def sample_rows(self, rows: Sequence[StepRow], demand: Demand) -> Iterable[Sample]:
-        made = []
-        for row in rows:
-            if row.ends and row.step != self._step:
-                samples = self._samples_of(row, row.time + row.origin)
-                for sample in samples:
-                    sample.time = row.time
-                made += samples
-        return made
+        return self._samples_of([(row, row.time + row.origin) for row in rows if row.ends])
 
     def steps_left_out(self, last: int, now: float) -> None:
         """The next step is watched: its time counts from here."""
@@ -365,42 +356,47 @@ class StepTimeProbe:
     def untimed(self, since: float, until: float | None) -> None:
         self._untimed = (since, math.inf if until is None else until)
 
-    def _samples_of(self, event: Event | StepRow, now: float) -> list[Sample]:
-        """A step is over at this reading of the clock."""
-        self._step = event.step
-        self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
-        # A run with a pause before every step would have no times at all.
-        clean = not self._paused or self._paused_in_a_row > ALWAYS
-        since, until = self._untimed
-        if now >= since and (self._last is None or self._last < until):  # the clock of rows stands still at `since`
-            clean = False
-        taken = now - self._last if clean and self._last is not None else None
-        self._last, self._paused = now, False
-        step, wanted = event.step, self._wanted
-        wait = event.data_wait if event.data_wait is not None else self._wait
-        count = event.n_samples if event.n_samples is not None else self._samples
-        tokens = event.n_tokens if event.n_tokens is not None else self._tokens
-        self._wait, self._samples, self._tokens = None, 0, 0
-        self._counts_samples = self._counts_samples or count > 0
-        samples = []
-        if taken is not None and taken > 0:
-            if "time.step" in wanted:
-                samples.append(Sample("time.step", step, taken))
-            if wait is not None and "time.data" in wanted:
-                samples.append(Sample("time.data", step, wait))
-            # One unit per run: a step without a count must not mix steps/s into samples/s.
-            if (count > 0 or not self._counts_samples) and "throughput" in wanted:
-                samples.append(Sample("throughput", step, (count or 1) / taken))
-            if tokens > 0 and "tokens_per_sec" in wanted:
-                samples.append(Sample("tokens_per_sec", step, tokens / taken))
-            self._recent.append(taken)
-            self._timed += 1
-        if event.max_steps:
-            if "progress" in wanted:
-                samples.append(Sample("progress", step, min(1.0, step / event.max_steps)))
-            if self._timed >= ETA_WARMUP and "eta" in wanted:
-                left = max(0, event.max_steps - step)
-                samples.append(Sample("eta", step, left * statistics.median(self._recent)))
+    def _samples_of(self, ended: Sequence[tuple[Event | StepRow, float]]) -> list[Sample]:
+        """These steps are over, each at a reading of the clock."""
+        samples: list[Sample] = []
+        wanted = self._wanted
+        for event, now in ended:
+            step = event.step
+            if step == self._step:  # a second optimizer's end of the same step
+                continue
+            self._step = step
+            self._paused_in_a_row = self._paused_in_a_row + 1 if self._paused else 0
+            # A run with a pause before every step would have no times at all.
+            clean = not self._paused or self._paused_in_a_row > ALWAYS
+            since, until = self._untimed
+            if now >= since and (self._last is None or self._last < until):  # the clock of rows stands still at `since`
+                clean = False
+            taken = now - self._last if clean and self._last is not None else None
+            self._last, self._paused = now, False
+            wait = event.data_wait if event.data_wait is not None else self._wait
+            count = event.n_samples if event.n_samples is not None else self._samples
+            tokens = event.n_tokens if event.n_tokens is not None else self._tokens
+            self._wait, self._samples, self._tokens = None, 0, 0
+            self._counts_samples = self._counts_samples or count > 0
+            time = getattr(event, "time", 0.0)
+            if taken is not None and taken > 0:
+                if "time.step" in wanted:
+                    samples.append(Sample("time.step", step, taken, time=time))
+                if wait is not None and "time.data" in wanted:
+                    samples.append(Sample("time.data", step, wait, time=time))
+                # One unit per run: a step without a count must not mix steps/s into samples/s.
+                if (count > 0 or not self._counts_samples) and "throughput" in wanted:
+                    samples.append(Sample("throughput", step, (count or 1) / taken, time=time))
+                if tokens > 0 and "tokens_per_sec" in wanted:
+                    samples.append(Sample("tokens_per_sec", step, tokens / taken, time=time))
+                self._recent.append(taken)
+                self._timed += 1
+            if event.max_steps:
+                if "progress" in wanted:
+                    samples.append(Sample("progress", step, min(1.0, step / event.max_steps), time=time))
+                if self._timed >= ETA_WARMUP and "eta" in wanted:
+                    left = max(0, event.max_steps - step)
+                    samples.append(Sample("eta", step, left * statistics.median(self._recent), time=time))
         return samples
 
 

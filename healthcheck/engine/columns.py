@@ -225,22 +225,24 @@ class Shapes:
         self._latest[len(series)] = shape
         return shape
 
-    def brings_new(self, moments: Sequence[Moment]) -> bool:
-        """Whether a block has a series that was not seen before."""
-        columns = self._columns
-        for moment in moments:
+    def first_new(self, moments: Sequence[Moment], wanted: Callable[[str, Labels], bool]) -> int:
+        """The place of the first moment with a series that was not seen before and is ``wanted``; -1 if there is none."""
+        columns, latest = self._columns, self._latest
+        for place, moment in enumerate(moments):
             given = moment[1]
-            shape = self._latest.get(len(given))
+            shape = latest.get(len(given))
             if type(given) is Row:
-                if shape is None or shape.series is not given.series:
-                    for series in given.series:
-                        if series not in columns:
-                            return True
-                continue
-            for sample in given:
-                if (sample.metric, sample.labels, sample.phase) not in columns:
-                    return True
-        return False
+                if shape is not None and shape.series is given.series:
+                    continue
+                its: Sequence[Series] = given.series
+            else:
+                its = list(map(SERIES, given))
+                if shape is not None and its == shape.listed:
+                    continue
+            for series in its:
+                if series not in columns and wanted(series[0], series[1]):
+                    return place
+        return -1
 
     def gather(self, moments: Sequence[Moment], *, whole: bool = False) -> list[Column]:
         """The columns of one block, in the order in which they first come; to be emptied afterwards.

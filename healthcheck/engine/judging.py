@@ -73,9 +73,9 @@ class BlockJudge:
         """Whether an evaluation without any sample means something to a rule (``missing``)."""
         return bool(self._absent_steps)
 
-    def brings_new(self, moments: Sequence[Moment]) -> bool:
-        """Whether a block has a series that was not seen before."""
-        return self._shapes.brings_new(moments)
+    def first_new(self, moments: Sequence[Moment], wanted: Callable[[str, Labels], bool]) -> int:
+        """See :meth:`healthcheck.engine.columns.Shapes.first_new`."""
+        return self._shapes.first_new(moments, wanted)
 
     def forget(self) -> None:
         """States were restored or rewound: find all anew."""

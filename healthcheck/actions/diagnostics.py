@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import re
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from healthcheck.run.session import Session
 
 _OURS = str(Path(__file__).resolve().parent.parent)
-_LIBRARIES = tuple({p for k in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(k))})
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Folders of code that is nobody's own."""
+    import sysconfig  # reads how Python was built, for a list that only a run that hangs needs
+
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({path for name in names if (path := sysconfig.get_path(name))})
 
 
 class DumpStacks:
@@ -108,7 +116,7 @@ def where_main_stands() -> str:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith("<") or filename.startswith(_LIBRARIES) or "site-packages" in filename
+    return filename.startswith(("<", *_libraries())) or "site-packages" in filename
 
 
 def _place(frame: FrameType) -> str:

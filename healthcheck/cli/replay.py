@@ -13,7 +13,6 @@ import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -437,6 +436,8 @@ def old_rules(text: str, folder: Path) -> str:
     parent = str(PurePosixPath(inside).parent)
     # The whole folder: the file may extend its neighbours, and they must be of the same revision.
     packed = _git("archive", "--format=tar", revision, *([] if parent == "." else [parent]))
+    import tarfile
+
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive.getmembers():
             if member.isfile() and member.name.endswith((".yaml", ".yml")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import re
@@ -173,8 +172,8 @@ def _is_run(word: str) -> bool:
 def nearest_file(name: str, folder: Path, pattern: str) -> str:
     """A file of ``folder`` whose name is like this one's, by the part before its ending; or an empty string."""
     here = {path.stem: path for path in sorted(folder.glob(pattern))} if folder.is_dir() else {}
-    close = difflib.get_close_matches(Path(name).stem, here, n=1)
-    return f'did you mean "{here[close[0]]}"?' if close else ""
+    close = nearest(Path(name).stem, here)
+    return f'did you mean "{here[close]}"?' if close else ""
 
 
 def mistakes(error: RuleFileError, typed: Sequence[str] = ()) -> str:

@@ -6,7 +6,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -182,9 +181,14 @@ def one_line(text: str, limit: int = 60) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like another one; empty if none is like it."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that is most like another one; empty if none is like it.
+
+    :param cutoff: how much alike they must be: 0 to 1, the ratio of ``difflib``.
+    """
+    import difflib  # 0.4 MiB, for words that are not known
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return close[0] if close else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import operator
 import sys
@@ -84,6 +83,8 @@ def host_bytes(tensor: Any) -> bytes:
     address = tensor.data_ptr()
     if not address and tensor.numel():
         raise ValueError(f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} holds no memory")
+    import ctypes  # torch has loaded it; what reads a log does without
+
     return ctypes.string_at(address, tensor.numel() * tensor.element_size())
 
 

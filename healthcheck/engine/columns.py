@@ -11,7 +11,8 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from healthcheck.core.alerts import Alert, Finding
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 SERIES: Callable[[Sample], Series] = attrgetter("metric", "labels", "phase")
 """The series of a sample."""
+_VALUE, _VALUES, _STEP, _SAMPLES = attrgetter("value"), attrgetter("values"), attrgetter("step"), itemgetter(1)
 DERIVED = 2**32
 """From here on count the places of samples that formulas make: behind those that were handed in."""
 _MOST_SHAPES = 100_000
@@ -137,14 +139,6 @@ class Column:
         self.at: Sequence[int] = ()
         """The moments of the values, by their place in the block; empty: it has none in this block."""
 
-    def add(self, values: Sequence[float], steps: Sequence[int], at: Sequence[int]) -> None:
-        """More samples of the same block, behind those that are there."""
-        if type(self.at) is not list:  # else these lists are its own already
-            self.values, self.steps, self.at = list(self.values), list(self.steps), list(self.at)
-        self.values += values  # type: ignore[operator]
-        self.steps += steps  # type: ignore[operator]
-        self.at += at  # type: ignore[operator]
-
     def sample(self, moments: Sequence[Moment], place: int) -> tuple[int, Sample]:
         """A sample of this block, by its place in the column; with its place among those of its moment."""
         if self.origins:
@@ -170,10 +164,12 @@ class Column:
 class Shape:
     """The columns of samples that come together, in their order."""
 
-    __slots__ = ("columns", "plain", "rest", "series", "twice")
+    __slots__ = ("columns", "listed", "plain", "rest", "series", "twice")
 
     def __init__(self, series: tuple[Series, ...], columns: list[Column]) -> None:
         self.series = series
+        self.listed = list(series)
+        """The same, to be compared with what comes."""
         self.columns = columns
         for place, column in enumerate(columns):
             column.place = place
@@ -229,34 +225,39 @@ class Shapes:
         self._latest[len(series)] = shape
         return shape
 
-    def brings_new(self, moments: Sequence[Moment]) -> bool:
-        """Whether a block has a series that was not seen before."""
-        columns = self._columns
-        for moment in moments:
+    def first_new(self, moments: Sequence[Moment], wanted: Callable[[str, Labels], bool]) -> int:
+        """The place of the first moment with a series that was not seen before and is ``wanted``; -1 if there is none."""
+        columns, latest = self._columns, self._latest
+        for place, moment in enumerate(moments):
             given = moment[1]
-            shape = self._latest.get(len(given))
+            shape = latest.get(len(given))
             if type(given) is Row:
-                if shape is None or shape.series is not given.series:
-                    for series in given.series:
-                        if series not in columns:
-                            return True
-                continue
-            for sample in given:
-                if (sample.metric, sample.labels, sample.phase) not in columns:
-                    return True
-        return False
+                if shape is not None and shape.series is given.series:
+                    continue
+                its: Sequence[Series] = given.series
+            else:
+                its = list(map(SERIES, given))
+                if shape is not None and its == shape.listed:
+                    continue
+            for series in its:
+                if series not in columns and wanted(series[0], series[1]):
+                    return place
+        return -1
 
     def gather(self, moments: Sequence[Moment], *, whole: bool = False) -> list[Column]:
         """The columns of one block, in the order in which they first come; to be emptied afterwards.
 
         :param whole: sort all samples into columns, also those of a single evaluation.
 
-        One function, although it does several things: it is on the step path, and calls are what costs there.
+        One function, although it does several things: it is on the step path, and calls are what costs there. So nothing
+        is called for a sample or a column; what must be done for each value is done in C.
         """
         found: list[Column] = []
         begin, count = 0, len(moments)
         latest = self._latest
         at: Sequence[int]
+        values: Sequence[float]
+        steps: Sequence[int]
         self.plain = ()
         while begin < count:
             samples = moments[begin][1]
@@ -277,24 +278,23 @@ class Shapes:
                         if type(others) is not Row or others.series is not series:
                             break
                         end += 1
-                    rows = [moment[1] for moment in moments[begin:end]]
+                    rows = list(map(_SAMPLES, moments[begin:end]))
                     at = range(begin, end)
-                    steps: Sequence[int] = [row.step for row in rows]  # type: ignore[attr-defined]
-                    taken = zip(*[row.values for row in rows], strict=True)  # type: ignore[attr-defined]
-                    for column, run in zip(shape.columns, taken, strict=True):
+                    steps = list(map(_STEP, rows))
+                    for column, values in zip(shape.columns, zip(*map(_VALUES, rows), strict=True), strict=True):
                         if not column.at:
-                            column.values, column.steps, column.at = run, steps, at
+                            column.values, column.steps, column.at = values, steps, at
                             found.append(column)
+                        elif type(column.at) is list:  # then these lists are its own
+                            column.values += values  # type: ignore[operator]
+                            column.steps += steps  # type: ignore[operator]
+                            column.at += at
                         else:
-                            column.add(run, steps, at)
+                            column.values, column.steps = [*column.values, *values], [*column.steps, *steps]
+                            column.at = [*column.at, *at]
                     begin = end
                     continue
-            if shape is not None:
-                for one, sample in zip(shape.series, samples, strict=True):
-                    if (sample.metric, sample.labels, sample.phase) != one:
-                        shape = None
-                        break
-            if shape is None:
+            if shape is None or list(map(SERIES, samples)) != shape.listed:
                 shape = self._shape(tuple(map(SERIES, samples)))
             if count == 1 and not (whole or shape.twice or self.several_phases):
                 self.plain = shape.plain
@@ -303,37 +303,44 @@ class Shapes:
                     column.values, column.steps, column.at = (sample.value,), (sample.step,), (0,)
                     found.append(column)
                 return found
+            size = len(shape.columns)
             if not shape.twice:
-                series, same = shape.series, True
-                while same and end < count:
+                while end < count:
                     others = moments[end][1]
-                    if len(others) != len(series):
+                    if len(others) != size or list(map(SERIES, others)) != shape.listed:
                         break
-                    for one, sample in zip(series, others, strict=True):
-                        if (sample.metric, sample.labels, sample.phase) != one:
-                            same = False
-                            break
-                    else:
-                        end += 1
+                    end += 1
             if end == begin + 1:
                 at = (begin,)
                 for column, sample in zip(shape.columns, samples, strict=True):
                     if not column.at:
                         column.values, column.steps, column.at = (sample.value,), (sample.step,), at
                         found.append(column)
+                    elif type(column.at) is list:
+                        column.values.append(sample.value)  # type: ignore[attr-defined]
+                        column.steps.append(sample.step)  # type: ignore[attr-defined]
+                        column.at.append(begin)
                     else:
-                        column.add((sample.value,), (sample.step,), at)
+                        column.values, column.steps = [*column.values, sample.value], [*column.steps, sample.step]
+                        column.at = [*column.at, begin]
             else:
                 at = range(begin, end)
-                lists = [moment[1] for moment in moments[begin:end]]
-                for index, column in enumerate(shape.columns):
-                    values = [listed[index].value for listed in lists]
-                    steps = [listed[index].step for listed in lists]
+                all_samples = list(chain.from_iterable(map(_SAMPLES, moments[begin:end])))
+                all_values, all_steps = list(map(_VALUE, all_samples)), list(map(_STEP, all_samples))
+                index = 0
+                for column in shape.columns:
                     if not column.at:
-                        column.values, column.steps, column.at = values, steps, at
+                        column.values, column.steps, column.at = all_values[index::size], all_steps[index::size], at
                         found.append(column)
+                    elif type(column.at) is list:
+                        column.values += all_values[index::size]  # type: ignore[operator]
+                        column.steps += all_steps[index::size]  # type: ignore[operator]
+                        column.at += at
                     else:
-                        column.add(values, steps, at)
+                        column.values = [*column.values, *all_values[index::size]]
+                        column.steps = [*column.steps, *all_steps[index::size]]
+                        column.at = [*column.at, *at]
+                    index += 1  # noqa: SIM113 - `enumerate` makes a pair for each
             begin = end
         return found
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
 from healthcheck.core.alerts import Transition
 from healthcheck.core.errors import StateError
-from healthcheck.core.samples import BETWEEN, Labels, Row, Sample
+from healthcheck.core.samples import BETWEEN, NO_LABELS, Labels, Row, Sample
 from healthcheck.engine.columns import Moment
 from healthcheck.engine.episodes import NOTHING, Episodes, Evaluation, RuleState
 from healthcheck.engine.judging import BlockJudge, Marked
+from healthcheck.engine.lookups import Inputs
 from healthcheck.engine.rulestate import CauseState
 from healthcheck.engine.series import AGAIN, CHANGED, WORSE
 from healthcheck.extend.guard import describe
@@ -100,6 +101,8 @@ class Engine:
         self.lookups = self._judge.lookups
         self.failures = self._judge.failures
         """What conditions have raised; whoever calls :meth:`judge` takes them from here, after what it returned."""
+        self._awaited: list[Inputs] | None = None
+        """Formulas that have not given a value yet, by whose first one a rule may apply; None: to be looked up."""
         self.restarts = 0
         """How often states were restored or rewound: what somebody has worked out from them holds no longer then."""
 
@@ -129,9 +132,11 @@ class Engine:
 
         Returns what was found, evaluation by evaluation; nothing for those that brought nothing.
         """
-        if len(moments) > 1 and self.episodes.undecided and self._judge.brings_new(moments):
-            # From the moment at which a series first comes a rule may apply, which changes how it judges what follows.
-            return [result for moment in moments for result in self.judge((moment,))]
+        if len(moments) > 1 and self.episodes.undecided:
+            cuts = self._cuts(moments)
+            if cuts:
+                parts = [moments[begin:end] for begin, end in pairwise([0, *cuts, len(moments)]) if begin < end]
+                return [result for part in parts for result in self.judge(part)]
         for place, moment in enumerate(moments):
             given = moment[1]
             if type(given) is not Row and given and given[0].phase == BETWEEN:
@@ -143,6 +148,19 @@ class Engine:
                 return (self._conclude((), moments[-1].step, self.now, [], len(moments) - 1),)
             return ()  # nearly always
         return self._conclude_all(marks, moments)
+
+    def _cuts(self, moments: Sequence[Moment]) -> Sequence[int]:
+        """Where to cut a block because a series first comes by which a rule may apply: it judges what follows otherwise."""
+        concerns = self.episodes.concerns
+        if self._awaited is None:
+            self._awaited = [inputs for inputs in self.lookups.formulas if concerns(inputs.formula.name, NO_LABELS)]
+        if self._awaited:
+            self._awaited = [inputs for inputs in self._awaited if not inputs.series]
+            for inputs in self._awaited:
+                if inputs.level > 1 or all(name in self.lookups.last for name in inputs.formula.triggers):
+                    return range(1, len(moments))  # it comes as soon as its windows are full
+        place = self._judge.first_new(moments, self._may_apply)
+        return (place, place + 1) if place >= 0 else ()
 
     def _judge_between(self, moments: Sequence[Moment], place: int) -> Sequence[Evaluation]:
         """A block of which one evaluation is of a step that nobody watched: its values are judged if they break a bound."""
@@ -223,8 +241,14 @@ class Engine:
         if self.episodes.undecided and self.episodes.saw(metric, labels, self.step):
             self.restarts += 1
 
+    def _may_apply(self, metric: str, labels: Labels) -> bool:
+        """Whether some rule may apply once this series has come, or what is derived from it."""
+        return bool(self._awaited) or self.episodes.concerns(metric, labels)
+
     def _forget(self) -> None:
         self._judge.forget()
+        self.episodes.forget()
+        self._awaited = None
         self.restarts += 1
 
     # -- alerts -----------------------------------------------------------------------

@@ -117,6 +117,13 @@ class RuleState:
             self._seen[OPTIMIZERS] = True
         if metric == RANKS and needs.ranks and count >= needs.ranks:
             self._seen[RANKS] = True
+        return self.has_all()
+
+    def has_all(self) -> bool:
+        """Whether all has been met that the rule needs to apply."""
+        needs = self.rule.applies_if
+        if needs is None:
+            return True
         asked = {
             "metrics": bool(needs.metrics),
             OPTIMIZERS: bool(needs.optimizers),
@@ -343,17 +350,47 @@ class Episodes:
         self.rank = rank
         self.late: list[RuleState] = []
         """Rules that apply from now on; what their causes have found before comes next."""
+        self._awaited: dict[str, list[str]] | None = None
+        """By metric, the series that rules wait for, empty for any; None: to be worked out."""
+        self._globs: list[str] = []
+        """The same, where the name of the metric is a glob."""
 
     @property
     def undecided(self) -> list[RuleState]:
         """Rules that have not met yet what they need to apply to this run."""
         return [rule for rule in self.rules.values() if not rule.applies]
 
+    def concerns(self, metric: str, labels: Labels) -> bool:
+        """Whether it may be that a rule applies once this series has come.
+
+        What all rules together wait for is worked out once: runs meet thousands of series that concern none of them.
+        """
+        if self._awaited is None:
+            self._awaited = {trait: [""] for trait in TRAITS}
+            self._globs = []
+            for rule in self.undecided:
+                if rule.has_all():  # it was restored so: the next series is enough
+                    self._globs.append("*")
+                for wanted in rule.rule.applies_if.metrics if rule.rule.applies_if is not None else ():
+                    name, _, rest = wanted.partition("[")
+                    if any(sign in name for sign in "*?["):
+                        self._globs.append(wanted)
+                    else:
+                        self._awaited.setdefault(name, []).append(wanted if rest else "")
+        asked = self._awaited.get(metric, ())
+        return any(not wanted or _is(wanted, metric, labels) for wanted in (*asked, *self._globs))
+
+    def forget(self) -> None:
+        """Rules were restored: what they wait for is worked out anew."""
+        self._awaited = None
+
     def saw(self, metric: str, labels: Labels, step: int) -> bool:
         """A series comes for the first time, at this step; whether some rule applies by that.
 
         What a run is like is said by samples too, so that a replay knows it.
         """
+        if not self.concerns(metric, labels):
+            return False
         found = [rule for rule in self.undecided if rule.met(metric, labels)]
         for rule in found:
             rule.apply(max(0, step - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 from healthcheck.core.samples import Labels, Sample, Series
 from healthcheck.engine.columns import Column, Judge, Moment, Shapes, across_phases
@@ -13,6 +14,8 @@ from healthcheck.engine.series import CHANGED, Mark, SeriesState
 from healthcheck.rulelang.rule import Derived
 
 NAN = float("nan")
+_CLOCK = itemgetter(2)
+"""Of a moment."""
 
 Marked = tuple[int, int, int, Mark, "Sample | None"]
 """A change in a block: its evaluation, the place of its rule in the file, that of the sample; the change, and the sample."""
@@ -70,9 +73,9 @@ class BlockJudge:
         """Whether an evaluation without any sample means something to a rule (``missing``)."""
         return bool(self._absent_steps)
 
-    def brings_new(self, moments: Sequence[Moment]) -> bool:
-        """Whether a block has a series that was not seen before."""
-        return self._shapes.brings_new(moments)
+    def first_new(self, moments: Sequence[Moment], wanted: Callable[[str, Labels], bool]) -> int:
+        """See :meth:`healthcheck.engine.columns.Shapes.first_new`."""
+        return self._shapes.first_new(moments, wanted)
 
     def forget(self) -> None:
         """States were restored or rewound: find all anew."""
@@ -106,7 +109,55 @@ class BlockJudge:
                 low, high = (min(values), max(values)) if finite else (NAN, NAN)
             times: Sequence[float] | None = None
             if column.paused and (top := steps[-1] if count == 1 else max(steps)) >= column.due:
-                self._take_turns(column, top, marks, moments)
+                # Rules with ``every``. Until step `due` none of them has anything to do. Those that look equally often share
+                # the values whose turn it is; nothing is called for one of which nothing changes.
+                due, cut = NEVER, (0, 0)
+                for state, series in column.paused:
+                    if series is None or state.shut or state.changes:
+                        again = self._wait_for_turn(state, series, column, top, marks, moments)
+                        if again < due:
+                            due = again
+                        continue
+                    bucket, every = series.bucket, series.every
+                    if top // every > bucket:
+                        if cut != (every, bucket):
+                            cut, turns, place = (every, bucket), [], 0
+                            its_values, its_steps, its_finite = list[float](), list[int](), True
+                            for step in steps:
+                                if step // every > bucket:  # one of each bucket, and none that comes late
+                                    bucket = step // every
+                                    value = values[place]
+                                    its_finite = its_finite and value - value == 0.0
+                                    its_values.append(value)
+                                    its_steps.append(step)
+                                    turns.append(place)
+                                place += 1  # noqa: SIM113 - `enumerate` costs more for a run of one
+                            its_low, its_high = (min(its_values), max(its_values)) if its_finite else (NAN, NAN)
+                            newest = bucket
+                        series.bucket = bucket = newest
+                        if series.idle_from <= its_low and its_high <= series.idle_to:
+                            series.n += len(turns)
+                            series.last_step, series.value = its_steps[-1], its_values[-1]
+                        else:
+                            try:
+                                if its_finite and not (found := series.update(its_values, its_steps, series.quiet)):
+                                    series.n += len(turns)
+                                    series.last_step, series.value = its_steps[-1], its_values[-1]
+                                else:
+                                    clock = [moments[at[place]][2] for place in turns]
+                                    changes = (
+                                        series.take(found, its_values, its_steps, clock, 0, len(turns))
+                                        if its_finite
+                                        else series.run(its_values, its_steps, clock)
+                                    )
+                                    if changes:
+                                        self._mark(state, column, turns, changes, marks, moments)
+                            except Exception as error:
+                                self.failures.append(error)
+                    again = (bucket + 1) * every
+                    if again < due:
+                        due = again
+                column.due = due
             for state, series in column.always:
                 # Most samples change nothing, and calls are what costs: those are noted here.
                 if series is not None and not state.changes and not state.shut:
@@ -125,7 +176,7 @@ class BlockJudge:
                                 continue
                             if times is None:
                                 if clocks is None:
-                                    clocks = [moment[2] for moment in moments]
+                                    clocks = list(map(_CLOCK, moments))
                                 whole = type(at) is range and count == len(clocks)
                                 times = clocks if whole else [clocks[moment] for moment in at]
                             changes = series.take(found, values, steps, times, 0, count)
@@ -227,54 +278,25 @@ class BlockJudge:
         column.paused = [(s, series if s is state else known) for s, known in column.paused]
         return series
 
-    def _take_turns(self, column: Column, top: int, marks: _Marks, moments: Sequence[Moment]) -> None:
-        """Judge a series by rules with ``every``. Until step ``column.due`` none of them has anything to do.
+    def _wait_for_turn(
+        self,
+        state: CauseState,
+        series: SeriesState | None,
+        column: Column,
+        top: int,
+        marks: _Marks,
+        moments: Sequence[Moment],
+    ) -> int:
+        """A rule with ``every`` whose guards or parts have something to say; returns the step of its next turn.
 
         A rule that its guard holds back keeps its bucket open, so that it judges as soon as it may.
 
         :param top: the largest step in the column.
         """
-        due, at = NEVER, column.at
-        for state, series in column.paused:
-            every = state.cause.every
-            if series is None or state.shut or state.changes:
-                if top // every > (state.start_step // every if series is None else series.bucket):
-                    self._judge_column(state, column, marks, moments)
-                series = state.series.get(column.series[1])
-                bucket = state.start_step // every if series is None else series.bucket
-                due = min(due, (bucket + 1) * every)
-                continue
-            bucket = series.bucket
-            if top // every > bucket:
-                values, steps, places = list[float](), list[int](), list[int]()
-                place, finite = 0, True
-                for step in column.steps:
-                    if step // every > bucket:  # one of each bucket, and none that comes late
-                        bucket = step // every
-                        value = column.values[place]
-                        finite = finite and value - value == 0.0
-                        values.append(value)
-                        steps.append(step)
-                        places.append(place)
-                    place += 1  # noqa: SIM113 - `enumerate` costs more for a run of one
-                series.bucket = bucket
-                try:
-                    if finite and not (found := series.update(values, steps, series.quiet)):
-                        series.n += len(values)
-                        series.last_step, series.value = steps[-1], values[-1]
-                    else:
-                        times = [moments[at[place]][2] for place in places]
-                        changes = (
-                            series.take(found, values, steps, times, 0, len(values))
-                            if finite
-                            else series.run(values, steps, times)
-                        )
-                        if changes:
-                            self._mark(state, column, places, changes, marks, moments)
-                except Exception as error:
-                    self.failures.append(error)
-            due = min(due, (bucket + 1) * every)
-        column.due = due
+        every = state.cause.every
+        if top // every > (state.start_step // every if series is None else series.bucket):
+            self._judge_column(state, column, marks, moments)
+        return (_bucket(state, column.series[1]) + 1) * every
 
     def _judge_column(self, state: CauseState, column: Column, marks: _Marks, moments: Sequence[Moment]) -> None:
         """Judge a series by one rule, whatever its guards say."""

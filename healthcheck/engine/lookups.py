@@ -19,7 +19,7 @@ from healthcheck.engine.rulestate import CauseState, Side
 from healthcheck.rulelang.rule import Cause, Derived, Guard
 
 
-class _Inputs:
+class Inputs:
     """One formula and what it looks at."""
 
     __slots__ = ("feeds", "formula", "late", "level", "looked", "order", "pasts", "series", "triggers")
@@ -58,14 +58,14 @@ class Lookups:
             for guard in state.cause.only_if:
                 self._add_question(guard, state)
         # Each formula comes after those that it looks at.
-        self._formulas: list[_Inputs] = []
+        self.formulas: list[Inputs] = []
         levels: dict[str, int] = {}
         for order, formula in enumerate(self.derived):
             level = levels[formula.name] = 1 + max(levels.get(name, 0) for name in formula.triggers)
             for name in formula.inputs:
                 looked = self._of(name)
                 looked.is_input, looked.level = True, levels.get(name, 0)
-            self._formulas.append(_Inputs(formula, order, self._looked, level))
+            self.formulas.append(Inputs(formula, order, self._looked, level))
 
     def _of(self, metric: str) -> Looked:
         return self._looked.setdefault(metric, Looked(metric))
@@ -117,7 +117,7 @@ class Lookups:
             self._since = {}
         if not came and not sides:
             return list(changed.values())
-        for inputs in self._formulas:
+        for inputs in self.formulas:
             for looked in inputs.triggers:
                 if looked.columns:
                     break
@@ -157,10 +157,12 @@ class Lookups:
             if side.settled:
                 low, high = (values[0], values[0]) if len(values) == 1 else (min(values), max(values))
                 # NaN breaches, and of a run with NaN neither end can be trusted: it is asked value by value.
-                if said is False and side.low <= low and high <= side.high and (len(values) == 1 or _finite(values)):
-                    continue
-                if said is True and (low > side.high or high < side.low) and (len(values) == 1 or _finite(values)):
-                    continue
+                total = sum(values)
+                if len(values) == 1 or total - total == 0.0:
+                    if said is False and side.low <= low and high <= side.high:
+                        continue
+                    if said is True and (low > side.high or high < side.low):
+                        continue
             for moment, breach in zip(at, side.run(values, steps), strict=True):
                 if breach is not said:
                     _change(state, moment, side, said, breach)
@@ -238,7 +240,7 @@ class Lookups:
     # -- formulas -------------------------------------------------------------------------
 
     def _derive(
-        self, inputs: _Inputs, moments: Sequence[Moment], column_of: Callable[[Series], Column]
+        self, inputs: Inputs, moments: Sequence[Moment], column_of: Callable[[Series], Column]
     ) -> Sequence[Column]:
         """The samples of one formula in this block, sorted into columns by phase."""
         first = inputs.triggers[0].columns
@@ -290,7 +292,7 @@ class Lookups:
             column.values = [entry[2] for entry in both]
         return found
 
-    def _aligned(self, inputs: _Inputs, first: Column) -> bool:
+    def _aligned(self, inputs: Inputs, first: Column) -> bool:
         """The usual case: all that the formula looks at came together, in one phase, once each."""
         if len(inputs.looked) == 1:
             return len(first.at) == 1 or type(first.at) is range or len(set(first.at)) == len(first.at)
@@ -308,7 +310,7 @@ class Lookups:
         return type(at) is range or len(set(at)) == len(at)
 
     def _by_moment(
-        self, inputs: _Inputs, runs: Mapping[str, Run], moments: Sequence[Moment]
+        self, inputs: Inputs, runs: Mapping[str, Run], moments: Sequence[Moment]
     ) -> dict[str, tuple[list[float], list[int], list[int]]]:
         """The samples, moment by moment, where samples come as they like."""
         formula = inputs.formula
@@ -423,11 +425,6 @@ def _ask(
             if answer is not said:
                 said = answer
                 answers.append((at[place], question, answer))
-
-
-def _finite(values: Sequence[float]) -> bool:
-    total = sum(values)
-    return total - total == 0.0
 
 
 def _last_place(at: Sequence[int], moment: int) -> int:

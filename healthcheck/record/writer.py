@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,8 @@ class RecordWriter:
 # only around their alerts (setting ``record_ranks: all`` changes that). Format: docs/reference/record.md.
 
 
+_ROW: Callable[[Sample], Row] = attrgetter("metric", "labels", "step", "phase", "value")
+"""What is written of a sample."""
 RING = 200
 """Evaluations that other ranks keep in memory."""
 AFTER = 50
@@ -213,7 +216,7 @@ class RecordReport:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._requests.look()
         # Not the samples themselves: their details hold on to tensors.
-        rows = [(s.metric, s.labels, s.step, s.phase, s.value) for s in samples]
+        rows = list(map(_ROW, samples))
         now = session.judge.judged_at
         if self._ring is None or step <= self._until:
             writer.samples(step, now, rows)

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -162,6 +161,8 @@ class Block:
         return "\n".join(self.lines)
 
     def _repr_html_(self) -> str:
+        from html import escape  # brings a table of all characters that have a name
+
         first, *rest = map(escape, self.lines)
         edge = next((colour for begins, colour in _EDGE_COLOURS if begins.match(self.lines[0])), "#8a939c")
         text = "\n".join([f"<b>{first}</b>", *rest])

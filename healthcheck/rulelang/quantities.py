@@ -5,12 +5,11 @@ Every function raises ``QuantityError`` with a sentence that says what is accept
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from typing import Any
 
-from healthcheck.core.text import one_line
+from healthcheck.core.text import nearest, one_line
 from healthcheck.rulelang.rule import Hold, Span
 
 UNITS: dict[str, float] = {
@@ -76,8 +75,7 @@ def _nearest_unit(written: str) -> str:
     """``gb`` -> ``GB``, ``GBs`` -> ``GB``, ``seconds`` -> ``s``; empty if nothing is near."""
     words = {**{unit: unit for unit in UNITS}, **SPOKEN}
     alike = next((unit for unit in UNITS if unit.lower() == written.lower()), "")
-    close = difflib.get_close_matches(written, words, n=1, cutoff=0.66)
-    return alike or (words[close[0]] if close else "")
+    return alike or words.get(nearest(written, words, 0.66), "")
 
 
 def parse_quantity(value: Any) -> float:

@@ -8,7 +8,6 @@ shown by editors, and used for our own errors (:mod:`healthcheck.rulelang.valida
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -384,10 +383,10 @@ class RuleFormat(Format):
             return Answer(f"`{key}` cannot stand inside `all` or `any`", hint, "nested")
         if kind in ("rule", "cause") and key not in synonyms and (key in self.conditions or not nearest(key, known)):
             # A condition beside `metric`, not under `when`.
-            close = difflib.get_close_matches(key, self.conditions, n=1, cutoff=0.7)
+            close = nearest(key, self.conditions, 0.7)
             if close:
                 shown = "..." if isinstance(value, (dict, list)) else one_line(str(value), 20)
-                hint = f"a condition goes under `when`: write `when: {{{close[0]}: {shown}}}`"
+                hint = f"a condition goes under `when`: write `when: {{{close}: {shown}}}`"
                 return Answer(text, hint, "unknown-key")
         return None
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Protocol
 
 from healthcheck.core.errors import StopTraining
@@ -45,6 +47,8 @@ judgement, and while windows fill they change from step to step."""
 
 _DRAINED_AT = frozenset({EventKind.CHECKPOINT_SAVED, EventKind.TRAIN_END})
 """Events that wait for the values of the device: nothing may be left unjudged behind them."""
+_SAMPLES = itemgetter(1)
+"""Of a moment."""
 _END = ""
 """The metric of the mark behind all samples of a step: no sample has it."""
 _HANGS = 1.0
@@ -325,31 +329,46 @@ class Judge:
             self._pending = pending[begin:]
         made: list[Moment] = []
         now = self._engine.now
+        # Nothing is called for a step here: most have no end of their own (they were noted in rows), and no late values.
         for step in sorted({*steps, *ends, *others}):
             samples = steps.get(step, ())
-            now = max(now, ends[step] if step in ends else max([sample.time for sample in samples], default=now))
+            if step in ends:
+                now = max(now, ends[step])
+            else:
+                for sample in samples:
+                    if sample.time > now:
+                        now = sample.time
+            late = others.get(step, ())
             if under_way is not None and step >= under_way:
-                self._pending[:0] = [*samples, *others.get(step, ()), Sample(_END, step, 0.0, time=now)]
+                self._pending[:0] = [*samples, *late, Sample(_END, step, 0.0, time=now)]
                 continue
-            if samples or step not in others:
+            if samples or not late:
                 made.append(Moment(step, samples, now))
-            made += [Moment(step, part, now) for part in step_by_step(others.get(step, ())) if part]
+            if late:
+                made += [Moment(step, part, now) for part in step_by_step(late)]
         if made:
             self._judged = made[-1].step
         return made
 
-    def _hand_out(self, step: int, at: float, samples: Sequence[Sample]) -> None:
-        """Samples have arrived as numbers: keep them, and show them to whoever wants that."""
-        self.judged_at = at
-        self._history.remember(samples)
-        dispatch = self._dispatch
-        if samples and dispatch.table.get("samples"):
-            self._shown(step, samples)
-        for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
-            try:
-                report.call(step, samples)
-            except BaseException as error:
-                dispatch.failed(report.owner, "samples", step, error)
+    def _hand_out(self, moments: Sequence[Moment]) -> None:
+        """Samples have arrived as numbers: keep them, and show them to whoever wants that, step by step."""
+        dispatch, counts = self._dispatch, self._engine.counts_steps
+        if not dispatch.table.get("samples") and not dispatch.reports["samples"]:
+            self._history.remember(chain.from_iterable(map(_SAMPLES, moments)))
+            self.judged_at = moments[-1].now
+            return
+        for step, samples, at, _ in moments:
+            if not samples and not counts:
+                continue
+            self.judged_at = at
+            self._history.remember(samples)
+            if samples and dispatch.table.get("samples"):
+                self._shown(step, samples)
+            for report in dispatch.reports["samples"]:  # as `dispatch.report` does, at one call less in every step
+                try:
+                    report.call(step, samples)
+                except BaseException as error:
+                    dispatch.failed(report.owner, "samples", step, error)
 
     def _judge(self, moments: Sequence[Moment], event: Event | None) -> None:
         """Hand out and judge a block, oldest first. What an action stops does not keep the others from being heard."""
@@ -358,9 +377,7 @@ class Judge:
         stop: StopTraining | None = None
         self._judging = True
         try:
-            for step, samples, now, _ in moments:
-                if samples or self._engine.counts_steps:
-                    self._hand_out(step, now, samples)
+            self._hand_out(moments)
             for result in self._engine.judge(moments):
                 try:
                     self._found(result, event)

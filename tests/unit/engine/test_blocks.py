@@ -17,6 +17,7 @@ from healthcheck.core.samples import NO_LABELS, Row, Sample
 from healthcheck.engine.columns import Moment, step_by_step
 from healthcheck.engine.engine import Engine, Evaluation
 from healthcheck.rulelang.compile import load_rules
+from healthcheck.rulelang.loader import load_text
 from tests.unit.engine.random_rules import STEPS, random_series, registry, rule_file, samples
 
 MORE = {
@@ -99,9 +100,7 @@ def standing(engine: Engine) -> str:
     return saved + repr([(s.cause.id, s.closest, s.held, s.shut, s.samples, sorted(s.firing)) for s in engine.states])
 
 
-def judged(
-    text: dict[str, Any], moments: Sequence[Moment], cuts: Sequence[int], recorded: bool = False
-) -> tuple[list[str], str]:
+def judged(text: Any, moments: Sequence[Moment], cuts: Sequence[int], recorded: bool = False) -> tuple[list[str], str]:
     engine = Engine(load_rules([text], registry=registry()), watch_transitions=True, recorded=recorded)
     results: list[Evaluation] = []
     for begin, end in pairwise([0, *cuts, len(moments)]):
@@ -136,6 +135,35 @@ def test_blocks_of_any_length_tell_the_same(
     in_blocks, stands = judged(text, moments, sorted(cuts), recorded)
     assert in_blocks == one_by_one
     assert stands == stood
+
+
+AWAITED = ["guard", "layer[parameter=l1]", "g[m-n]orm", "gap", "twice", "layer", "never"]
+"""What a rule may wait for before it applies: plain series, one of a family, a glob, derived metrics, what never comes."""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_rule_applies_from_the_moment_at_which_what_it_waits_for_comes(seed: int) -> None:
+    """Its warm-up begins there, wherever in a block that is; what has nothing to do with it does not matter."""
+    random = Random(seed)
+    rules = {
+        f"waits-{i}": {
+            "metric": name,
+            "when": {"above": 0},
+            "warmup": 3,
+            "applies_if": {"metrics": random.sample(AWAITED, random.choice([1, 1, 2]))},
+        }
+        for i, name in enumerate(["loss", "gnorm", "gap", "twice", "layer[*]"] * 2)
+    }
+    text = {"version": 1, "external": ["loss", "layer", "gnorm", "guard", "step_time"], "metrics": METRICS}
+    begins = {name: random.randrange(STEPS) for name in ("loss", "gnorm", "guard", "layer", "step_time")}
+    moments = [
+        Moment(step, [one for one in given if one.step > begins[one.metric]], now, silent)
+        for step, given, now, silent in stream(seed, STEPS)
+    ]
+    pack = load_text(json.dumps({**text, "rules": rules}))
+    pack.own = False  # what a person names always applies
+    cuts = sorted(random.sample(range(1, len(moments)), 6))
+    assert judged(pack, moments, cuts) == judged(pack, moments, range(1, len(moments)))
 
 
 def test_samples_and_rows_are_judged_alike() -> None:

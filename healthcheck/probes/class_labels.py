@@ -9,15 +9,13 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, numbers
-from healthcheck.device.tensors import is_tensor
-from healthcheck.probes.graph import CROSS_ENTROPIES, kind_of, log_probabilities, near, saved
+from healthcheck.device.tensors import is_tensor, on_host
+from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import ask_again, next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, ask_again, next_look
 
 FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
-EVERY = 10
-"""Steps between two looks once that many were seen."""
 
 
 class TrainedClasses:
@@ -72,7 +70,7 @@ class TrainedClassProbe:
 
         if event.phase != "train":
             return ()
-        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+        node: Any = cross_entropy_of(event.loss_graph)
         labels: Any = None if node is None else saved(node, "target")
         answers: Any = None if node is None else log_probabilities(node)
         if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
@@ -80,7 +78,9 @@ class TrainedClassProbe:
             return ()
         self._classes.add(labels, int(answers.shape[-1]))
         if self._classes.known:
-            self.rests_until = next_look(event.step, EVERY)
+            # All of them: no further look can add one, but for the first of another training in this process.
+            all_seen = on_host(self._classes.seen) and bool(self._classes.seen.all())
+            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM if all_seen else LOOK_SETTLED)
         return (Sample("targets.classes", event.step, number(self._classes.seen.sum())),)
 
 
@@ -163,7 +163,7 @@ class LabelOrderProbe:
         self._step = event.step
         labels: Any = None
         if event.batch is None:
-            node = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+            node = cross_entropy_of(event.loss_graph)
             labels = None if node is None else saved(node, "target")
         if not is_tensor(labels) or labels.dim() != 1 or labels.numel() < ROWS:
             self.rests_until = ask_again(event.step)

@@ -14,8 +14,8 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
-from healthcheck.probes.graph import all_behind, kind_of, regression_targets, saved
-from healthcheck.probes.looks import ask_again
+from healthcheck.probes.graph import kind_of, kinds_behind, regression_targets, saved
+from healthcheck.probes.looks import ask_again, next_look
 
 FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
@@ -50,6 +50,7 @@ class DataDriftProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
         self._first: dict[str, list[float]] = {"inputs.drift": [], "targets.drift": []}
         self._last: dict[str, deque[float]] = {key: deque(maxlen=LAST) for key in self._first}
@@ -63,10 +64,13 @@ class DataDriftProbe:
             found.append(("inputs.drift", _first_floating(event.batch)))
         if demand.due("targets.drift", event.step) and event.loss_graph is not None:
             found.append(("targets.drift", next(iter(regression_targets(event.loss_graph)), None)))
+        found = [(key, values) for key, values in found if values is not None]
+        if not found:
+            self.rests_until = max(ask_again(event.step), demand.next_due(tuple(self._first), event.step))
+            return ()
         return [
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
-            if values is not None
         ]
 
     def _drift(self, key: str, size: float) -> float | None:
@@ -144,8 +148,8 @@ class NoiseScaleProbe:
 
 def _inputs(root: Any, targets: Any) -> Iterator[Any]:
     """What a layer reads that the model has not made, in the shape of the targets."""
-    for node in all_behind(root):
-        position, name = _INPUTS.get(kind_of(node), (0, ""))
+    for node, kind in kinds_behind(root):
+        position, name = _INPUTS.get(kind, (0, ""))
         if not name:
             continue
         made = node.next_functions[position][0]
@@ -230,13 +234,13 @@ class InputProbe:
         self._step = step
         self._looks += 1
         if self._looks >= OFTEN:  # a walk through the whole graph
-            self.rests_until = step + SELDOM
-        nodes = all_behind(event.loss_graph)
+            self.rests_until = next_look(step, SELDOM)
+        nodes = kinds_behind(event.loss_graph)
         read = [
             tensor.detach()
-            for node in nodes
-            if (place := _INPUTS.get(kind_of(node))) is not None and node.next_functions[place[0]][0] is None
-            if is_tensor(tensor := saved(node, place[1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
+            for node, kind in nodes
+            if kind in _INPUTS and node.next_functions[_INPUTS[kind][0]][0] is None
+            if is_tensor(tensor := saved(node, _INPUTS[kind][1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
         ]
         if not read:
             if self._looks < OFTEN:
@@ -245,7 +249,7 @@ class InputProbe:
         samples = []
         largest = max(read, key=lambda tensor: int(tensor[0].numel()))
         if "inputs.pixel_scale" in keys and largest[0].numel() >= COLUMNS:
-            normalised = any(kind_of(node) in ("NativeBatchNorm", "CudnnBatchNorm") for node in nodes)
+            normalised = any(kind in ("NativeBatchNorm", "CudnnBatchNorm") for _, kind in nodes)
             samples.append(Sample("inputs.pixel_scale", step, number(_pixel_scale(largest, normalised))))
         if "inputs.columns" in keys and largest.dim() == 2 and largest.shape[1] >= 2 and largest.is_floating_point():
             samples.append(Sample("inputs.columns", step, number(_uneven_columns(largest))))
@@ -267,9 +271,9 @@ class InputProbe:
         return samples
 
 
-def _numbers_wanted(nodes: Sequence[Any], root: Any) -> Any:
+def _numbers_wanted(nodes: Sequence[tuple[Any, str]], root: Any) -> Any:
     """Whether rows are asked for different numbers, as a 0-dim tensor, where no tokens tell them apart; else None."""
-    if any(kind_of(node) == "Embedding" for node in nodes):
+    if any(kind == "Embedding" for _, kind in nodes):
         return None
     import torch
 

@@ -18,7 +18,7 @@ from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.activations import Hook, ModuleHooks, out_of_graphs
 from healthcheck.probes.graph import DISTANCES, NEUTRAL, all_behind, kind_of, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, next_look
 
 TURNS = 4
 """Turns of each side that must say the same."""
@@ -288,9 +288,6 @@ KEEP = 0.8
 NOTHING = 0.05
 """A side has won below this part of its first losses."""
 
-LOOK_EVERY = 10
-"""Steps between two looks while there is one optimizer. A second one ends the rest."""
-
 
 @dataclass(slots=True)
 class _Side:
@@ -367,7 +364,7 @@ class LossBalanceProbe:
         self._indices.add(index)
         # With one optimizer there is nobody to lose against.
         if len(self._indices) < 2:
-            self.rests_until = next_look(step, LOOK_EVERY)
+            self.rests_until = next_look(step, LOOK_EVERY, LOOK_SELDOM)
             return ()
         one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps
         starved = calculate(self._starved, one_sided)  # after the losses have been added to their sides

@@ -3,7 +3,7 @@ more than label frequencies, or a latent code that says nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
@@ -16,6 +16,7 @@ from healthcheck.probes.graph import (
     DISTANCES,
     NEUTRAL,
     REDUCING,
+    cross_entropy_of,
     kind_of,
     log_probabilities,
     made_by,
@@ -52,6 +53,7 @@ _EMBEDDED = {
     "Div": "self",
 }
 """Operations of losses on distances and angles, and where each keeps the vectors that it compares."""
+_OF_NUMBERS = frozenset((*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"))
 _THROUGH = frozenset((
     *_EMBEDDED,
     *REDUCING, *NEUTRAL, "Max", "Min", "Amax", "Amin", "Relu", "ClampMin", "Clamp", "Softplus", "MaskedFill", "Where",
@@ -120,56 +122,67 @@ class PredictionProbe:
         step = event.step
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
-        due = {key for key, at in self._look_at.items() if step >= at and key in demand.due_now}
+        due = set[str]()
+        for key, at in self._look_at.items():
+            if step >= at and key in demand.due_now:
+                due.add(key)
         if not due:
             return ()
         self._step = step
         found: dict[str, list[Any]] = {}
-        for key, value in self._looked_at(event.loss_graph, due):
-            found.setdefault(key, []).append(value)
+        self._look(event.loss_graph, due, found)
         # A loss shows the same parts in every step, or takes turns with others.
         self._shown.update(found)
         if not due <= self._shown:
             self._look_at.update((key, ask_again(step)) for key in due - self._shown)
             self.rests_until = min(max(at, demand.next_due((key,), step)) for key, at in self._look_at.items())
-        return [Sample(key, step, _combined(key, values)) for key, values in found.items()]
+        return [
+            Sample(key, step, number(values[0]) if len(values) == 1 else _combined(key, values))
+            for key, values in found.items()
+        ]
 
-    def _looked_at(self, root: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+    def _look(self, root: Any, due: set[str], found: dict[str, list[Any]]) -> None:
+        """Add to ``found``, by key, what each part of the loss says of what is due."""
         for node, kind in made_of(root, _THROUGH):
             if kind in CROSS_ENTROPIES:
-                yield from self._of_classes(node, due)
-            elif kind in (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
-                yield from _of_numbers(node, kind, due)
+                self._of_classes(node, due, found)
+            elif kind in _OF_NUMBERS:
+                _of_numbers(node, kind, due, found)
             elif kind in _EMBEDDED and _EMBEDDINGS in due:
                 vectors = saved(node, _EMBEDDED[kind])
                 if is_tensor(vectors) and _are_vectors(node, vectors):
-                    yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
+                    _add(found, _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div"))
             elif kind in ("Sub", "Mm") and _EMBEDDINGS in due:
                 source = _each_with_each(node)
                 compared: Any = None if source is None else made_by(source, ROWS)
                 if is_tensor(compared) and compared.dim() == 2 and compared.shape[0] >= FEW:
-                    yield _EMBEDDINGS, _apart(_rows(compared, 1), angles=False)
+                    _add(found, _EMBEDDINGS, _apart(_rows(compared, 1), angles=False))
 
-    def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+    def _of_classes(self, node: Any, due: set[str], found: dict[str, list[Any]]) -> None:
+        if _PREDICTIONS not in due and _CLASS not in due:
+            return
         labels: Any = saved(node, "target")
         answers = log_probabilities(node)
-        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+        if answers is None or labels is None or labels.numel() < FEW:
             return
-        differ = _differ(labels)
+        low, high = labels.detach().aminmax()
+        differ = low != high
         if _PREDICTIONS in due:
             # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
             rows = _rows(answers, -1).nan_to_num(0.0, 0.0, 0.0)
             if rows.shape[0] >= FEW:
-                yield _PREDICTIONS, _where(differ, rows.std(0).max())
+                found.setdefault(_PREDICTIONS, []).append(_where(differ, rows.std(0).max()))
         if _CLASS in due and on_host(labels):
-            known = None if bool(differ) else int(labels.reshape(-1)[0])
-            linear = kind_of(past_neutral(source_of(past_neutral(source_of(node))))) == "Addmm"
-            # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
-            weight = 1.0 if answers.shape[-1] > 2 else RARE
-            more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
+            more, known = 0.0, None
+            if not bool(differ):
+                known = int(labels.reshape(-1)[0])
+                linear = kind_of(past_neutral(source_of(past_neutral(source_of(node))))) == "Addmm"
+                # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
+                weight = 1.0 if answers.shape[-1] > 2 else RARE
+                more = 0.0 if known < 0 or not linear else weight * labels.numel()
             self._alike = self._alike + more if more and known == self._class else more
             self._class = known
-            yield _CLASS, self._alike
+            found.setdefault(_CLASS, []).append(self._alike)
 
 
 def _are_vectors(node: Any, values: Any) -> bool:
@@ -209,7 +222,11 @@ def _past_factor(node: Any) -> Any:
     return node
 
 
-def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:
+def _add(found: dict[str, list[Any]], key: str, value: Any) -> None:
+    found.setdefault(key, []).append(value)
+
+
+def _of_numbers(node: Any, kind: str, due: set[str], found: dict[str, list[Any]]) -> None:
     answers: Any = saved(node, "self")
     targets: Any = saved(node, "target")
     if not is_tensor(answers) or not is_tensor(targets) or answers.shape != targets.shape or not answers.dim():
@@ -223,17 +240,17 @@ def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]
     if _PREDICTIONS in due:
         # Answers that have yet to get where the targets are lie close together on the way; the reach says it.
         counts = (differ > 0) & (reach < LARGE)
-        yield _PREDICTIONS, _where(counts, _ratio(apart, differ) if kind in DISTANCES else apart)
+        _add(found, _PREDICTIONS, _where(counts, _ratio(apart, differ) if kind in DISTANCES else apart))
     if _REACH in due and kind in DISTANCES:
-        yield _REACH, reach
+        _add(found, _REACH, reach)
 
 
 def _rows(values: Any, classes: int | None) -> Any:
     """A few rows and columns of a batch, float32. ``classes``: the dimension that is one answer; all but the first if None."""
     values = values.detach()
     values = values.reshape(values.shape[0], -1) if classes is None else values.movedim(classes, -1).flatten(0, -2)
-    rows, columns = (max(1, -(-n // most)) for n, most in zip(values.shape, (ROWS, COLUMNS), strict=True))
-    return values[::rows, ::columns].float()
+    count, width = values.shape
+    return values[:: max(1, -(-count // ROWS)), :: max(1, -(-width // COLUMNS))].float()
 
 
 def _apart(vectors: Any, *, angles: bool) -> Any:
@@ -245,11 +262,6 @@ def _apart(vectors: Any, *, angles: bool) -> Any:
     if not angles:
         apart = torch.maximum(apart, _ratio(lengths.std(), lengths.mean()))
     return _where(lengths.max() > 0, apart)
-
-
-def _differ(labels: Any) -> Any:
-    low, high = labels.detach().aminmax()
-    return low != high
 
 
 def _ratio(part: Any, whole: Any) -> Any:
@@ -309,10 +321,10 @@ class FrequencyProbe:
         if not demand.due(_KEY, event.step):
             return ()
         self._step = event.step
-        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
-        labels: Any = saved(node, "target")
+        node: Any = cross_entropy_of(event.loss_graph)
         answers = None if node is None else log_probabilities(node)
-        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+        labels: Any = None if answers is None else saved(node, "target")
+        if answers is None or labels is None or labels.numel() < FEW:
             return ()
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
             return ()
@@ -368,29 +380,35 @@ class LatentProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
-        if not demand.due("latent.kl", step):
+        if "latent.kl" not in demand.due_now:
             return ()
         self._step = step
         value = _divergence(event.loss_graph)
-        return () if value is None else (Sample("latent.kl", step, number(value)),)
+        if value is None:
+            self.rests_until = max(ask_again(step), demand.next_due(("latent.kl",), step))
+            return ()
+        return (Sample("latent.kl", step, number(value)),)
 
 
 def _divergence(root: Any) -> Any:
     """Mean over samples of the sum over the code, as a 0-dim tensor; None where no such term stands in the loss."""
-    nodes = list({id(node): node for node in near(root)}.values())
-    added = {id(parent) for node in nodes if kind_of(node) in _LINEAR for parent, _ in node.next_functions}
-    squares = [square for node in nodes if (square := _square(node)) is not None]
-    for node in nodes:
-        kind = kind_of(node)
+    nodes = [(node, type(node).__name__.partition("Backward")[0]) for node in {id(n): n for n in near(root)}.values()]
+    ratios = [(node, kind) for node, kind in nodes if kind in ("Exp", "Log")]
+    if not ratios:
+        return None
+    added = {id(parent) for node, kind in nodes if kind in _LINEAR for parent, _ in node.next_functions}
+    squares = [square for node, kind in nodes if kind in ("Mul", "Pow") if (square := _square(node)) is not None]
+    for node, kind in ratios:
         ratio: Any
         mean: Any
-        if kind not in ("Exp", "Log") or id(node.next_functions[0][0]) not in added:
+        if id(node.next_functions[0][0]) not in added:
             continue
         # The exponential keeps its result, the logarithm its input: both are the ratio of the variances.
         ratio = saved(node, "result" if kind == "Exp" else "self")

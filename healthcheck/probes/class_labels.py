@@ -12,7 +12,7 @@ from healthcheck.device.deferred import calculate, number, numbers
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, ask_again, next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, ask_again, look_calmly, next_look
 
 FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
@@ -155,6 +155,8 @@ class LabelOrderProbe:
         self.rests_until = 0
         self._alone: set[float] = set()
         """Labels that were all of a batch's. One alone may be what most rows have."""
+        self._mixed = False
+        """Whether the last batch that was looked at had rows of several labels."""
         self._step = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -171,10 +173,14 @@ class LabelOrderProbe:
         import torch
 
         ends = numbers(torch.stack(labels.detach().aminmax()).double())
-        return (Sample("targets.one_label", event.step, calculate(self._is_sorted, ends)),)
+        sample = Sample("targets.one_label", event.step, calculate(self._is_sorted, ends))
+        if self._mixed:
+            self.rests_until = look_calmly(event.step)
+        return (sample,)
 
     def _is_sorted(self, ends: Any) -> float:
         least, most = ends
+        self._mixed = least != most
         if least == most and len(self._alone) < 2:
             self._alone.add(least)
         return float(least == most and len(self._alone) > 1)
@@ -188,6 +194,8 @@ RARE = 0.1
 """Part of the labels that are 1, up to which these are rare."""
 ENOUGH = 8
 """Looks after which frequencies are known well enough."""
+OFTEN = 0.25
+"""Labels predicted to be 1, as a part of those that are, above which a model surely says yes to rare ones."""
 
 _KEYS = _PREDICTED, _OVER = ("labels.predicted", "loss.over_rates")
 
@@ -225,6 +233,7 @@ class RareLabelProbe:
         self._ones: Any = None
         self._rows = 0.0
         self._looks = 0
+        self._predicts = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -258,7 +267,14 @@ class RareLabelProbe:
         right = labels.sum()
         rare = (self._ones.sum() < RARE * self._rows * len(ones)) & (right > 0)
         share = torch.where(rare, (logits > 0).sum() / right.clamp(min=1), torch.ones_like(right))
+        predicted = calculate(self._note, number(share))
+        if self._predicts:
+            self.rests_until = look_calmly(step)
         return (
-            Sample(_PREDICTED, step, number(share)),
+            Sample(_PREDICTED, step, predicted),
             Sample(_OVER, step, number(cost.mean() / base.mean().clamp(min=1e-12))),
         )
+
+    def _note(self, share: float) -> float:
+        self._predicts = share > OFTEN
+        return share

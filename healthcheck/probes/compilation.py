@@ -16,10 +16,10 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_SETTLED, next_look
 
-LOOK_EVERY, LOOK_SETTLED = 5, 20
-"""Steps between two looks while nothing was compiled; the second in a run that has settled."""
+LOOK_EVERY = 5
+"""Steps between two looks while nothing was compiled, in a young run."""
 NAMED = 3
 """Places that an alert names."""
 KEPT = 2000

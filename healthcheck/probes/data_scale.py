@@ -15,12 +15,14 @@ from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import kind_of, kinds_behind, regression_targets, saved
-from healthcheck.probes.looks import ask_again, next_look
+from healthcheck.probes.looks import ask_again, look_calmly, next_look
 
 FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
 MOST_VALUES = 65_536
 """Values of a batch that are read, at even distances."""
+ALIKE = 3.0
+"""Times by which a size may differ from that of the beginning and be about the same."""
 
 
 class DataDriftProbe:
@@ -54,6 +56,8 @@ class DataDriftProbe:
         self._step = 0
         self._first: dict[str, list[float]] = {"inputs.drift": [], "targets.drift": []}
         self._last: dict[str, deque[float]] = {key: deque(maxlen=LAST) for key in self._first}
+        self._alike: dict[str, bool] = {}
+        """Of each, whether its last size was about that of the first ones."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.phase != "train" or event.step == self._step:
@@ -68,10 +72,13 @@ class DataDriftProbe:
         if not found:
             self.rests_until = max(ask_again(event.step), demand.next_due(tuple(self._first), event.step))
             return ()
-        return [
+        samples = [
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
         ]
+        if all(self._alike.get(key, False) for key, _ in found):
+            self.rests_until = look_calmly(event.step)
+        return samples
 
     def _drift(self, key: str, size: float) -> float | None:
         first, last = self._first[key], self._last[key]
@@ -80,6 +87,7 @@ class DataDriftProbe:
             return 1.0
         last.append(size)
         begun = statistics.median(first)
+        self._alike[key] = begun / ALIKE < size < ALIKE * begun
         if begun <= 0 or len(last) < LAST:
             return 1.0
         return max(last) / begun if max(last) < begun else max(1.0, min(last) / begun)

@@ -40,6 +40,12 @@ def ask_again(step: int) -> int:
     return next_look(step, LOOK_EVERY, LOOK_SELDOM)
 
 
+def look_calmly(step: int) -> int:
+    """``rests_until`` of a probe that found at ``step`` a value far from any that a rule would name: none while the run is young,
+    and a longer one once it has settled. A rule looks at each of its steps again as soon as a value comes nearer."""
+    return step if step < RUN_SETTLED else next_look(step, LOOK_SELDOM)
+
+
 PAUSE = 1000
 """Steps of a rest: of a probe that has looked, or of one in a run that shows no graph."""
 

@@ -454,26 +454,28 @@ class KeptGraphProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "memory.kept_graphs",
-            f"Steps whose graph is still held by something, of the last {EVERY * KEPT_IN_MIND:,} and more; estimated from one in "
-            f"{EVERY}, later {SETTLED_EVERY}.",
+            f"Steps whose graph is still held by something, of the last {EVERY * KEPT_IN_MIND:,}; estimated from one in "
+            f"{EVERY}, later in {SETTLED_EVERY}.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
     )
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[weakref.ref[_Mark], int]] = deque(maxlen=KEPT_IN_MIND)
-        """Each with the steps for which it stands."""
+        self._marks: deque[tuple[weakref.ref[_Mark], int, int]] = deque(maxlen=KEPT_IN_MIND)
+        """Each with the steps for which it stands, and its own."""
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         self.rests_until = next_look(event.step, EVERY, SETTLED_EVERY)
         if event.loss_graph is None or event.phase != "train":
             return ()
-        kept = sum([steps for mark, steps in self._marks if mark() is not None])
-        stands_for = EVERY if event.step < RUN_SETTLED else SETTLED_EVERY
-        self._marks.append((_marked(event.loss_graph), stands_for))
-        return (Sample("memory.kept_graphs", event.step, float(kept)),)
+        step = event.step
+        while self._marks and self._marks[0][2] < step - EVERY * KEPT_IN_MIND:
+            self._marks.popleft()
+        kept = sum([steps for mark, steps, _ in self._marks if mark() is not None])
+        self._marks.append((_marked(event.loss_graph), EVERY if step < RUN_SETTLED else SETTLED_EVERY, step))
+        return (Sample("memory.kept_graphs", step, float(kept)),)
 
 
 def _marked(root: Any) -> weakref.ref[_Mark]:

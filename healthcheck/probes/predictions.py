@@ -3,13 +3,15 @@ more than label frequencies, or a latent code that says nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.deferred import largest, number, smallest
+from healthcheck.device.deferred import calculate, largest, number, smallest
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
@@ -28,7 +30,7 @@ from healthcheck.probes.graph import (
     signed,
     source_of,
 )
-from healthcheck.probes.looks import ask_again
+from healthcheck.probes.looks import ask_again, look_calmly
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
@@ -45,6 +47,8 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
     "targets.one_class",
     "targets.reach",
 )
+_CALM = {_PREDICTIONS: (0.05, math.inf), _EMBEDDINGS: (0.05, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
+"""Values between which each is many times away from what the packs' rules name."""
 _EMBEDDED = {
     "Cdist": "x1",
     "EuclideanDist": "x1",
@@ -111,6 +115,8 @@ class PredictionProbe:
         self._look_at = dict.fromkeys(_KEYS, 0)
         """Step at which each metric is looked for again: a loss that has never shown it will hardly do so at the next step."""
         self._shown: set[str] = set()
+        self._calm: dict[str, bool] = {}
+        """Of each, whether its last value that has arrived was a calm one."""
         self._class: int | None = None
         self._alike = 0.0
         """Labels in a row of the class ``_class``."""
@@ -133,13 +139,23 @@ class PredictionProbe:
         self._look(event.loss_graph, due, found)
         # A loss shows the same parts in every step, or takes turns with others.
         self._shown.update(found)
-        if not due <= self._shown:
-            self._look_at.update((key, ask_again(step)) for key in due - self._shown)
-            self.rests_until = min(max(at, demand.next_due((key,), step)) for key, at in self._look_at.items())
-        return [
-            Sample(key, step, number(values[0]) if len(values) == 1 else _combined(key, values))
-            for key, values in found.items()
-        ]
+        samples = []
+        for key, values in found.items():
+            value = number(values[0]) if len(values) == 1 else _combined(key, values)
+            samples.append(Sample(key, step, calculate(partial(self._note, key), value)))
+        for key in due:
+            if key not in self._shown:
+                self._look_at[key] = ask_again(step)
+            elif self._calm.get(key):
+                self._look_at[key] = look_calmly(step)
+        if max(map(self._look_at.__getitem__, due)) > step:
+            self.rests_until = min([max(at, demand.next_due((key,), step)) for key, at in self._look_at.items()])
+        return samples
+
+    def _note(self, key: str, value: float) -> float:
+        low, high = _CALM[key]
+        self._calm[key] = low <= value <= high
+        return value
 
     def _look(self, root: Any, due: set[str], found: dict[str, list[Any]]) -> None:
         """Add to ``found``, by key, what each part of the loss says of what is due."""
@@ -284,6 +300,8 @@ FREQUENCY_ROWS = 256
 """Labels of a batch for which the two answers are compared, at even distances; all of them are counted."""
 SETTLED = 20
 """Batches after which the counts are worth a comparison."""
+KNOWS_MORE = 0.9
+"""Part of the cost of frequencies below which a model surely knows more than those."""
 
 _KEY = "loss.over_frequencies"
 
@@ -311,9 +329,11 @@ class FrequencyProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
         self._counts: Any = None
         self._looks = 0
+        self._knows_more = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.loss_graph is None or event.phase != "train" or event.step == self._step:
@@ -325,13 +345,23 @@ class FrequencyProbe:
         answers = None if node is None else log_probabilities(node)
         labels: Any = None if answers is None else saved(node, "target")
         if answers is None or labels is None or labels.numel() < FEW:
+            self.rests_until = max(ask_again(event.step), demand.next_due((_KEY,), event.step))
             return ()
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
             return ()
         if answers.numel() != labels.numel() * answers.shape[-1]:
             return ()
         value = self._compare(answers.flatten(0, -2), labels.detach().flatten(), signed(int(node._saved_ignore_index)))
-        return (Sample(_KEY, event.step, number(value)),) if self._looks > SETTLED else ()
+        if self._looks <= SETTLED:
+            return ()
+        sample = Sample(_KEY, event.step, calculate(self._note, number(value)))
+        if self._knows_more:
+            self.rests_until = look_calmly(event.step)
+        return (sample,)
+
+    def _note(self, value: float) -> float:
+        self._knows_more = value < KNOWS_MORE
+        return value
 
     def _compare(self, answers: Any, labels: Any, left_out: int) -> Any:
         import torch
@@ -356,6 +386,8 @@ class FrequencyProbe:
 
 
 _LINEAR = ("Add", "Sub", "Rsub")
+INFORMS = 0.5
+"""Nats per sample above which a latent code surely says something."""
 
 
 class LatentProbe:
@@ -382,6 +414,7 @@ class LatentProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._step = 0
+        self._informs = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -394,7 +427,14 @@ class LatentProbe:
         if value is None:
             self.rests_until = max(ask_again(step), demand.next_due(("latent.kl",), step))
             return ()
-        return (Sample("latent.kl", step, number(value)),)
+        sample = Sample("latent.kl", step, calculate(self._note, number(value)))
+        if self._informs:
+            self.rests_until = look_calmly(step)
+        return (sample,)
+
+    def _note(self, value: float) -> float:
+        self._informs = value > INFORMS
+        return value
 
 
 def _divergence(root: Any) -> Any:

@@ -201,8 +201,13 @@ class ElementSampler:
         known = self._views.get(number)
         if known is not None and known[0] == addresses:
             return known[1]
-        views = [strided_view(local_part(p), self.per_tensor) for p in params]
-        if all(self._places[i].dense for i in self.groups[number]):  # else they are copies
+        places = [self._places[i] for i in self.groups[number]]
+        if self._plain[number]:
+            found = zip(params, places, strict=True)
+            views = [p.detach().as_strided((at.count,), (at.step,), p.storage_offset()) for p, at in found]
+        else:
+            views = [strided_view(local_part(p), self.per_tensor) for p in params]
+        if self._plain[number] or all(at.dense for at in places):  # else they are copies
             self._views[number] = (addresses, views)
         return views
 

@@ -9,15 +9,13 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number, numbers
-from healthcheck.device.tensors import is_tensor
-from healthcheck.probes.graph import CROSS_ENTROPIES, kind_of, log_probabilities, near, saved
+from healthcheck.device.tensors import is_tensor, on_host
+from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import ask_again, next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, ask_again, look_calmly, next_look
 
 FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
-EVERY = 10
-"""Steps between two looks once that many were seen."""
 
 
 class TrainedClasses:
@@ -72,7 +70,7 @@ class TrainedClassProbe:
 
         if event.phase != "train":
             return ()
-        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+        node: Any = cross_entropy_of(event.loss_graph)
         labels: Any = None if node is None else saved(node, "target")
         answers: Any = None if node is None else log_probabilities(node)
         if not is_tensor(labels) or answers is None or type(answers) is not torch.Tensor:
@@ -80,7 +78,9 @@ class TrainedClassProbe:
             return ()
         self._classes.add(labels, int(answers.shape[-1]))
         if self._classes.known:
-            self.rests_until = next_look(event.step, EVERY)
+            # All of them: no further look can add one, but for the first of another training in this process.
+            all_seen = on_host(self._classes.seen) and bool(self._classes.seen.all())
+            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM if all_seen else LOOK_SETTLED)
         return (Sample("targets.classes", event.step, number(self._classes.seen.sum())),)
 
 
@@ -155,6 +155,8 @@ class LabelOrderProbe:
         self.rests_until = 0
         self._alone: set[float] = set()
         """Labels that were all of a batch's. One alone may be what most rows have."""
+        self._mixed = False
+        """Whether the last batch that was looked at had rows of several labels."""
         self._step = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
@@ -163,7 +165,7 @@ class LabelOrderProbe:
         self._step = event.step
         labels: Any = None
         if event.batch is None:
-            node = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
+            node = cross_entropy_of(event.loss_graph)
             labels = None if node is None else saved(node, "target")
         if not is_tensor(labels) or labels.dim() != 1 or labels.numel() < ROWS:
             self.rests_until = ask_again(event.step)
@@ -171,10 +173,14 @@ class LabelOrderProbe:
         import torch
 
         ends = numbers(torch.stack(labels.detach().aminmax()).double())
-        return (Sample("targets.one_label", event.step, calculate(self._is_sorted, ends)),)
+        sample = Sample("targets.one_label", event.step, calculate(self._is_sorted, ends))
+        if self._mixed:
+            self.rests_until = look_calmly(event.step)
+        return (sample,)
 
     def _is_sorted(self, ends: Any) -> float:
         least, most = ends
+        self._mixed = least != most
         if least == most and len(self._alone) < 2:
             self._alone.add(least)
         return float(least == most and len(self._alone) > 1)
@@ -188,6 +194,8 @@ RARE = 0.1
 """Part of the labels that are 1, up to which these are rare."""
 ENOUGH = 8
 """Looks after which frequencies are known well enough."""
+OFTEN = 0.25
+"""Labels predicted to be 1, as a part of those that are, above which a model surely says yes to rare ones."""
 
 _KEYS = _PREDICTED, _OVER = ("labels.predicted", "loss.over_rates")
 
@@ -225,6 +233,7 @@ class RareLabelProbe:
         self._ones: Any = None
         self._rows = 0.0
         self._looks = 0
+        self._predicts = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -258,7 +267,14 @@ class RareLabelProbe:
         right = labels.sum()
         rare = (self._ones.sum() < RARE * self._rows * len(ones)) & (right > 0)
         share = torch.where(rare, (logits > 0).sum() / right.clamp(min=1), torch.ones_like(right))
+        predicted = calculate(self._note, number(share))
+        if self._predicts:
+            self.rests_until = look_calmly(step)
         return (
-            Sample(_PREDICTED, step, number(share)),
+            Sample(_PREDICTED, step, predicted),
             Sample(_OVER, step, number(cost.mean() / base.mean().clamp(min=1e-12))),
         )
+
+    def _note(self, share: float) -> float:
+        self._predicts = share > OFTEN
+        return share

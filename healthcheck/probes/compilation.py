@@ -16,10 +16,10 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_SETTLED, next_look
 
 LOOK_EVERY = 5
-"""Steps between two looks while nothing was compiled."""
+"""Steps between two looks while nothing was compiled, in a young run."""
 NAMED = 3
 """Places that an alert names."""
 KEPT = 2000
@@ -401,7 +401,7 @@ class CompilationProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         frames, counts = _compiled()
         if frames == self._frames:
-            self.rests_until = next_look(event.step, LOOK_EVERY)
+            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SETTLED)
             return ()
         if frames < self._frames:  # somebody has reset Dynamo, which forgets its frames
             self._frames, self._before = 0, {**self._before, "compile.recompiles": 0.0}
@@ -461,8 +461,10 @@ def _also(texts: list[str]) -> dict[str, str]:
 def _compiled() -> tuple[int, dict[str, float]]:
     """Compilations of frames in this process so far, and the counters by metric."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is None:
+        return 0, {}
     made = list((getattr(frames, "FRAME_COMPILE_COUNTER", None) or {}).values())
-    counts = {"compile.recompiles": float(sum(n - 1 for n in made))}
+    counts = {"compile.recompiles": float(sum(made) - len(made))}
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is not None:
         gave_up = [n for reason, n in counters.get("unimplemented", {}).items() if "recompile limit" in reason.lower()]

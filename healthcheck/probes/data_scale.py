@@ -14,13 +14,15 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
-from healthcheck.probes.graph import all_behind, kind_of, regression_targets, saved
-from healthcheck.probes.looks import ask_again
+from healthcheck.probes.graph import kind_of, kinds_behind, regression_targets, saved
+from healthcheck.probes.looks import ask_again, look_calmly, next_look
 
 FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
 MOST_VALUES = 65_536
 """Values of a batch that are read, at even distances."""
+ALIKE = 3.0
+"""Times by which a size may differ from that of the beginning and be about the same."""
 
 
 class DataDriftProbe:
@@ -50,9 +52,12 @@ class DataDriftProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
         self._first: dict[str, list[float]] = {"inputs.drift": [], "targets.drift": []}
         self._last: dict[str, deque[float]] = {key: deque(maxlen=LAST) for key in self._first}
+        self._alike: dict[str, bool] = {}
+        """Of each, whether its last size was about that of the first ones."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.phase != "train" or event.step == self._step:
@@ -63,11 +68,17 @@ class DataDriftProbe:
             found.append(("inputs.drift", _first_floating(event.batch)))
         if demand.due("targets.drift", event.step) and event.loss_graph is not None:
             found.append(("targets.drift", next(iter(regression_targets(event.loss_graph)), None)))
-        return [
+        found = [(key, values) for key, values in found if values is not None]
+        if not found:
+            self.rests_until = max(ask_again(event.step), demand.next_due(tuple(self._first), event.step))
+            return ()
+        samples = [
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
-            if values is not None
         ]
+        if all(self._alike.get(key, False) for key, _ in found):
+            self.rests_until = look_calmly(event.step)
+        return samples
 
     def _drift(self, key: str, size: float) -> float | None:
         first, last = self._first[key], self._last[key]
@@ -76,6 +87,7 @@ class DataDriftProbe:
             return 1.0
         last.append(size)
         begun = statistics.median(first)
+        self._alike[key] = begun / ALIKE < size < ALIKE * begun
         if begun <= 0 or len(last) < LAST:
             return 1.0
         return max(last) / begun if max(last) < begun else max(1.0, min(last) / begun)
@@ -144,8 +156,8 @@ class NoiseScaleProbe:
 
 def _inputs(root: Any, targets: Any) -> Iterator[Any]:
     """What a layer reads that the model has not made, in the shape of the targets."""
-    for node in all_behind(root):
-        position, name = _INPUTS.get(kind_of(node), (0, ""))
+    for node, kind in kinds_behind(root):
+        position, name = _INPUTS.get(kind, (0, ""))
         if not name:
             continue
         made = node.next_functions[position][0]
@@ -230,13 +242,13 @@ class InputProbe:
         self._step = step
         self._looks += 1
         if self._looks >= OFTEN:  # a walk through the whole graph
-            self.rests_until = step + SELDOM
-        nodes = all_behind(event.loss_graph)
+            self.rests_until = next_look(step, SELDOM)
+        nodes = kinds_behind(event.loss_graph)
         read = [
             tensor.detach()
-            for node in nodes
-            if (place := _INPUTS.get(kind_of(node))) is not None and node.next_functions[place[0]][0] is None
-            if is_tensor(tensor := saved(node, place[1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
+            for node, kind in nodes
+            if kind in _INPUTS and node.next_functions[_INPUTS[kind][0]][0] is None
+            if is_tensor(tensor := saved(node, _INPUTS[kind][1])) and tensor.dim() >= 2 and len(tensor) >= ROWS
         ]
         if not read:
             if self._looks < OFTEN:
@@ -245,7 +257,7 @@ class InputProbe:
         samples = []
         largest = max(read, key=lambda tensor: int(tensor[0].numel()))
         if "inputs.pixel_scale" in keys and largest[0].numel() >= COLUMNS:
-            normalised = any(kind_of(node) in ("NativeBatchNorm", "CudnnBatchNorm") for node in nodes)
+            normalised = any(kind in ("NativeBatchNorm", "CudnnBatchNorm") for _, kind in nodes)
             samples.append(Sample("inputs.pixel_scale", step, number(_pixel_scale(largest, normalised))))
         if "inputs.columns" in keys and largest.dim() == 2 and largest.shape[1] >= 2 and largest.is_floating_point():
             samples.append(Sample("inputs.columns", step, number(_uneven_columns(largest))))
@@ -267,9 +279,9 @@ class InputProbe:
         return samples
 
 
-def _numbers_wanted(nodes: Sequence[Any], root: Any) -> Any:
+def _numbers_wanted(nodes: Sequence[tuple[Any, str]], root: Any) -> Any:
     """Whether rows are asked for different numbers, as a 0-dim tensor, where no tokens tell them apart; else None."""
-    if any(kind_of(node) == "Embedding" for node in nodes):
+    if any(kind == "Embedding" for _, kind in nodes):
         return None
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -84,6 +85,7 @@ class EvaluationScaleProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._trained: Any = None
         self._targets: dict[str, Any] = {}
         """Mean and spread of the training's targets, by their place in a batch."""
@@ -119,6 +121,8 @@ class EvaluationScaleProbe:
         if found:
             self._paused_at = event.step
             self._pauses += 1
+            if self._pauses >= PAUSES:
+                self.rests_until = sys.maxsize
         return found
 
 

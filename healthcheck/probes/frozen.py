@@ -14,7 +14,7 @@ from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import number
 from healthcheck.probes.labels import first_few, optimizer_labels, where_in_model, where_made
-from healthcheck.probes.looks import Lead, next_look
+from healthcheck.probes.looks import LOOK_SELDOM, Lead, next_look
 
 LOOKS = 20
 """Looks in a run: who unfreezes later does so in its first part."""
@@ -62,7 +62,7 @@ class FrozenProbe:
             return ()
         looks = self._looks.get(event.optimizer, 0)
         if looks >= LOOKS:
-            self.rests_until = next_look(event.step, REST)
+            self.rests_until = next_look(event.step, REST, LOOK_SELDOM)
             return ()
         frozen, norms = demand.due(_FROZEN, event.step), demand.due(_NORMS, event.step)
         if not frozen and not norms:
@@ -224,7 +224,7 @@ class SharedMemoryProbe:
             return ()
         looked = self._looked.get(event.optimizer, 0)
         if looked >= HELD_LOOKS:
-            self.rests_until = event.step - event.step % 50 + 50  # a second training has another one
+            self.rests_until = next_look(event.step, REST, LOOK_SELDOM)  # a second training has another one
             return ()
         self._looked[event.optimizer] = looked + 1
         optimizers = {id(o): o for o in (*event.model.optimizers(), event.optimizer)}.values()
@@ -300,7 +300,7 @@ class FrozenMovedProbe:
         found = []
         trained = self._trained.setdefault(optimizer, set())
         for group in optimizer.param_groups:
-            trained.update(id(p) for p in group["params"] if p.requires_grad)
+            trained.update([id(p) for p in group["params"] if p.requires_grad])
             if not group.get("lr"):
                 continue
             decays = bool(group.get("weight_decay"))

@@ -84,10 +84,18 @@ def source_of(node: Any) -> Any:
 def past_neutral(node: Any) -> Any:
     """The first node on the way back that does more than arrange its values anew."""
     for _ in range(8):
-        if kind_of(node) not in NEUTRAL:
+        if node is None or type(node).__name__.partition("Backward")[0] not in NEUTRAL:
             break
-        node = source_of(node)
+        node = node.next_functions[0][0] if node.next_functions else None
     return node
+
+
+def cross_entropy_of(root: Any) -> Any:
+    """The first of the :data:`CROSS_ENTROPIES` that a loss is made of, by its node; None without one."""
+    for node in near(root):
+        if type(node).__name__.partition("Backward")[0] in CROSS_ENTROPIES:
+            return node
+    return None
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
@@ -107,11 +115,16 @@ def log_probabilities(loss: Any) -> Any:
     :param loss: node of one of the :data:`CROSS_ENTROPIES`, however its input was written: ``cross_entropy`` of logits,
         or ``nll_loss`` of a ``log_softmax`` over any dimension, with views between.
     """
-    softmax = past_neutral(source_of(loss))
-    result: Any = saved(softmax, "result") if kind_of(softmax) == "LogSoftmax" else None
-    if not is_tensor(result) or not result.dim():
+    softmax = past_neutral(loss.next_functions[0][0])
+    if softmax is None or not type(softmax).__name__.startswith("LogSoftmaxBackward"):
         return None
-    return result.detach().movedim(dimension(softmax, result.dim()), -1)
+    result: Any = saved(softmax, "result")
+    if result is None or not result.dim():
+        return None
+    along = int(softmax._saved_dim)
+    if along >= 2**63:
+        along -= 2**64
+    return result.detach().movedim(along % result.dim(), -1)
 
 
 def dimension(node: Any, of: int) -> int:
@@ -139,8 +152,15 @@ def all_behind(root: Any) -> list[Any]:
             return []
         known[id(node)] = node
         waiting.append((node, True))
-        waiting += [(parent, False) for parent in parents_of(node)]
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                waiting.append((parent, False))
     return order
+
+
+def kinds_behind(root: Any) -> list[tuple[Any, str]]:
+    """The same, each with its kind."""
+    return [(node, type(node).__name__.partition("Backward")[0]) for node in all_behind(root)]
 
 
 def saved(node: Any, name: str) -> Any:
@@ -152,9 +172,9 @@ def saved(node: Any, name: str) -> Any:
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None:
         return None
-    parts = raw if isinstance(raw, (tuple, list)) else (raw,)  # several: the indices of ``x[rows, columns]``
-    if any(getattr(part, "unpack_hook", None) is not None for part in parts):
-        return None
+    for part in raw if isinstance(raw, (tuple, list)) else (raw,):  # several: the indices of ``x[rows, columns]``
+        if getattr(part, "unpack_hook", None) is not None:
+            return None
     return getattr(node, f"_saved_{name}", None)
 
 
@@ -201,7 +221,7 @@ def regression_targets(root: Any) -> list[Any]:
     """
     found = []
     for node in near(root):
-        kind = kind_of(node)
+        kind = type(node).__name__.partition("Backward")[0]
         if kind in DISTANCES:
             found.append(saved(node, "target"))
         elif kind in ("Pow", "Abs", "Mul"):
@@ -235,9 +255,9 @@ def classes_of(root: Any) -> int | None:
     """Classes of the cross entropy in a loss; 0 for a loss that is none; None where that is unknown."""
     other = False
     for node in near(root):
-        kind = kind_of(node)
+        kind = type(node).__name__.partition("Backward")[0]
         if kind in CROSS_ENTROPIES:
-            shape = shape_of(source_of(node))
+            shape = shape_of(node.next_functions[0][0])
             return shape[min(1, len(shape) - 1)] if shape else None
         other = other or kind in _NO_CLASSES
     return 0 if other or not _may_hold_a_cross_entropy(root) else None

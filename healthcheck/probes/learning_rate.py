@@ -17,13 +17,10 @@ from healthcheck.device.deferred import largest, number, where
 from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import evenly
 from healthcheck.probes.labels import optimizer_labels, with_label
-from healthcheck.probes.looks import LOOK_SELDOM, next_look
-from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, next_look
 
 SETTLED = 20
 """Updates after which an optimizer has a schedule of its own, and can be replaced."""
-LOOK_EVERY = 10
-"""Steps between two looks at an optimizer whose rate is its schedule's, and at the weights for :func:`_same_model`."""
 LOOK_CLOSELY = 100
 """Updates after which a tenth of these looks is enough: weights move fastest at the start."""
 TENSORS = 8
@@ -125,7 +122,7 @@ class LearningRateProbe:
             if self._counts_warmups and index == 0 and (own != warmups.rate or warmups.optimizer() is not optimizer):
                 samples += warmups.changed(optimizer, own, step)
         if event.row is not None:
-            looks = next_look(step, LOOK_EVERY if step < RUN_SETTLED else LOOK_SELDOM)
+            looks = next_look(step, LOOK_EVERY, LOOK_SELDOM)
             self.events_from = min(looks, demand.next_due(("lr.fraction",), step)) if self._follows else sys.maxsize
         return samples
 

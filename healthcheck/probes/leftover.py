@@ -21,7 +21,7 @@ from healthcheck.device.sampling import ElementSampler, SampledRows
 from healthcheck.device.tensors import GRADIENT, IS_NONE, evenly, is_tensor, on_host
 from healthcheck.probes.graph import CROSS_ENTROPIES, DISTANCES, kind_of, past_neutral, saved, shape_of, source_of
 from healthcheck.probes.labels import optimizer_labels, where_called, where_made
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_SELDOM, next_look
 from healthcheck.probes.step_order import divisor_of
 
 TENSORS = 16
@@ -322,7 +322,7 @@ class IncompleteGroupProbe:
             if written is not None:
                 self._offset = written - passes
             if usual == 1 and row >= ALONE:
-                self.rests_until = event.step + 100
+                self.rests_until = next_look(event.step, LOOK_SELDOM)
             return (Sample("updates.carried", event.step, float(self._count())),) if usual > 1 else ()
         settled = row >= ALIKE and usual > 1
         if not settled or not meant or written is None or not usual < passes < 2 * usual:
@@ -507,7 +507,7 @@ class OtherLossProbe:
             return ()
         optimizers = len(event.model.optimizers())
         if optimizers < 2:  # a new one ends the rest
-            self.rests_until = next_look(event.step, REST)
+            self.rests_until = next_look(event.step, REST, LOOK_SELDOM)
             return ()
         if event.step > self._seen + 1:  # what went on during a rest is not known
             self._windows.clear()

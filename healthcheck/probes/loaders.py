@@ -81,7 +81,8 @@ class DryLoaderProbe:
         if event.batch is not None:
             return self._used(event.step, named_tensors(event.batch))
         if not self._batches:  # no loader has been seen so far
-            self.rests_until = ask_again(event.step)
+            self.rests_until = self.events_from = ask_again(event.step)
+            return ()
         waited = event.step - self._came
         self.events_from = event.step - waited % LONG + LONG
         if self._batches < SETTLED or waited % LONG or waited < LONG * self._longest or event.loss_graph is None:

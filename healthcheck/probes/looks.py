@@ -14,13 +14,21 @@ SETTLED = 20
 """Steps in which a run may still show what it has: a scaler, batches, updates that are decided upon."""
 LOOK_EVERY = 10
 """Steps between two looks afterwards."""
-LOOK_SELDOM = 50
-"""The same in a run that has settled, of a probe that has found nothing so far."""
+LOOK_SETTLED = 20
+"""The same in a run that has settled, of a probe that has something to see all the time. What the packs' rules look at then is
+looked at every 20 steps or in multiples of them: most steps are nobody's."""
+LOOK_SELDOM = 100
+"""The same, of a probe that has found nothing so far."""
 
 
-def next_look(step: int, every: int = LOOK_EVERY) -> int:
+def next_look(step: int, every: int = LOOK_EVERY, settled: int = 0) -> int:
     """The first multiple of ``every`` after ``step``: who looks now and then does so in the same steps, and the others
-    need no events."""
+    need no events.
+
+    :param settled: counts instead in a run that has settled; 0: nothing else does.
+    """
+    if settled and step >= RUN_SETTLED:
+        every = settled
     return step - step % every + every
 
 
@@ -29,7 +37,13 @@ def ask_again(step: int) -> int:
     settled. What it has not shown by then it mostly never shows; a new optimizer ends every rest."""
     if step <= SETTLED:
         return step
-    return next_look(step, LOOK_EVERY if step < RUN_SETTLED else LOOK_SELDOM)
+    return next_look(step, LOOK_EVERY, LOOK_SELDOM)
+
+
+def look_calmly(step: int) -> int:
+    """``rests_until`` of a probe that found at ``step`` a value far from any that a rule would name: none while the run is young,
+    and a longer one once it has settled. A rule looks at each of its steps again as soon as a value comes nearer."""
+    return step if step < RUN_SETTLED else next_look(step, LOOK_SELDOM)
 
 
 PAUSE = 1000

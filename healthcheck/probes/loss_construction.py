@@ -16,7 +16,7 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.deferred import number, smallest
+from healthcheck.device.deferred import calculate, number, smallest
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
@@ -35,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again
+from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again, look_calmly
 from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, products_of_each_with_each, shape_mistakes
 
@@ -333,6 +333,8 @@ class AdvantageProbe:
         self.rests_until = 0
         self._shown = False
         self._step = 0
+        self._teaches = False
+        """Whether the last batch that was looked at had an advantage."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -351,7 +353,14 @@ class AdvantageProbe:
         self._shown = True
         found = [number((weights == 0).all()) for weights in weighed]
         facts = {"advantages": f"{max(weights.numel() for weights in weighed):,} in this batch, all 0"}
-        return (Sample("advantages.zero", step, smallest(found), detail=lambda: facts),)
+        sample = Sample("advantages.zero", step, calculate(self._note, smallest(found)), detail=lambda: facts)
+        if self._teaches:
+            self.rests_until = look_calmly(step)
+        return (sample,)
+
+    def _note(self, zero: float) -> float:
+        self._teaches = not zero
+        return zero
 
 
 SIGN_LOOKS = 6

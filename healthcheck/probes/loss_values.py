@@ -29,7 +29,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphProbe, ask_again
+from healthcheck.probes.looks import GraphProbe, ask_again, look_calmly
 
 LOOKS = (2, 50, 200, 350, 1000, 3000)
 """Backward passes whose graph is looked at: a few dozen nodes and a few reductions each time."""
@@ -256,7 +256,7 @@ class ClassWeightProbe:
         self.rests_until = 0
         self._looks = self._step = 0
         self._counts: list[float] = []
-        self._found = False
+        self._found = self._right = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
@@ -272,6 +272,8 @@ class ClassWeightProbe:
                 weights, counts = (numbers(part) for part in given)
                 judged = calculate(partial(self._judge, weights, counts), number(given[1].sum()))
                 detail = partial(self._facts, weights)
+                if self._right:
+                    self.rests_until = look_calmly(step)
                 return (Sample("loss.weights_inverted", step, judged, detail=detail),)
         self._looks += 1
         if not self._found:
@@ -286,7 +288,9 @@ class ClassWeightProbe:
         self._counts = [a + b for a, b in zip(self._counts, now, strict=True)]
         if sum(self._counts) < ENOUGH:
             return None
-        return float(grows_with(list(values_of(weights)), self._counts))
+        inverted = grows_with(list(values_of(weights)), self._counts)
+        self._right = not inverted
+        return float(inverted)
 
     def _facts(self, weights: Any) -> Mapping[str, Any]:
         total = sum(self._counts) or 1.0

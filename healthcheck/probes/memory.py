@@ -18,7 +18,6 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.core.text import size_text
-from healthcheck.probes.graph import kind_of, parents_of
 from healthcheck.probes.looks import next_look
 from healthcheck.probes.memory_readings import (
     TorchDevice,
@@ -28,6 +27,7 @@ from healthcheck.probes.memory_readings import (
     open_files,
     resident_bytes,
 )
+from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
 FLOOR_STEPS = 100
 """Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""
@@ -78,7 +78,7 @@ class MemoryProbe:
         if event.kind is EventKind.EPOCH_END:
             self._knows_epochs = True
             return self._take_floor(event)
-        if not demand.wants("memory.epoch_floor") and not any(demand.due(key, event.step) for key in _READ):
+        if not demand.wants("memory.epoch_floor") and demand.next_due(_READ, event.step - 1) != event.step:
             return ()
         stats = self.device.statistics()
         samples = [
@@ -125,6 +125,8 @@ class HostMemoryProbe:
         ),
     )
 
+    _KEYS = tuple(metric.name for metric in provides)
+
     def __init__(
         self,
         resident: Callable[[], int | None] | None = None,
@@ -137,7 +139,7 @@ class HostMemoryProbe:
         self._asked = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if not any(demand.due(metric.key, event.step) for metric in self.provides):
+        if demand.next_due(self._KEYS, event.step - 1) != event.step:
             return ()
         used = self._resident()
         if used is None:
@@ -148,7 +150,8 @@ class HostMemoryProbe:
                 self._limit, self._asked = self._ask_limit(), True
             if self._limit:
                 samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
-        if demand.due("memory.cgroup_fraction", event.step):
+        # A process stays in its groups.
+        if (self._groups is None or self._groups) and demand.due("memory.cgroup_fraction", event.step):
             if self._groups is None:
                 self._groups = limited_cgroups()
             group = cgroup_memory(self._groups) if self._groups else None
@@ -420,8 +423,8 @@ def _median_slope(xs: list[float], ys: list[float]) -> float:
     return statistics.median(slopes) if slopes else 0.0
 
 
-EVERY = 10
-"""Steps between two graphs that are marked."""
+EVERY, SETTLED_EVERY = 10, 20
+"""Steps between two graphs that are marked; the second in a run that has settled."""
 KEPT_IN_MIND = 100
 """Marks that are followed."""
 NODES = 16
@@ -437,7 +440,7 @@ class _Mark:
 
 
 class KeptGraphProbe:
-    """Marks the graph of one loss in ten, and counts the marks that are still there.
+    """Marks the graph of one loss in ten, later in twenty, and counts the marks that are still there.
 
     Each node of torch's graph has a dictionary that lives and dies with it; the mark lies there. So nothing is kept
     alive, no heap is walked, and what holds a graph without a Python object of its own (the sum of a running
@@ -451,23 +454,28 @@ class KeptGraphProbe:
     provides: tuple[Metric, ...] = (
         Metric(
             "memory.kept_graphs",
-            f"Steps whose graph is still held by something, of the last {EVERY * KEPT_IN_MIND:,}; estimated from one in {EVERY}.",
+            f"Steps whose graph is still held by something, of the last {EVERY * KEPT_IN_MIND:,}; estimated from one in "
+            f"{EVERY}, later in {SETTLED_EVERY}.",
             cost=Cost.HOST,
             needs=("the graph of the loss",),
         ),
     )
 
     def __init__(self) -> None:
-        self._marks: deque[weakref.ref[_Mark]] = deque(maxlen=KEPT_IN_MIND)
+        self._marks: deque[tuple[weakref.ref[_Mark], int, int]] = deque(maxlen=KEPT_IN_MIND)
+        """Each with the steps for which it stands, and its own."""
         self.rests_until = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        self.rests_until = next_look(event.step, EVERY)
+        self.rests_until = next_look(event.step, EVERY, SETTLED_EVERY)
         if event.loss_graph is None or event.phase != "train":
             return ()
-        kept = sum([mark() is not None for mark in self._marks])
-        self._marks.append(_marked(event.loss_graph))
-        return (Sample("memory.kept_graphs", event.step, float(EVERY * kept)),)
+        step = event.step
+        while self._marks and self._marks[0][2] < step - EVERY * KEPT_IN_MIND:
+            self._marks.popleft()
+        kept = sum([steps for mark, steps, _ in self._marks if mark() is not None])
+        self._marks.append((_marked(event.loss_graph), EVERY if step < RUN_SETTLED else SETTLED_EVERY, step))
+        return (Sample("memory.kept_graphs", step, float(kept)),)
 
 
 def _marked(root: Any) -> weakref.ref[_Mark]:
@@ -476,10 +484,13 @@ def _marked(root: Any) -> weakref.ref[_Mark]:
     seen: dict[int, Any] = {}
     while waiting and len(seen) < NODES:
         node = waiting.popleft()
-        if id(node) in seen or kind_of(node).startswith("torch::autograd::"):
+        kind = type(node).__name__
+        if id(node) in seen or kind.startswith("torch::autograd::"):
             continue
         seen[id(node)] = node
-        if kind_of(node) != "AccumulateGrad":  # as long-lived as its parameter
+        if kind != "AccumulateGrad":  # as long-lived as its parameter
             node.metadata[_MARK] = mark
-            waiting += parents_of(node)
+            for parent, _ in node.next_functions:
+                if parent is not None:
+                    waiting.append(parent)
     return weakref.ref(mark)

@@ -16,7 +16,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.device.tensors import on_host
 from healthcheck.probes.labels import first_few, where_called, where_in_model
-from healthcheck.probes.looks import SeenModules
+from healthcheck.probes.looks import SeenModules, ask_again
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class ModeProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._modules = SeenModules()
         self._parts: list[_Part] = []
         self._hit: list[_Part] | None = None
@@ -72,6 +73,8 @@ class ModeProbe:
         if event.kind is EventKind.LOSS:
             if event.phase == "train" and event.model is not None and demand.due("modules.in_eval", event.step):
                 self._look(event)
+                if not self._parts:
+                    self.rests_until = max(ask_again(event.step), demand.next_due(("modules.in_eval",), event.step))
             return ()
         if self._hit is None or self._given == event.step:
             return ()

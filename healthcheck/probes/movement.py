@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
@@ -344,6 +345,8 @@ class RestoredWeightProbe:
     def __init__(self) -> None:
         self.rests_until = 0
         self._watches: dict[int, _Restoring] = {}
+        self._samplers: weakref.WeakKeyDictionary[Any, ElementSampler] = weakref.WeakKeyDictionary()
+        """Of each optimizer that lives, whose parameters it holds as well."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         optimizer, index = event.optimizer, event.optimizer_index
@@ -368,7 +371,10 @@ class RestoredWeightProbe:
             now = watch.sampler.compare(watch.before, watch.before)
             samples.append(_restored(watch.moved, now, watch.bound, event.step, optimizer_labels(index)))
         if demand.due("params.restored", event.step):
-            sampler = watch.sampler if watch is not None else ElementSampler(looked_at(optimizer))
+            params, known = looked_at(optimizer), self._samplers.get(optimizer)
+            if known is None or not _same(params, known.params):
+                known = self._samplers[optimizer] = ElementSampler(params)
+            sampler = known
             if sampler.groups:
                 self._watches[index] = _Restoring(weak(optimizer), sampler, sampler.weights("before"))
         if index not in self._watches:
@@ -398,10 +404,11 @@ def _restored(moved: Sequence[Any], now: Sequence[Any], bound: Sequence[Any], st
             n = len(then) // ROWS
             count += n
             for k in range(n):
-                squares, changed, there, largest = (then[row * n + k] for row in (1, 2, 3, 5))
+                if not then[2 * n + k] or largest_ones[k] >= AT_BOUND:
+                    continue
                 # Changed by the update, and not a clamp that holds all weights at one size, or many at a bound.
-                one_size = math.isclose(squares, there * largest * largest, rel_tol=1e-5)
-                if changed and not one_size and largest_ones[k] < AT_BOUND:
+                squares, there, largest = then[n + k], then[3 * n + k], then[5 * n + k]
+                if not math.isclose(squares, there * largest * largest, rel_tol=1e-5):
                     moves += 1
                     hits += not today[2 * n + k]
         counted[:] = [hits, count]

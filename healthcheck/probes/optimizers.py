@@ -16,12 +16,10 @@ from healthcheck.device.deferred import number
 from healthcheck.device.living import live_objects
 from healthcheck.probes.labels import first_few, where_called, where_made
 from healthcheck.probes.learning_rate import largest_rate, scheduled_goal
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, next_look
 
 MOST = 64
 """Optimizers that are distinguished; inner loops make them by the thousand."""
-LOOK_EVERY = 10
-"""Steps between two looks at one and the same optimizer."""
 
 
 class OptimizerCountProbe:
@@ -44,10 +42,14 @@ class OptimizerCountProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.optimizer is None:
             return ()
-        first = next((p for group in event.optimizer.param_groups for p in group["params"]), None)
-        if len(self._seen) < MOST and not any(known() is first for known in self._seen):
+        first: Any = None
+        for group in event.optimizer.param_groups:
+            if group["params"]:
+                first = group["params"][0]
+                break
+        if len(self._seen) < MOST and not [known for known in self._seen if known() is first]:
             self._seen.append(weak(first))
-        self.rests_until = next_look(event.step, LOOK_EVERY)
+        self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM)
         return (Sample("optimizers", event.step, float(len(self._seen))),)
 
 
@@ -89,7 +91,7 @@ class RebuiltOptimizerProbe:
         # A second update by the same object: this loop keeps its optimizer.
         if self._optimizer() is optimizer:
             self._row = 0
-            self.rests_until = next_look(event.step, REBUILT_LOOK_EVERY)
+            self.rests_until = next_look(event.step, REBUILT_LOOK_EVERY, LOOK_SELDOM)
             return (Sample("optimizer.rebuilt", event.step, 0.0),)
         first = optimizer.param_groups[0]["params"][0] if optimizer.param_groups[0]["params"] else None
         same = follows and first is not None and self._first() is first

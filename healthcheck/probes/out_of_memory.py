@@ -21,12 +21,13 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.core.text import size_text
 from healthcheck.device.tensors import GRADIENT, is_tensor, local_part, no_grad, on_host
 from healthcheck.probes.graph import all_behind, kind_of, saved
+from healthcheck.probes.looks import LOOK_SETTLED, next_look
 from healthcheck.probes.memory_readings import TorchDevice, memory_limit_bytes, resident_bytes
 
 WALKED_AT = 2
 """The step whose graph is walked."""
 APART = 10
-"""Steps from one reading of memory to the next."""
+"""Steps from one reading of memory to the next, at first."""
 READINGS = 8
 """Last readings of memory that are shown."""
 FRAGMENTED = 0.15
@@ -109,7 +110,7 @@ class OutOfMemoryProbe:
     def _read(self, step: int) -> None:
         if step < self._read_from:
             return
-        self._read_from = step + APART
+        self._read_from = next_look(step, APART, LOOK_SETTLED)
         used = self.device.statistics().get("allocated")
         if used is not None:
             self._readings.append((step, used))

@@ -192,6 +192,7 @@ class ConstantTargetProbe:
         self._empty = self._count = 0
         self._ends: Any = None
         """Smallest and largest target so far: two 0-dim tensors."""
+        self._differ = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.phase != "train" or not demand.due("targets.constant", event.step):
@@ -209,7 +210,14 @@ class ConstantTargetProbe:
         self._ends = low, high
         self._count += targets.numel()
         count, place = float(self._count), where_called(event, "backward")
-        value = calculate(lambda one, other: count if one == other else 0.0, number(low), number(high))
+
+        def constant(one: float, other: float) -> float:
+            self._differ = one != other
+            return 0.0 if self._differ else count
+
+        value = calculate(constant, number(low), number(high))
+        if self._differ:  # and for good: the two ends never come nearer
+            self.rests_until = sys.maxsize
         return (Sample("targets.constant", event.step, value, detail=lambda: place),)
 
 

@@ -3,19 +3,22 @@ more than label frequencies, or a latent code that says nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
-from healthcheck.device.deferred import largest, number, smallest
+from healthcheck.device.deferred import calculate, largest, number, smallest
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import (
     CROSS_ENTROPIES,
     DISTANCES,
     NEUTRAL,
     REDUCING,
+    cross_entropy_of,
     kind_of,
     log_probabilities,
     made_by,
@@ -27,7 +30,7 @@ from healthcheck.probes.graph import (
     signed,
     source_of,
 )
-from healthcheck.probes.looks import ask_again
+from healthcheck.probes.looks import ask_again, look_calmly
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
@@ -44,6 +47,8 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
     "targets.one_class",
     "targets.reach",
 )
+_CALM = {_PREDICTIONS: (0.05, math.inf), _EMBEDDINGS: (0.05, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
+"""Values between which each is many times away from what the packs' rules name."""
 _EMBEDDED = {
     "Cdist": "x1",
     "EuclideanDist": "x1",
@@ -52,6 +57,7 @@ _EMBEDDED = {
     "Div": "self",
 }
 """Operations of losses on distances and angles, and where each keeps the vectors that it compares."""
+_OF_NUMBERS = frozenset((*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"))
 _THROUGH = frozenset((
     *_EMBEDDED,
     *REDUCING, *NEUTRAL, "Max", "Min", "Amax", "Amin", "Relu", "ClampMin", "Clamp", "Softplus", "MaskedFill", "Where",
@@ -109,6 +115,8 @@ class PredictionProbe:
         self._look_at = dict.fromkeys(_KEYS, 0)
         """Step at which each metric is looked for again: a loss that has never shown it will hardly do so at the next step."""
         self._shown: set[str] = set()
+        self._calm: dict[str, bool] = {}
+        """Of each, whether its last value that has arrived was a calm one."""
         self._class: int | None = None
         self._alike = 0.0
         """Labels in a row of the class ``_class``."""
@@ -120,56 +128,77 @@ class PredictionProbe:
         step = event.step
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
-        due = {key for key, at in self._look_at.items() if step >= at and key in demand.due_now}
+        due = set[str]()
+        for key, at in self._look_at.items():
+            if step >= at and key in demand.due_now:
+                due.add(key)
         if not due:
             return ()
         self._step = step
         found: dict[str, list[Any]] = {}
-        for key, value in self._looked_at(event.loss_graph, due):
-            found.setdefault(key, []).append(value)
+        self._look(event.loss_graph, due, found)
         # A loss shows the same parts in every step, or takes turns with others.
         self._shown.update(found)
-        if not due <= self._shown:
-            self._look_at.update((key, ask_again(step)) for key in due - self._shown)
-            self.rests_until = min(max(at, demand.next_due((key,), step)) for key, at in self._look_at.items())
-        return [Sample(key, step, _combined(key, values)) for key, values in found.items()]
+        samples = []
+        for key, values in found.items():
+            value = number(values[0]) if len(values) == 1 else _combined(key, values)
+            samples.append(Sample(key, step, calculate(partial(self._note, key), value)))
+        for key in due:
+            if key not in self._shown:
+                self._look_at[key] = ask_again(step)
+            elif self._calm.get(key):
+                self._look_at[key] = look_calmly(step)
+        if max(map(self._look_at.__getitem__, due)) > step:
+            self.rests_until = min([max(at, demand.next_due((key,), step)) for key, at in self._look_at.items()])
+        return samples
 
-    def _looked_at(self, root: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+    def _note(self, key: str, value: float) -> float:
+        low, high = _CALM[key]
+        self._calm[key] = low <= value <= high
+        return value
+
+    def _look(self, root: Any, due: set[str], found: dict[str, list[Any]]) -> None:
+        """Add to ``found``, by key, what each part of the loss says of what is due."""
         for node, kind in made_of(root, _THROUGH):
             if kind in CROSS_ENTROPIES:
-                yield from self._of_classes(node, due)
-            elif kind in (*DISTANCES, "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
-                yield from _of_numbers(node, kind, due)
+                self._of_classes(node, due, found)
+            elif kind in _OF_NUMBERS:
+                _of_numbers(node, kind, due, found)
             elif kind in _EMBEDDED and _EMBEDDINGS in due:
                 vectors = saved(node, _EMBEDDED[kind])
                 if is_tensor(vectors) and _are_vectors(node, vectors):
-                    yield _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div")
+                    _add(found, _EMBEDDINGS, _apart(_rows(vectors, 1), angles=kind == "Div"))
             elif kind in ("Sub", "Mm") and _EMBEDDINGS in due:
                 source = _each_with_each(node)
                 compared: Any = None if source is None else made_by(source, ROWS)
                 if is_tensor(compared) and compared.dim() == 2 and compared.shape[0] >= FEW:
-                    yield _EMBEDDINGS, _apart(_rows(compared, 1), angles=False)
+                    _add(found, _EMBEDDINGS, _apart(_rows(compared, 1), angles=False))
 
-    def _of_classes(self, node: Any, due: set[str]) -> Iterator[tuple[str, Any]]:
+    def _of_classes(self, node: Any, due: set[str], found: dict[str, list[Any]]) -> None:
+        if _PREDICTIONS not in due and _CLASS not in due:
+            return
         labels: Any = saved(node, "target")
         answers = log_probabilities(node)
-        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+        if answers is None or labels is None or labels.numel() < FEW:
             return
-        differ = _differ(labels)
+        low, high = labels.detach().aminmax()
+        differ = low != high
         if _PREDICTIONS in due:
             # What is masked, such as each row itself among the candidates of a contrastive loss, is minus infinity.
             rows = _rows(answers, -1).nan_to_num(0.0, 0.0, 0.0)
             if rows.shape[0] >= FEW:
-                yield _PREDICTIONS, _where(differ, rows.std(0).max())
+                found.setdefault(_PREDICTIONS, []).append(_where(differ, rows.std(0).max()))
         if _CLASS in due and on_host(labels):
-            known = None if bool(differ) else int(labels.reshape(-1)[0])
-            linear = kind_of(past_neutral(source_of(past_neutral(source_of(node))))) == "Addmm"
-            # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
-            weight = 1.0 if answers.shape[-1] > 2 else RARE
-            more = 0.0 if known is None or known < 0 or not linear else weight * labels.numel()
+            more, known = 0.0, None
+            if not bool(differ):
+                known = int(labels.reshape(-1)[0])
+                linear = kind_of(past_neutral(source_of(past_neutral(source_of(node))))) == "Addmm"
+                # One of two classes may be rare: its absence says a tenth of what that of all others of ten does.
+                weight = 1.0 if answers.shape[-1] > 2 else RARE
+                more = 0.0 if known < 0 or not linear else weight * labels.numel()
             self._alike = self._alike + more if more and known == self._class else more
             self._class = known
-            yield _CLASS, self._alike
+            found.setdefault(_CLASS, []).append(self._alike)
 
 
 def _are_vectors(node: Any, values: Any) -> bool:
@@ -209,7 +238,11 @@ def _past_factor(node: Any) -> Any:
     return node
 
 
-def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]]:
+def _add(found: dict[str, list[Any]], key: str, value: Any) -> None:
+    found.setdefault(key, []).append(value)
+
+
+def _of_numbers(node: Any, kind: str, due: set[str], found: dict[str, list[Any]]) -> None:
     answers: Any = saved(node, "self")
     targets: Any = saved(node, "target")
     if not is_tensor(answers) or not is_tensor(targets) or answers.shape != targets.shape or not answers.dim():
@@ -223,17 +256,17 @@ def _of_numbers(node: Any, kind: str, due: set[str]) -> Iterator[tuple[str, Any]
     if _PREDICTIONS in due:
         # Answers that have yet to get where the targets are lie close together on the way; the reach says it.
         counts = (differ > 0) & (reach < LARGE)
-        yield _PREDICTIONS, _where(counts, _ratio(apart, differ) if kind in DISTANCES else apart)
+        _add(found, _PREDICTIONS, _where(counts, _ratio(apart, differ) if kind in DISTANCES else apart))
     if _REACH in due and kind in DISTANCES:
-        yield _REACH, reach
+        _add(found, _REACH, reach)
 
 
 def _rows(values: Any, classes: int | None) -> Any:
     """A few rows and columns of a batch, float32. ``classes``: the dimension that is one answer; all but the first if None."""
     values = values.detach()
     values = values.reshape(values.shape[0], -1) if classes is None else values.movedim(classes, -1).flatten(0, -2)
-    rows, columns = (max(1, -(-n // most)) for n, most in zip(values.shape, (ROWS, COLUMNS), strict=True))
-    return values[::rows, ::columns].float()
+    count, width = values.shape
+    return values[:: max(1, -(-count // ROWS)), :: max(1, -(-width // COLUMNS))].float()
 
 
 def _apart(vectors: Any, *, angles: bool) -> Any:
@@ -245,11 +278,6 @@ def _apart(vectors: Any, *, angles: bool) -> Any:
     if not angles:
         apart = torch.maximum(apart, _ratio(lengths.std(), lengths.mean()))
     return _where(lengths.max() > 0, apart)
-
-
-def _differ(labels: Any) -> Any:
-    low, high = labels.detach().aminmax()
-    return low != high
 
 
 def _ratio(part: Any, whole: Any) -> Any:
@@ -272,6 +300,8 @@ FREQUENCY_ROWS = 256
 """Labels of a batch for which the two answers are compared, at even distances; all of them are counted."""
 SETTLED = 20
 """Batches after which the counts are worth a comparison."""
+KNOWS_MORE = 0.9
+"""Part of the cost of frequencies below which a model surely knows more than those."""
 
 _KEY = "loss.over_frequencies"
 
@@ -299,9 +329,11 @@ class FrequencyProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
         self._counts: Any = None
         self._looks = 0
+        self._knows_more = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.loss_graph is None or event.phase != "train" or event.step == self._step:
@@ -309,17 +341,27 @@ class FrequencyProbe:
         if not demand.due(_KEY, event.step):
             return ()
         self._step = event.step
-        node: Any = next((node for node in near(event.loss_graph) if kind_of(node) in CROSS_ENTROPIES), None)
-        labels: Any = saved(node, "target")
+        node: Any = cross_entropy_of(event.loss_graph)
         answers = None if node is None else log_probabilities(node)
-        if answers is None or not is_tensor(labels) or labels.numel() < FEW:
+        labels: Any = None if answers is None else saved(node, "target")
+        if answers is None or labels is None or labels.numel() < FEW:
+            self.rests_until = max(ask_again(event.step), demand.next_due((_KEY,), event.step))
             return ()
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
             return ()
         if answers.numel() != labels.numel() * answers.shape[-1]:
             return ()
         value = self._compare(answers.flatten(0, -2), labels.detach().flatten(), signed(int(node._saved_ignore_index)))
-        return (Sample(_KEY, event.step, number(value)),) if self._looks > SETTLED else ()
+        if self._looks <= SETTLED:
+            return ()
+        sample = Sample(_KEY, event.step, calculate(self._note, number(value)))
+        if self._knows_more:
+            self.rests_until = look_calmly(event.step)
+        return (sample,)
+
+    def _note(self, value: float) -> float:
+        self._knows_more = value < KNOWS_MORE
+        return value
 
     def _compare(self, answers: Any, labels: Any, left_out: int) -> Any:
         import torch
@@ -344,6 +386,8 @@ class FrequencyProbe:
 
 
 _LINEAR = ("Add", "Sub", "Rsub")
+INFORMS = 0.5
+"""Nats per sample above which a latent code surely says something."""
 
 
 class LatentProbe:
@@ -368,29 +412,43 @@ class LatentProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._step = 0
+        self._informs = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
         if event.loss_graph is None or event.phase != "train" or step == self._step:
             return ()
-        if not demand.due("latent.kl", step):
+        if "latent.kl" not in demand.due_now:
             return ()
         self._step = step
         value = _divergence(event.loss_graph)
-        return () if value is None else (Sample("latent.kl", step, number(value)),)
+        if value is None:
+            self.rests_until = max(ask_again(step), demand.next_due(("latent.kl",), step))
+            return ()
+        sample = Sample("latent.kl", step, calculate(self._note, number(value)))
+        if self._informs:
+            self.rests_until = look_calmly(step)
+        return (sample,)
+
+    def _note(self, value: float) -> float:
+        self._informs = value > INFORMS
+        return value
 
 
 def _divergence(root: Any) -> Any:
     """Mean over samples of the sum over the code, as a 0-dim tensor; None where no such term stands in the loss."""
-    nodes = list({id(node): node for node in near(root)}.values())
-    added = {id(parent) for node in nodes if kind_of(node) in _LINEAR for parent, _ in node.next_functions}
-    squares = [square for node in nodes if (square := _square(node)) is not None]
-    for node in nodes:
-        kind = kind_of(node)
+    nodes = [(node, type(node).__name__.partition("Backward")[0]) for node in {id(n): n for n in near(root)}.values()]
+    ratios = [(node, kind) for node, kind in nodes if kind in ("Exp", "Log")]
+    if not ratios:
+        return None
+    added = {id(parent) for node, kind in nodes if kind in _LINEAR for parent, _ in node.next_functions}
+    squares = [square for node, kind in nodes if kind in ("Mul", "Pow") if (square := _square(node)) is not None]
+    for node, kind in ratios:
         ratio: Any
         mean: Any
-        if kind not in ("Exp", "Log") or id(node.next_functions[0][0]) not in added:
+        if id(node.next_functions[0][0]) not in added:
             continue
         # The exponential keeps its result, the logarithm its input: both are the ratio of the variances.
         ratio = saved(node, "result" if kind == "Exp" else "self")

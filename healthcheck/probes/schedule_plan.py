@@ -15,7 +15,7 @@ from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.probes.labels import where_made
-from healthcheck.probes.looks import Searches, next_look
+from healthcheck.probes.looks import Searches, ask_again, next_look
 
 LOOK_EVERY = 20
 """Updates between two looks at how far they have come."""
@@ -311,6 +311,7 @@ class GroupRateProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._first: tuple[Callable[[], Any], list[float]] = (lambda: None, [])
         self._falls: list[float] = []
         self._moved: set[int] = set()
@@ -321,6 +322,7 @@ class GroupRateProbe:
             return ()
         groups = optimizer.param_groups
         if len(groups) < 2 or any("initial_lr" in group for group in groups):
+            self.rests_until = max(ask_again(event.step), demand.next_due(("lr.groups_left",), event.step))
             return ()
         rates = [float(group["lr"]) for group in groups if "lr" in group]
         if self._first[0]() is not optimizer or len(rates) != len(self._first[1]):

@@ -12,7 +12,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.probes.labels import first_few, optimizer_labels, where_made
-from healthcheck.probes.looks import LOOK_EVERY, Lead, next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, Lead, next_look
 
 REST = 50
 """Steps between two looks for the optimizer of another training."""
@@ -108,7 +108,7 @@ class UnusualSettingProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.model is None or event.optimizer is None or not self._lead.of(event) or event.step < 3:
             return ()
-        self.rests_until = next_look(event.step, REST)
+        self.rests_until = next_look(event.step, REST, LOOK_SELDOM)
         if event.optimizer in self._known:
             return ()
         self._known.add(event.optimizer)

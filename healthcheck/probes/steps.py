@@ -22,9 +22,8 @@ from healthcheck.device.sampling import strided_view
 from healthcheck.device.tensors import evenly, local_part, no_grad
 from healthcheck.probes.graph import near
 from healthcheck.probes.labels import optimizer_labels, where_called
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SETTLED, next_look
 from healthcheck.probes.memory_readings import waited_for_cpu
-from healthcheck.rulelang.rule import SETTLED
 
 TENSORS = 8
 """Tensors looked at, spread over the model: a script may train one end of it only."""
@@ -448,8 +447,6 @@ class StepPartsProbe:
             self._parts[part] = self._parts.get(part, 0.0) + now - began
 
 
-EVERY, EVERY_SETTLED = 10, 20
-"""Steps between two looks, at first and in a run that has settled."""
 LOOKS = 6
 """Looks whose median is the pace: the first ones, without the very first, and the newest ones."""
 
@@ -493,7 +490,7 @@ class PaceProbe:
             return ()
         now, step = self._clock() - self._waited(), event.step
         last, self._last = self._last, (step, now)
-        self._due = self.rests_until = next_look(step, EVERY if step < SETTLED else EVERY_SETTLED)
+        self._due = self.rests_until = next_look(step, LOOK_EVERY, LOOK_SETTLED)
         if last is None or step <= last[0]:
             return ()
         # Waits for a processor may be noted late by the kernel, and then exceed the time between two looks.

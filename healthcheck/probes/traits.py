@@ -9,6 +9,8 @@ from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import NO_LABELS, Labels, Metric, Sample
 from healthcheck.engine.episodes import ADAPTERS, OPTIMIZERS, RANKS, ROUTER
+from healthcheck.probes.looks import LOOK_SELDOM, next_look
+from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
 ADAPTER_NAMES = ("lora_", "adapter", "ia3_")
 """How the parts of parameter names begin that libraries for fine-tuning give to what they add."""
@@ -17,7 +19,7 @@ ROUTER_NAMES = ("router", "gate")
 
 
 class RunTraitsProbe:
-    """Looks at steps 1, 2, 4, 8, ... and says what is new. Wanted as long as some rule waits for it."""
+    """Looks at steps 1, 2, 4, ... 128, 300, 600, 1,200, ... and says what is new. Wanted as long as some rule waits for it."""
 
     name = "run-traits"
     rests_always = True
@@ -38,31 +40,28 @@ class RunTraitsProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.step < self.rests_until:
             return ()
-        self.rests_until = 2 * event.step
-        found = [
-            Sample(metric, event.step, 1.0, labels)
-            for metric, labels in _traits(event)
-            if (metric, labels) not in self._said
-        ]
-        self._said.update((sample.metric, sample.labels) for sample in found)
-        return found
+        coming = 2 * event.step
+        self.rests_until = coming if coming < RUN_SETTLED else next_look(coming - 1, LOOK_SELDOM)
+        found = [said for said in _traits(event) if said not in self._said]
+        self._said.update(found)
+        return [Sample(metric, event.step, 1.0, labels) for metric, labels in found]
 
 
-def _traits(event: Event) -> Iterable[tuple[str, Labels]]:
+def _traits(event: Event) -> list[tuple[str, Labels]]:
+    found: list[tuple[str, Labels]] = []
     ranks = event.run.world_size if event.run is not None else 1
     if ranks > 1:
-        yield RANKS, (("count", str(ranks)),)
+        found.append((RANKS, (("count", str(ranks)),)))
     optimizers = max(event.optimizer_index + 1, len(event.model.optimizers()) if event.model is not None else 0)
     if optimizers > 1:
-        yield OPTIMIZERS, (("count", str(optimizers)),)
-    if event.model is not None and any(_adds(name) for name, _ in event.model.named_parameters()):
-        yield ADAPTERS, NO_LABELS
-    if event.model is not None and routed_experts(event.model):
-        yield ROUTER, NO_LABELS
-
-
-def _adds(parameter: str) -> bool:
-    return any(part.lower().startswith(ADAPTER_NAMES) for part in parameter.split("."))
+        found.append((OPTIMIZERS, (("count", str(optimizers)),)))
+    if event.model is not None:
+        parts = {part.lower() for name, _ in event.model.named_parameters() for part in name.split(".")}
+        if [part for part in parts if part.startswith(ADAPTER_NAMES)]:
+            found.append((ADAPTERS, NO_LABELS))
+        if routed_experts(event.model):
+            found.append((ROUTER, NO_LABELS))
+    return found
 
 
 def routed_experts(model: ModelView) -> list[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.living import live_objects
 from healthcheck.probes.graph import NEUTRAL, all_behind, kind_of
 from healthcheck.probes.labels import first_few, where_made
-from healthcheck.probes.looks import GraphProbe, next_look
+from healthcheck.probes.looks import LOOK_SELDOM, GraphProbe, next_look
 
 LOOKS = (3, 20, 60)
 """Backward passes whose graph is looked at."""
@@ -258,7 +258,7 @@ class WrongParametersProbe:
         if optimizer is None or not demand.due(_KEY, step) or self._looks >= SEARCHES:
             return ()
         if event.model is not None and len(event.model.optimizers()) < 2:  # a new one ends the rest
-            self.rests_until = next_look(step, REST)
+            self.rests_until = next_look(step, REST, LOOK_SELDOM)
             return ()
         held: frozenset[int] = frozenset().union(*(map(id, group["params"]) for group in optimizer.param_groups))
         self._held[index] = weak(optimizer), held, step

@@ -21,10 +21,10 @@ from healthcheck.core.runinfo import weak
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.device.deferred import calculate, count, largest, numbers, value_of, values_of
 from healthcheck.device.sampling import ElementSampler
-from healthcheck.device.tensors import evenly, is_tensor, l2_norms, local_part
+from healthcheck.device.tensors import evenly, l2_norms, local_part
 from healthcheck.probes.gradients import bad_weight_facts
 from healthcheck.probes.labels import first_few, optimizer_labels
-from healthcheck.probes.looks import SeenModules
+from healthcheck.probes.looks import LOOK_SELDOM, SeenModules, ask_again, next_look
 
 TIES_EVERY = 50
 """Steps between two looks at tied weights: they are lost by an assignment, never gradually."""
@@ -107,7 +107,7 @@ class TiedWeightProbe:
         if self._ties is not None and event.step < self.rests_until:  # the second optimizer of a step
             return ()
         # At multiples, so that the optimizers of one step look together.
-        self.rests_until = event.step - event.step % TIES_EVERY + TIES_EVERY
+        self.rests_until = next_look(event.step, TIES_EVERY, LOOK_SELDOM)
         if self._ties is None:
             self._ties = _shared(modules)
         held = _held(modules)
@@ -187,6 +187,7 @@ class RunningStatisticsProbe:
     )
 
     def __init__(self) -> None:
+        self.rests_until = 0
         self._modules = SeenModules()
         self._layers: list[tuple[str, Callable[[], Any]]] = []
 
@@ -199,6 +200,9 @@ class RunningStatisticsProbe:
         modules = event.model.named_modules()
         if self._modules.changed(modules):
             self._layers = [(name, weak(module)) for name, module in modules if _statistics(module)]
+        if not self._layers:
+            self.rests_until = max(ask_again(event.step), demand.next_due(("buffers.nonfinite",), event.step))
+            return ()
         alive = ((name, ref()) for name, ref in self._layers)
         named = [
             (f"{name}.{key}" if name else key, tensor)
@@ -252,7 +256,7 @@ class OptimizerStateProbe:
     def _look(self, event: Event, index: int, optimizer: Any) -> Iterable[Sample]:
         assert event.model is not None
         names = {id(p): name for name, p in event.model.named_parameters()}
-        found = list(_state_tensors(optimizer, names))
+        found = _state_tensors(optimizer, names)
         if not found:
             return
         norms = numbers(l2_norms([tensor for _, tensor in found]))
@@ -267,14 +271,18 @@ class OptimizerStateProbe:
         )
 
 
-def _state_tensors(optimizer: Any, names: Mapping[int, str]) -> Iterable[tuple[str, Any]]:
+def _state_tensors(optimizer: Any, names: Mapping[int, str]) -> list[tuple[str, Any]]:
     """``exp_avg of head.weight`` and its tensor; step counters and integer codes are always finite."""
+    import torch
+
+    found: list[tuple[str, Any]] = []
     for parameter, state in getattr(optimizer, "state", {}).items():
         if not isinstance(state, Mapping):
             continue
         for key, value in state.items():
-            if is_tensor(value) and value.dim() and value.numel() and value.is_floating_point():
-                yield f"{key} of {names.get(id(parameter), '?')}", value
+            if isinstance(value, torch.Tensor) and value.dim() and value.numel() and value.is_floating_point():
+                found.append((f"{key} of {names.get(id(parameter), '?')}", value))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from healthcheck.device.living import live_objects
 from healthcheck.device.tensors import GRADIENT, IS_NONE, is_tensor
 from healthcheck.probes.graph import parents_of
 from healthcheck.probes.labels import first_few, in_groups, optimizer_labels, where_in_model, where_made
-from healthcheck.probes.looks import SeenModules
+from healthcheck.probes.looks import LOOK_SELDOM, SeenModules, next_look
 from healthcheck.probes.traits import poolers_of_libraries, routed_experts
 
 PATIENCE = 5
@@ -151,7 +151,8 @@ class WiringProbe:
             named = event.model.named_parameters()
             self._outside = [(name, weak(p)) for name, p in named if id(p) not in held]
             self._held_by = held_by
-            self._look_at = event.step + (LOOK_EVERY if self._outside or event.step < SETTLED else SETTLED)
+            often = self._outside or event.step < SETTLED
+            self._look_at = event.step + LOOK_EVERY if often else next_look(event.step, SETTLED, LOOK_SELDOM)
         outside = ((name, ref()) for name, ref in self._outside)
         stray = [(name, p) for name, p in outside if p is not None and p.requires_grad and p.grad is not None]
         self._stray = {id(p): self._stray.get(id(p), 0) + 1 for _, p in stray}

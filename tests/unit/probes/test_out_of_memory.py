@@ -110,8 +110,8 @@ def test_memory_is_read_every_tenth_step_also_where_no_rows_are_noted() -> None:
         graph = model(torch.randn(4, 64)).sum().grad_fn
         probe.sample(Event(EventKind.LOSS, step, loss_graph=graph, model=View(model)), None)  # type: ignore[arg-type]
         probe.sample(Event(EventKind.STEP_END, step), None)  # type: ignore[arg-type]
-    assert [step for step, _ in probe._readings] == [1, 11, 21, 31, 41, 51]
-    assert called == [1, 2, 11, 21, 31, 41, 51]
+    assert [step for step, _ in probe._readings] == [1, 10, 20, 30, 40, 50]
+    assert called == [1, 2, 10, 20, 30, 40, 50]
 
 
 def test_an_error_that_is_not_about_memory_makes_no_report() -> None:

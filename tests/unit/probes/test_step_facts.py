@@ -177,7 +177,7 @@ def test_script_metrics_keep_their_names() -> None:
     assert "table" not in watched.names()
 
 
-@pytest.mark.parametrize(("late", "within", "looks"), [(40, 10, 25), (700, 50, 60)])
+@pytest.mark.parametrize(("late", "within", "looks"), [(40, 10, 25), (700, 100, 60)])
 def test_a_loop_that_begins_to_clip_late_is_seen_soon(late: int, within: int, looks: int) -> None:
     """Until then the probe rests, and nobody asks for what it has nothing to say about."""
     probe = ClippingProbe()

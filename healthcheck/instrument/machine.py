@@ -312,10 +312,10 @@ class StepMachine:
                 facts.clipped = [*(facts.clipped or ()), *parameters]
             if not facts.backward_ended:
                 facts.backward_ended = True
-                with no_grad():
-                    if self.notes.noting:
-                        self._hold.gradients_complete(facts, self.number)
-                    if EventKind.BACKWARD_END in self.session.wanted:
+                if self.notes.noting:
+                    self._hold.gradients_complete(facts, self.number)
+                if EventKind.BACKWARD_END in self.session.wanted:
+                    with no_grad():
                         self.events.show((EventKind.BACKWARD_END,), self.number, facts, None, 0)
         finally:
             self.session.own_ns = own + perf_counter_ns() - began

@@ -285,11 +285,18 @@ class UpdateHold:
 
     def gradients_complete(self, facts: UpdateFacts, step: int) -> None:
         """The loop is about to clip gradients that are complete: show them to those who look at every update."""
+        import torch
+
         session, notes, capturing = self._session, self._notes, self._events.capturing
         if capturing is None or not capturing():
             limits = self._gate.device_limits(0, step)  # whoever will use them: nearly always the first optimizer
             update = Update(self._events.view, session.demand, final=False, limits=limits)
-            notes.look(notes.complete(step, facts), update)
+            grad_enabled = torch.is_grad_enabled()  # as in `before`
+            torch._C._set_grad_enabled(False)
+            try:
+                notes.look(notes.complete(step, facts), update)
+            finally:
+                torch._C._set_grad_enabled(grad_enabled)
 
     def after(self, optimizer: Any, running: Running) -> None:
         """Its step is over: leave the optimizer and its gradients as they were found."""

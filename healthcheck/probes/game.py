@@ -370,6 +370,8 @@ class LossBalanceProbe:
         made: list[Sample] = []
         for row in rows:
             index = row.optimizer_index
+            if len(self._indices) == 1 and index in self._indices:  # with one optimizer there is nobody to lose against
+                continue
             if row.loss is not None and row.seen and self._given.get(index) != row.step:
                 differ = row.found.get(self.name, 0.0)
                 made += self._samples(index, row.step, row.loss, differ, row.update_time)
@@ -381,7 +383,6 @@ class LossBalanceProbe:
         if index not in self._indices:
             self._indices.add(index)
             self.events_from = 0
-        # With one optimizer there is nobody to lose against.
         if len(self._indices) < 2:
             return ()
         one_sided = calculate(partial(self._judge, index), loss, differ)  # in the order of the steps

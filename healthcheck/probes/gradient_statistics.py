@@ -11,6 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from healthcheck.core.events import Event
@@ -523,7 +524,7 @@ class TrainedParameters:
         if optimizer is not None and self._age < LOOK_EVERY and own:
             self._age += 1
             lists = list(map(_PARAMS, optimizer.param_groups))
-            flat = lists[0] if len(lists) == 1 else [p for params in lists for p in params]
+            flat = lists[0] if len(lists) == 1 else list(chain.from_iterable(lists))
             # Who replaces parameters in place keeps lists and their lengths: the ends catch most of that, and the full look
             # every LOOK_EVERY steps the rest.
             first, last = self._ends
@@ -534,7 +535,7 @@ class TrainedParameters:
                 and self._thawed == (flat[0].requires_grad, flat[-1].requires_grad)
                 and self._lists == (list(map(id, lists)), list(map(len, lists)))
             ):
-                return flat if self._order is None else [flat[i] for i in self._order]
+                return flat if self._order is None else list(map(flat.__getitem__, self._order))
         return self._look(event, event.model.optimizers())
 
     def _look(self, event: Event | Update, optimizers: Any) -> list[Any]:

@@ -239,7 +239,7 @@ class StepPlans:
             calls=calls,
             due=frozenset([key for key, bit in self._due if not bit or bit & hit]),
             pausing=pauses,
-            for_all=frozenset([key for probe, _, key in pauses if _rests_for_all(probe, rows)]),
+            for_all=frozenset([call.first for call in pausing.values() if not call.each]),
             steady=frozenset([key for _, _, key in always]),
             closely={False: closely([pause for pause in woken if _noted(pause[0])]), True: closely(woken)},
             kinds=frozenset(calls.keys() - at_times),

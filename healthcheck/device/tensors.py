@@ -93,6 +93,8 @@ def host_bytes(tensor: Any) -> bytes:
 
 
 _KIND = operator.attrgetter("device", "dtype", "layout")
+_ON_HOST = operator.attrgetter("is_cpu", "dtype")
+_ITEM = operator.methodcaller("item")
 _DETACHED = operator.methodcaller("detach")
 _ELEMENTS = operator.methodcaller("numel")
 
@@ -110,15 +112,16 @@ def norms_on_host(tensors: Sequence[Any]) -> list[float] | None:
     """
     import torch
 
-    kinds = set(map(_KIND, tensors))
-    if len(kinds) != 1 or set(map(type, tensors)) != {torch.Tensor}:
+    if tensors[0].device.type not in HOST or set(map(_ON_HOST, tensors)) != {(True, torch.float32)}:
         return None
-    device, dtype, layout = kinds.pop()
-    if device.type not in HOST or dtype is not torch.float32 or layout is not torch.strided:
+    if set(map(type, tensors)) != {torch.Tensor}:
         return None
     if max(map(_ELEMENTS, tensors)) > LARGE:
         return None
-    return torch.stack(torch._foreach_norm(tensors, 2)).tolist()  # type: ignore[no-any-return]
+    try:
+        return list(map(_ITEM, torch._foreach_norm(tensors, 2)))
+    except RuntimeError:  # of a layout that has no such kernel
+        return None
 
 
 def l2_norms(tensors: Sequence[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Write what is taken from the code: the pages on hooks, errors, metrics and so on, and the example plugin.
+"""Write what is taken from the code: the pages on hooks, errors, metrics and so on, the example plugin, and seals of packs.
 
     python docs/_generate.py            write them
     python docs/_generate.py --check    exit 1 and name those that are stale
@@ -10,6 +10,7 @@ a docstring or a declaration, and tests/meta fails while the two differ.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import re
 import sys
@@ -473,15 +474,40 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+def shapes() -> str:
+    """The packs that need no validator: each was found right by the schema without plugins."""
+    from healthcheck.assembly import BUILTINS
+    from healthcheck.extend.host import PluginHost
+    from healthcheck.rulelang.loader import load_file
+    from healthcheck.rulelang.parsed import seal
+    from healthcheck.rulelang.schema import RuleFormat
+    from healthcheck.rulelang.sources import shipped_packs
+    from healthcheck.rulelang.validation import Validator
+
+    host = PluginHost()
+    host.load_builtins(importlib.import_module(name) for name in BUILTINS)
+    validator = Validator(RuleFormat(host.registry))
+    lines = []
+    for path in shipped_packs():
+        document = load_file(path)
+        problems = [*document.problems, *validator.check(document, anew=True)]
+        if problems:
+            raise SystemExit(f"{path}: {problems[0]}")
+        lines.append(f"{path.name} {seal(document.text, validator.format.mark)}")
+    return "\n".join(lines) + "\n"
+
+
 EXAMPLE = "healthcheck-example"
 
 
 def files() -> dict[str, str]:
-    """All that this writes, by path from the root: the pages, and the example, which is what `plugins new` gives."""
+    """All that this writes, by path from the root: the pages, the example, which is what `plugins new` gives, and the seals."""
     from healthcheck.cli.newplugin import plugin_files
+    from healthcheck.rulelang.parsed import SHIPPED
 
     written = {f"docs/{name}": page() for name, page in PAGES.items()}
     written |= {f"docs/{name}": text for name, text in rule_pages().items()}
+    written[f"healthcheck/rulelang/{SHIPPED}"] = shapes()
     return written | {f"plugins/{EXAMPLE}/{path}": text for path, text in plugin_files(EXAMPLE).items()}
 
 

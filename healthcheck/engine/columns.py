@@ -164,12 +164,10 @@ class Column:
 class Shape:
     """The columns of samples that come together, in their order."""
 
-    __slots__ = ("columns", "listed", "plain", "rest", "series", "twice")
+    __slots__ = ("columns", "plain", "rest", "series", "twice")
 
     def __init__(self, series: tuple[Series, ...], columns: list[Column]) -> None:
         self.series = series
-        self.listed = list(series)
-        """The same, to be compared with what comes."""
         self.columns = columns
         for place, column in enumerate(columns):
             column.place = place
@@ -221,7 +219,8 @@ class Shapes:
                 self._shapes.clear()
                 self._latest.clear()
                 self._known = len(series)
-            shape = self._shapes[series] = Shape(series, [self.column(one) for one in series])
+            known = self._columns
+            shape = self._shapes[series] = Shape(series, [known.get(one) or self.column(one) for one in series])
         self._latest[len(series)] = shape
         return shape
 
@@ -234,11 +233,11 @@ class Shapes:
             if type(given) is Row:
                 if shape is not None and shape.series is given.series:
                     continue
-                its: Sequence[Series] = given.series
+                its: Iterable[Series] = given.series
+            elif shape is not None and tuple(map(SERIES, given)) == shape.series:
+                continue
             else:
-                its = list(map(SERIES, given))
-                if shape is not None and its == shape.listed:
-                    continue
+                its = map(SERIES, given)
             for series in its:
                 if series not in columns and wanted(series[0], series[1]):
                     return place
@@ -294,7 +293,12 @@ class Shapes:
                             column.at = [*column.at, *at]
                     begin = end
                     continue
-            if shape is None or list(map(SERIES, samples)) != shape.listed:
+            if shape is not None:
+                for one, sample in zip(shape.series, samples, strict=True):
+                    if (sample.metric, sample.labels, sample.phase) != one:
+                        shape = None
+                        break
+            if shape is None:
                 shape = self._shape(tuple(map(SERIES, samples)))
             if count == 1 and not (whole or shape.twice or self.several_phases):
                 self.plain = shape.plain
@@ -305,11 +309,17 @@ class Shapes:
                 return found
             size = len(shape.columns)
             if not shape.twice:
-                while end < count:
+                series, same = shape.series, True
+                while same and end < count:
                     others = moments[end][1]
-                    if len(others) != size or list(map(SERIES, others)) != shape.listed:
+                    if len(others) != size:
                         break
-                    end += 1
+                    for one, sample in zip(series, others, strict=True):
+                        if (sample.metric, sample.labels, sample.phase) != one:
+                            same = False
+                            break
+                    else:
+                        end += 1
             if end == begin + 1:
                 at = (begin,)
                 for column, sample in zip(shape.columns, samples, strict=True):

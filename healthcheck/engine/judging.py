@@ -144,11 +144,13 @@ class BlockJudge:
                                     series.n += len(turns)
                                     series.last_step, series.value = its_steps[-1], its_values[-1]
                                 else:
-                                    clock = [moments[at[place]][2] for place in turns]
+                                    its_times = list[float]()  # a comprehension would cost a call
+                                    for place in turns:
+                                        its_times.append(moments[at[place]][2])
                                     changes = (
-                                        series.take(found, its_values, its_steps, clock, 0, len(turns))
+                                        series.take(found, its_values, its_steps, its_times, 0, len(turns))
                                         if its_finite
-                                        else series.run(its_values, its_steps, clock)
+                                        else series.run(its_values, its_steps, its_times)
                                     )
                                     if changes:
                                         self._mark(state, column, turns, changes, marks, moments)

@@ -192,30 +192,23 @@ class Lookups:
                 if not watch.looked.columns:
                     came.append(watch.looked)
                 watch.looked.columns.append(column)
-            if single and watch.sides:
-                self._look_once(watch.sides, column, changed)
+            if single:
+                for state, side in watch.sides:
+                    before = side.breach
+                    if side.settled and len(column.values) == 1:
+                        after: bool | None = not side.low <= column.values[0] <= side.high
+                        side.breach = after
+                    else:
+                        after = side.run(column.values, column.steps)[-1]
+                    if after is not before:
+                        _change(state, 0, side, before, after)
+                        changed[id(state)] = state
                 continue
             for state, side in watch.sides:
                 if side in sides:
                     sides[side][1].append(column)
                 else:
                     sides[side] = state, [column]
-
-    def _look_once(
-        self, sides: Sequence[tuple[CauseState, Side]], column: Column, changed: dict[int, CauseState]
-    ) -> None:
-        """What parts on another metric say of the samples of a single evaluation."""
-        values, steps = column.values, column.steps
-        for state, side in sides:
-            before = side.breach
-            if side.settled and len(values) == 1:
-                after: bool | None = not side.low <= values[0] <= side.high
-                side.breach = after
-            else:
-                after = side.run(values, steps)[-1]
-            if after is not before:
-                _change(state, 0, side, before, after)
-                changed[id(state)] = state
 
     def recover(self) -> list[CauseState]:
         """After :meth:`take` has raised: the block is judged without what it would have said."""

@@ -19,11 +19,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from healthcheck.core.digest import sha256
 from healthcheck.core.version import VERSION
 
 MOST = 64
 """Texts that are kept; the oldest go first."""
 _READERS = ("document.py", "loader.py", "parsed.py", "validation.py", "yamltree.py")
+SHIPPED = "shipped-shapes.txt"
+"""Beside this file: the seals of the packs that are shipped. Written by ``docs/_generate.py``, which validates them."""
 _SUM = 4
 """Bytes of the checksum before what is kept: it tells a file that was cut short."""
 
@@ -76,6 +79,29 @@ def mark(text: str) -> str:
     # `hashlib` would bring OpenSSL, which takes 3.6 MB of memory in a process that does little else than read rules.
     content = text.encode("utf-8", "surrogatepass")
     return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}-{len(content)}"
+
+
+def seal(text: str, format: str) -> str:
+    """What only this text has together with the format, given by its mark, whose shape it has."""
+    return sha256(f"{format}\n".encode(), text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_shipped(text: str, format: str) -> bool:
+    """Whether this very text is shipped, and was found to have the shape of this very format when it was.
+
+    So the first start after an installation needs no validator: 0.1 s and 4 MiB. A pack that was edited, and a schema to which
+    a plugin has added a condition, are looked at as any other file is.
+    """
+    return seal(text, format) in _seals()
+
+
+@functools.cache
+def _seals() -> frozenset[str]:
+    try:
+        lines = (Path(__file__).parent / SHIPPED).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(line.rpartition(" ")[2] for line in lines)
 
 
 def _name(text: str) -> str:

@@ -111,16 +111,22 @@ class Validator:
         """Per document: every refused place, and every place that holds a refused one."""
         self._hopeless: set[int] = set()
 
-    def check(self, document: Document) -> list[Problem]:
+    def check(self, document: Document, *, anew: bool = False) -> list[Problem]:
         """All that is wrong with the shape of a document; nothing if it could not be read at all.
 
         A key that is surely meant as another one is reported and then read as that one (``Document.rename``).
+
+        :param anew: look, whatever is known of its text.
         """
         if document.data is None and document.problems:
             return []
         # Rules given as a dict have no text, and are looked at each time.
-        if document.text and self.format.mark in parsed.known.get(document.text, ()):
-            return []
+        if document.text and not anew:
+            if self.format.mark in parsed.known.get(document.text, ()):
+                return []
+            if parsed.is_shipped(document.text, self.format.mark):
+                shape_is_right(document.text, self.format.mark)
+                return []
         if not isinstance(document.data, Mapping):
             what = "empty" if document.data is None else "not a map of keys"
             hint = f"begin with `{self.format.version_key}: 1`"

@@ -107,8 +107,33 @@ class CombinedScorer(UnboundedScorer):
             elif other.breach:
                 breaches += 1
         count = len(values)
-        if count == 1:
-            return self._one(values, steps, quiet, breaches, unknown)
+        if count == 1:  # the same as below, written out for a run of one: it needs no lists, and no call
+            value = values[0]
+            for low, high in self._bounds:
+                if not low <= value <= high:
+                    breaches += 1
+            for own in self._asked:
+                if own.learn is not None and self._need_all and breaches + unknown < own.before:
+                    unknown += own.count * own.learn(values, steps)
+                    continue  # what has failed stays failed
+                found = own.update(values, steps, own.quiet)
+                if not found:
+                    continue  # healthy for all of them
+                score = found[0][0]
+                if score is None:
+                    unknown += own.count
+                    continue
+                for low, high, test in own.tests:
+                    if (score < low or score > high) if test is None else test(score):
+                        breaches += 1
+            if unknown:
+                for own in self._asked:
+                    if own.exact and own.scorer.memoryless:  # as of now
+                        self._settle()
+                        break
+                if self._need_all or unknown == self._total:
+                    return [(None, None)]
+            return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
         all_breaches, all_unknown = [breaches] * count, [unknown] * count
         for low, high in self._bounds:
             place = 0
@@ -156,37 +181,6 @@ class CombinedScorer(UnboundedScorer):
                     self._settle()
                     break
         return scored
-
-    def _one(
-        self, values: Sequence[float], steps: Sequence[int], quiet: Bound, breaches: int, unknown: int
-    ) -> Sequence[Scored]:
-        """The same for a run of one, which needs no lists."""
-        value = values[0]
-        for low, high in self._bounds:
-            if not low <= value <= high:
-                breaches += 1
-        for own in self._asked:
-            if own.learn is not None and self._need_all and breaches + unknown < own.before:
-                unknown += own.count * own.learn(values, steps)
-                continue  # what has failed stays failed
-            found = own.update(values, steps, own.quiet)
-            if not found:
-                continue  # healthy for all of them
-            score = found[0][0]
-            if score is None:
-                unknown += own.count
-                continue
-            for low, high, test in own.tests:
-                if (score < low or score > high) if test is None else test(score):
-                    breaches += 1
-        if unknown:
-            for own in self._asked:
-                if own.exact and own.scorer.memoryless:  # as of now
-                    self._settle()
-                    break
-            if self._need_all or unknown == self._total:
-                return [(None, None)]
-        return () if quiet.low <= breaches <= quiet.high else [(float(breaches), None)]
 
     def _learn_or_ask(
         self,

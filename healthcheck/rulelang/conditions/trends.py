@@ -298,7 +298,15 @@ class BlockSlopes:
             if len(self._open) < self._block:
                 return early + (len(part) if self.count < least else 0)
             before = self.count
-            self._complete()
+            # `_complete` written out: blocks of few values are complete all the time.
+            opened, block = self._open, self._block
+            place = self._steps_open / block if self._steps else float(before * block)
+            opened.sort()
+            half = block >> 1
+            self._waiting.append((place, opened[half] if block & 1 else (opened[half - 1] + opened[half]) / 2))
+            opened.clear()
+            self._steps_open = 0
+            self.count = before + 1
             # The value that completes a block is judged with it.
             early += len(part) if self.count < least else (len(part) - 1 if before < least else 0)
         return early

@@ -68,14 +68,14 @@ def calls_per_step(ruleset: RuleSet, metrics: tuple[str, ...] = METRICS, block: 
 def test_the_recommended_pack_keeps_to_its_budget() -> None:
     spent = calls_per_step(rules("extends: [healthcheck:recommended]"), block=32)
 
-    assert spent["python"] <= 9
-    assert spent["c"] <= 90
+    assert spent["python"] <= 6.5
+    assert spent["c"] <= 86
 
 
 def test_a_step_that_is_a_block_of_its_own_does_so_as_well() -> None:
     spent = calls_per_step(rules("extends: [healthcheck:recommended]"))
 
-    assert spent["python"] <= 62
+    assert spent["python"] <= 51
     assert spent["c"] <= 190
 
 
@@ -91,13 +91,13 @@ def test_a_threshold_that_holds_costs_no_call() -> None:
 @pytest.mark.parametrize(
     ("when", "most"),
     [
-        ("{robust_z: {above: 10, window: 128, log: true, min_ratio: 1.25}}", 2.1),
-        ("{rebound: {above: 1.05, sigmas: 5, fell: 5%}}", 2.2),
-        ("{drawdown: {above: 50%, sigmas: 4}}", 3.2),
-        ("{mean: {above: 5, window: 50}}", 1.1),
+        ("{robust_z: {above: 10, window: 128, log: true, min_ratio: 1.25}}", 0.1),
+        ("{rebound: {above: 1.05, sigmas: 5, fell: 5%}}", 0.3),
+        ("{drawdown: {above: 50%, sigmas: 4}}", 1.3),
+        ("{mean: {above: 5, window: 50}}", 0.1),
         ("{ratio: {above: 2, to: first}}", 0.0),
-        ("{slope: {above: 1, over: 50}}", 1.4),
-        ("{all: [{ratio: {above: 10, to: first}}, {metric: grad_norm, above: 1}]}", 1.1),  # waits for the other metric
+        ("{slope: {above: 1, over: 50}}", 0.3),
+        ("{all: [{ratio: {above: 10, to: first}}, {metric: grad_norm, above: 1}]}", 0.1),  # waits for the other metric
     ],
 )
 def test_a_condition_costs_less_than_a_call_a_sample(when: str, most: float) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
 
-from healthcheck.assembly import plugin_host
+from healthcheck.assembly import BUILTINS, plugin_host
+from healthcheck.extend.host import PluginHost
 from healthcheck.rulelang import loader, parsed
-from healthcheck.rulelang.loader import load_text
+from healthcheck.rulelang.loader import load_file, load_text
 from healthcheck.rulelang.schema import RuleFormat
+from healthcheck.rulelang.sources import shipped_packs
 from healthcheck.rulelang.validation import Validator
 
 REGISTRY = plugin_host().registry
@@ -108,3 +111,39 @@ def test_what_one_reader_changes_does_not_show_in_what_the_next_gets(monkeypatch
     document.data["rules"].clear()
     forget(monkeypatch)
     assert "spike" in load_text(TEXT).data["rules"]
+
+
+BUILT_IN = PluginHost()
+BUILT_IN.load_builtins(importlib.import_module(name) for name in BUILTINS)
+
+
+@pytest.mark.parametrize("path", list(shipped_packs()), ids=lambda path: path.stem)
+def test_a_pack_as_it_is_shipped_needs_no_validator(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Validator, "_passes", None)
+    assert Validator(RuleFormat(BUILT_IN.registry)).check(load_file(path)) == []
+
+
+def test_a_pack_that_was_edited_is_looked_at_as_any_other_file() -> None:
+    (path,) = [path for path in shipped_packs() if path.stem == "core"]
+    edited = load_text(path.read_text(encoding="utf-8").replace("metric: loss", "metrik: loss", 1))
+    assert "metrik" in str(Validator(RuleFormat(BUILT_IN.registry)).check(edited))
+
+
+def test_a_plugin_with_a_condition_of_its_own_has_packs_looked_at() -> None:
+    """It may refuse what the schema without it lets pass."""
+    stricter = RuleFormat(BUILT_IN.registry)
+    stricter.schema = {**stricter.schema, "required": ["version", "settings"]}
+    (path,) = [path for path in shipped_packs() if path.stem == "core"]
+    assert Validator(stricter).check(load_file(path)) != []
+
+
+def test_without_the_list_of_what_is_shipped_packs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsed, "SHIPPED", "gone.txt")
+    parsed._seals.cache_clear()
+    try:
+        seen: list[str] = []
+        monkeypatch.setattr(Validator, "_passes", lambda self, document: seen.append(document.path) or [])
+        assert Validator(RuleFormat(BUILT_IN.registry)).check(load_file(next(iter(shipped_packs())))) == []
+        assert len(seen) == 1
+    finally:
+        parsed._seals.cache_clear()

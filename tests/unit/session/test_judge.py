@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+import healthcheck
 from healthcheck.assembly import load_rules_for, plugin_host
 from healthcheck.core.errors import StopTraining
 from healthcheck.core.events import Event, EventKind
@@ -20,6 +23,7 @@ from healthcheck.engine.episodes import Evaluation
 from healthcheck.extend.dispatch import Dispatch
 from healthcheck.run.judge import Judge, acted_upon
 
+OURS = str(Path(healthcheck.__file__).parent)
 RULES: dict[str, Any] = {
     "loss-high": {"metric": "loss", "when": {"above": 5}},
     "silent": {"metric": "heartbeat", "when": {"stale": "10s"}},
@@ -90,14 +94,14 @@ class Bench:
         self.box = box
         self.arrived: list[tuple[int, float, list[str]]] = []
         self.found: list[tuple[list[str], EventKind | None]] = []
-        dispatch = Dispatch()
-        dispatch.compile_reports([self])
+        self.dispatch, self.history = Dispatch(), History()
+        self.dispatch.compile_reports([self])
         self.judge = Judge(
             Engine(rules),
             box,
             acting=lambda gated: frozenset(acting),
-            history=History(),
-            dispatch=dispatch,
+            history=self.history,
+            dispatch=self.dispatch,
             shown=lambda step, samples: None,
             found=self._note,
         )
@@ -153,6 +157,32 @@ def test_short_steps_are_judged_together_in_the_order_in_which_they_came(bench: 
     assert [step for step, _, _ in at.arrived] == list(range(first, first + 32))
     assert [now for _, now, _ in at.arrived[:31]] == [first + nth * 0.001 for nth in range(31)]
     assert at.found == [(["loss-high"], EventKind.STEP_END)]
+
+
+def test_a_step_of_a_block_costs_no_call_where_nobody_listens_to_single_steps(bench: Callable[..., Bench]) -> None:
+    def calls(steps: int) -> int:
+        at, counted = bench(), 0
+        first = long_ago(at)
+        at.dispatch.compile_reports([])
+
+        def rows(before: int | None) -> list[Sample]:
+            return [Sample(metric, step, float(step)) for step in range(first, first + steps) for metric in "ab"]
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+        at.judge.rows = rows
+        known = sys.getprofile()
+        sys.setprofile(count)
+        at.judge.block_over(first + steps - 1, first + steps - 1.0)
+        sys.setprofile(known)
+        kept = [(step, float(step)) for step in range(first, first + steps)]
+        assert at.history("a", steps) == at.history("b", steps) == kept
+        return counted
+
+    calls(2)  # what is done once in a process
+    assert calls(30) == calls(3)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.001, 32), (0.1, 3), (0.3, 1), (20.0, 1)])

@@ -12,7 +12,7 @@ from healthcheck.device.deferred import calculate, number, numbers
 from healthcheck.device.tensors import is_tensor, on_host
 from healthcheck.probes.graph import cross_entropy_of, kind_of, log_probabilities, near, saved
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, ask_again, look_calmly, next_look
+from healthcheck.probes.looks import LOOK_EVERY, LOOK_SELDOM, LOOK_SETTLED, CloserLooks, ask_again, next_look
 
 FEWEST, EACH = 200, 10
 """Labels of the training, in all and for each class, after which a class that never came is missing."""
@@ -130,7 +130,7 @@ ROWS = 8
 """Rows of a batch that are not alike by chance."""
 
 
-class LabelOrderProbe:
+class LabelOrderProbe(CloserLooks):
     """Tells batches whose rows all have one label, where others have another one: rows sorted by class, taken in order.
 
     For loops that slice their tensors themselves. Labels are the targets of a cross entropy, one for each row. A run in
@@ -140,7 +140,6 @@ class LabelOrderProbe:
 
     name = "label-order"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -152,30 +151,28 @@ class LabelOrderProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
+        super().__init__()
         self._alone: set[float] = set()
         """Labels that were all of a batch's. One alone may be what most rows have."""
         self._mixed = False
         """Whether the last batch that was looked at had rows of several labels."""
-        self._step = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or event.step == self._step or not demand.due("targets.one_label", event.step):
+        keys = ("targets.one_label",)
+        if event.phase != "train" or not self.looks(event, demand, keys):
             return ()
-        self._step = event.step
         labels: Any = None
         if event.batch is None:
             node = cross_entropy_of(event.loss_graph)
             labels = None if node is None else saved(node, "target")
         if not is_tensor(labels) or labels.dim() != 1 or labels.numel() < ROWS:
-            self.rests_until = ask_again(event.step)
+            self.rest_long(demand, keys)
             return ()
         import torch
 
         ends = numbers(torch.stack(labels.detach().aminmax()).double())
         sample = Sample("targets.one_label", event.step, calculate(self._is_sorted, ends))
-        if self._mixed:
-            self.rests_until = look_calmly(event.step)
+        self.rest(demand, keys, calm=self._mixed)
         return (sample,)
 
     def _is_sorted(self, ends: Any) -> float:
@@ -200,7 +197,7 @@ OFTEN = 0.25
 _KEYS = _PREDICTED, _OVER = ("labels.predicted", "loss.over_rates")
 
 
-class RareLabelProbe:
+class RareLabelProbe(CloserLooks):
     """Counts how many labels a model gives more than one half, against how many are 1, and compares its loss with that of
     somebody who only knows how frequent each label is.
 
@@ -210,7 +207,6 @@ class RareLabelProbe:
 
     name = "rare-labels"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -228,8 +224,7 @@ class RareLabelProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._step = 0
+        super().__init__()
         self._ones: Any = None
         self._rows = 0.0
         self._looks = 0
@@ -237,16 +232,17 @@ class RareLabelProbe:
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         step = event.step
-        if event.loss_graph is None or event.phase != "train" or step == self._step:
+        if event.loss_graph is None or event.phase != "train" or not self.looks(event, demand, _KEYS):
             return ()
-        self._step = step
         for node in near(event.loss_graph):
             kind = kind_of(node)
             if kind in ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
                 answers, labels = saved(node, "self"), saved(node, "target")
                 if is_tensor(answers) and is_tensor(labels) and answers.shape == labels.shape and labels.dim():
-                    return self._samples(answers.detach(), labels.detach(), kind, step)
-        self.rests_until = max(ask_again(step), demand.next_due(_KEYS, step))
+                    samples = self._samples(answers.detach(), labels.detach(), kind, step)
+                    self.rest(demand, _KEYS, calm=self._predicts)
+                    return samples
+        self.rest_long(demand, _KEYS)
         return ()
 
     def _samples(self, answers: Any, labels: Any, kind: str, step: int) -> Iterable[Sample]:
@@ -267,11 +263,8 @@ class RareLabelProbe:
         right = labels.sum()
         rare = (self._ones.sum() < RARE * self._rows * len(ones)) & (right > 0)
         share = torch.where(rare, (logits > 0).sum() / right.clamp(min=1), torch.ones_like(right))
-        predicted = calculate(self._note, number(share))
-        if self._predicts:
-            self.rests_until = look_calmly(step)
         return (
-            Sample(_PREDICTED, step, predicted),
+            Sample(_PREDICTED, step, calculate(self._note, number(share))),
             Sample(_OVER, step, number(cost.mean() / base.mean().clamp(min=1e-12))),
         )
 

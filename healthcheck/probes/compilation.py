@@ -16,7 +16,7 @@ from typing import Any
 from healthcheck.core.events import Event, EventKind, ModelView
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Metric, Sample
-from healthcheck.probes.looks import LOOK_SETTLED, next_look
+from healthcheck.probes.looks import LOOK_SELDOM, next_look
 
 LOOK_EVERY = 5
 """Steps between two looks while nothing was compiled, in a young run."""
@@ -401,7 +401,7 @@ class CompilationProbe:
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         frames, counts = _compiled()
         if frames == self._frames:
-            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SETTLED)
+            self.rests_until = next_look(event.step, LOOK_EVERY, LOOK_SELDOM)
             return ()
         if frames < self._frames:  # somebody has reset Dynamo, which forgets its frames
             self._frames, self._before = 0, {**self._before, "compile.recompiles": 0.0}

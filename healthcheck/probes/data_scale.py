@@ -15,7 +15,7 @@ from healthcheck.device.deferred import calculate, number
 from healthcheck.device.tensors import is_tensor
 from healthcheck.probes.batches import named_tensors
 from healthcheck.probes.graph import kind_of, kinds_behind, regression_targets, saved
-from healthcheck.probes.looks import ask_again, look_calmly, next_look
+from healthcheck.probes.looks import CloserLooks, ask_again, next_look
 
 FIRST, LAST = 3, 3
 """Looks at the beginning and at the end whose sizes are compared."""
@@ -25,7 +25,7 @@ ALIKE = 3.0
 """Times by which a size may differ from that of the beginning and be about the same."""
 
 
-class DataDriftProbe:
+class DataDriftProbe(CloserLooks):
     """Compares the size (root of the mean square) of inputs and targets with that of the first batches.
 
     Data that are changed in place where they are stored are changed again at each access: normalised images shrink from
@@ -35,7 +35,6 @@ class DataDriftProbe:
 
     name = "data-drift"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     provides: tuple[Metric, ...] = (
         Metric(
             "inputs.drift",
@@ -52,32 +51,30 @@ class DataDriftProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._step = 0
+        super().__init__()
         self._first: dict[str, list[float]] = {"inputs.drift": [], "targets.drift": []}
         self._last: dict[str, deque[float]] = {key: deque(maxlen=LAST) for key in self._first}
         self._alike: dict[str, bool] = {}
         """Of each, whether its last size was about that of the first ones."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.phase != "train" or event.step == self._step:
+        keys = tuple(self._first)
+        if event.phase != "train" or not self.looks(event, demand, keys):
             return ()
-        self._step = event.step
         found: list[tuple[str, Any]] = []
-        if demand.due("inputs.drift", event.step) and event.batch is not None:
+        if demand.wants("inputs.drift") and event.batch is not None:
             found.append(("inputs.drift", _first_floating(event.batch)))
-        if demand.due("targets.drift", event.step) and event.loss_graph is not None:
+        if demand.wants("targets.drift") and event.loss_graph is not None:
             found.append(("targets.drift", next(iter(regression_targets(event.loss_graph)), None)))
         found = [(key, values) for key, values in found if values is not None]
         if not found:
-            self.rests_until = max(ask_again(event.step), demand.next_due(tuple(self._first), event.step))
+            self.rest_long(demand, keys)
             return ()
         samples = [
             Sample(key, event.step, calculate(partial(self._drift, key), number(_size(values))))
             for key, values in found
         ]
-        if all(self._alike.get(key, False) for key, _ in found):
-            self.rests_until = look_calmly(event.step)
+        self.rest(demand, keys, calm=all(self._alike.get(key, False) for key, _ in found))
         return samples
 
     def _drift(self, key: str, size: float) -> float | None:

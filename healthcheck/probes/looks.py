@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from healthcheck.core.events import Event
+from healthcheck.core.protocols import Demand
 from healthcheck.core.runinfo import weak
 from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 
@@ -40,10 +41,53 @@ def ask_again(step: int) -> int:
     return next_look(step, LOOK_EVERY, LOOK_SELDOM)
 
 
-def look_calmly(step: int) -> int:
-    """``rests_until`` of a probe that found at ``step`` a value far from any that a rule would name: none while the run is young,
-    and a longer one once it has settled. A rule looks at each of its steps again as soon as a value comes nearer."""
-    return step if step < RUN_SETTLED else next_look(step, LOOK_SELDOM)
+class CloserLooks:
+    """What probes share that look where their metrics are due, and sooner while what they see is near what rules name.
+
+    One begins with ``if not self.looks(event, demand, keys): return ()`` and ends with ``self.rest(demand, keys, calm=...)``,
+    or with ``self.rest_long`` where there was nothing to see.
+    """
+
+    rests_for_all = True
+    """One look a step, whose loss or memory it is."""
+
+    def __init__(self) -> None:
+        self.rests_until = 0
+        self._closer = False
+        """Whether a look is wanted at each multiple of :data:`LOOK_EVERY`, due or not."""
+        self._step = 0
+        """Of the last look."""
+
+    def looks(self, event: Event, demand: Demand, keys: Sequence[str]) -> bool:
+        """Whether this is an event to look at, the first of its step; notes it.
+
+        :param keys: demand keys of the metrics.
+        """
+        step = event.step
+        if step < self.rests_until or step == self._step:
+            return False
+        if demand.next_due(keys, step - 1) != step and not (self._closer and not step % LOOK_EVERY):
+            self._until(demand, keys, step)
+            return False
+        self._step = step
+        return True
+
+    def rest(self, demand: Demand, keys: Sequence[str], *, calm: bool) -> None:
+        """Until the next look.
+
+        :param calm: what was seen is far from what rules name.
+        """
+        self._closer = not calm
+        self._until(demand, keys, self._step)
+
+    def rest_long(self, demand: Demand, keys: Sequence[str]) -> None:
+        """The same after a look at which there was nothing to see."""
+        self._closer = False
+        self.rests_until = max(ask_again(self._step), demand.next_due(keys, self._step))
+
+    def _until(self, demand: Demand, keys: Sequence[str], step: int) -> None:
+        due = demand.next_due(keys, step)
+        self.rests_until = min(due, next_look(step)) if self._closer else due
 
 
 PAUSE = 1000

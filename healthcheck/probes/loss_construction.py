@@ -35,7 +35,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called, where_made
-from healthcheck.probes.looks import PAUSE, GraphProbe, ask_again, look_calmly
+from healthcheck.probes.looks import PAUSE, CloserLooks, GraphProbe
 from healthcheck.probes.loss_comparisons import arguments_swapped, normalised_over_batch
 from healthcheck.probes.loss_mistakes import one_per_row, products_of_each_with_each, shape_mistakes
 
@@ -309,7 +309,7 @@ def _weights(node: Any) -> Any:
     return weights if is_tensor(weights) else None
 
 
-class AdvantageProbe:
+class AdvantageProbe(CloserLooks):
     """Looks whether the numbers that log probabilities of actions are multiplied with are all zero in a batch.
 
     So it is where the rewards within each group are alike, or the estimate of the value is the return itself: such a batch
@@ -318,7 +318,6 @@ class AdvantageProbe:
 
     name = "advantages"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -330,32 +329,30 @@ class AdvantageProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._shown = False
-        self._step = 0
-        self._teaches = False
+        super().__init__()
+        self._shown = self._teaches = False
         """Whether the last batch that was looked at had an advantage."""
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        step = event.step
-        if event.loss_graph is None or event.phase != "train" or step == self._step:
+        step, keys = event.step, ("advantages.zero",)
+        if event.loss_graph is None or event.phase != "train" or not self.looks(event, demand, keys):
             return ()
-        self._step = step
         weighed = [
             weights
             for node, kind in made_of(event.loss_graph, _BETWEEN, KIND_NODES)
             if kind == "Mul" and _weighs_log_probabilities(node) and (weights := _weights(node)) is not None
         ]
         if not weighed:
-            if not self._shown:
-                self.rests_until = max(ask_again(step), demand.next_due(("advantages.zero",), step))
+            if self._shown:  # losses of several kinds take turns
+                self.rest(demand, keys, calm=self._teaches)
+            else:
+                self.rest_long(demand, keys)
             return ()
         self._shown = True
         found = [number((weights == 0).all()) for weights in weighed]
         facts = {"advantages": f"{max(weights.numel() for weights in weighed):,} in this batch, all 0"}
         sample = Sample("advantages.zero", step, calculate(self._note, smallest(found)), detail=lambda: facts)
-        if self._teaches:
-            self.rests_until = look_calmly(step)
+        self.rest(demand, keys, calm=self._teaches)
         return (sample,)
 
     def _note(self, zero: float) -> float:

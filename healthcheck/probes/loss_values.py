@@ -29,7 +29,7 @@ from healthcheck.probes.graph import (
     source_of,
 )
 from healthcheck.probes.labels import where_called
-from healthcheck.probes.looks import GraphProbe, ask_again, look_calmly
+from healthcheck.probes.looks import CloserLooks, GraphProbe
 
 LOOKS = (2, 50, 200, 350, 1000, 3000)
 """Backward passes whose graph is looked at: a few dozen nodes and a few reductions each time."""
@@ -231,7 +231,7 @@ _SETTLED = 20
 """Looks after which a probe that has found no weights stays silent."""
 
 
-class ClassWeightProbe:
+class ClassWeightProbe(CloserLooks):
     """Compares the weights of classes with how often each class comes.
 
     Weights are there to make rare classes count more. Where they grow with the frequency of the class instead, the formula
@@ -241,7 +241,6 @@ class ClassWeightProbe:
 
     name = "class-weights"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -253,18 +252,15 @@ class ClassWeightProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._looks = self._step = 0
+        super().__init__()
+        self._looks = 0
         self._counts: list[float] = []
         self._found = self._right = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        step = event.step
-        if event.loss_graph is None or event.phase != "train" or step == self._step:
+        step, keys = event.step, ("loss.weights_inverted",)
+        if event.loss_graph is None or event.phase != "train" or not self.looks(event, demand, keys):
             return ()
-        if not demand.due("loss.weights_inverted", step):
-            return ()
-        self._step = step
         for node in near(event.loss_graph):
             given = _weights_and_counts(node)
             if given is not None:
@@ -272,12 +268,12 @@ class ClassWeightProbe:
                 weights, counts = (numbers(part) for part in given)
                 judged = calculate(partial(self._judge, weights, counts), number(given[1].sum()))
                 detail = partial(self._facts, weights)
-                if self._right:
-                    self.rests_until = look_calmly(step)
+                self.rest(demand, keys, calm=self._right)
                 return (Sample("loss.weights_inverted", step, judged, detail=detail),)
         self._looks += 1
-        if not self._found:
-            self.rests_until = ask_again(step) if self._looks < _SETTLED else sys.maxsize
+        self.rest_long(demand, keys)
+        if not self._found and self._looks >= _SETTLED:
+            self.rests_until = sys.maxsize
         return ()
 
     def _judge(self, weights: Any, counts: Any, total: float) -> float | None:

@@ -18,7 +18,7 @@ from healthcheck.core.events import Event, EventKind
 from healthcheck.core.protocols import Demand
 from healthcheck.core.samples import Cost, Metric, Sample
 from healthcheck.core.text import size_text
-from healthcheck.probes.looks import next_look
+from healthcheck.probes.looks import CloserLooks, next_look
 from healthcheck.probes.memory_readings import (
     TorchDevice,
     cgroup_memory,
@@ -32,17 +32,24 @@ from healthcheck.rulelang.rule import SETTLED as RUN_SETTLED
 FLOOR_STEPS = 100
 """Length of a stretch for ``memory.epoch_floor`` where the trainer knows no epochs."""
 
+ROOMY = 0.8
+"""Part of what there is below which memory is far from being full."""
+GREW = 1.001
+"""Times its highest value so far from which on memory has grown: pages come and go."""
+
 _READ = tuple(f"memory.{name}" for name in ("allocated", "reserved", "peak", "fraction", "fragmentation", "retries"))
 
 
-class MemoryProbe:
-    """Reads the allocator's counters once per step, after the update, when activations are gone.
+class MemoryProbe(CloserLooks):
+    """Reads the allocator's counters after the update, when activations are gone; more often while they grow, or there is
+    little room left.
 
     Without an accelerator the process itself is the device: ``memory.allocated``, ``peak`` and
     ``fraction`` are its resident memory, against the cgroup limit or the memory of the machine.
     """
 
     name = "memory"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END, EventKind.EPOCH_START, EventKind.EPOCH_END)
     provides: tuple[Metric, ...] = (
         Metric("memory.allocated", "Memory held by live tensors after the step.", "bytes", Cost.HOST),
@@ -60,15 +67,12 @@ class MemoryProbe:
     )
 
     def __init__(self, device: TorchDevice | None = None) -> None:
+        super().__init__()
         self.device = device or TorchDevice()
         self._floor: int | None = None
         self._steps = 0
         self._knows_epochs = False
-        self.only_when_due: tuple[EventKind, ...] = ()
-
-    def plan(self, demand: Demand) -> None:
-        # The floor of an epoch is the lowest of all its steps.
-        self.only_when_due = () if demand.wants("memory.epoch_floor") else (EventKind.STEP_END,)
+        self._highest = self._retries = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
         if event.kind is EventKind.EPOCH_START:
@@ -78,7 +82,8 @@ class MemoryProbe:
         if event.kind is EventKind.EPOCH_END:
             self._knows_epochs = True
             return self._take_floor(event)
-        if not demand.wants("memory.epoch_floor") and demand.next_due(_READ, event.step - 1) != event.step:
+        every = demand.wants("memory.epoch_floor")  # the lowest of all its steps
+        if not every and not self.looks(event, demand, _READ):
             return ()
         stats = self.device.statistics()
         samples = [
@@ -94,6 +99,11 @@ class MemoryProbe:
             samples.append(Sample("memory.fraction", event.step, held / capacity))
         if reserved and allocated is not None:
             samples.append(Sample("memory.fragmentation", event.step, (reserved - allocated) / reserved))
+        retries, room = stats.get("retries", 0), not held or not capacity or held < ROOMY * capacity
+        if not every:
+            calm = room and (allocated or 0) <= GREW * self._highest and retries == self._retries
+            self.rest(demand, _READ, calm=calm)
+        self._highest, self._retries = max(self._highest, allocated or 0), retries
         if allocated is not None:
             self._floor = allocated if self._floor is None else min(self._floor, allocated)
             self._steps += 1
@@ -106,12 +116,12 @@ class MemoryProbe:
         return [] if floor is None else [Sample("memory.epoch_floor", event.step, float(floor))]
 
 
-class HostMemoryProbe:
+class HostMemoryProbe(CloserLooks):
     """Resident memory of this process. Loader workers and other children are not counted."""
 
     name = "host-memory"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
-    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric("memory.host", "Resident memory of this process, without its children.", "bytes", Cost.HOST),
         Metric("host.open_files", "File descriptors that this process holds open.", cost=Cost.HOST, needs=("linux",)),
@@ -132,17 +142,20 @@ class HostMemoryProbe:
         resident: Callable[[], int | None] | None = None,
         limit: Callable[[], int | None] | None = None,
     ) -> None:
+        super().__init__()
         self._groups: list[Any] | None = None
         self._resident = resident or resident_bytes
         self._ask_limit = limit or memory_limit_bytes
         self._limit: int | None = None
         self._asked = False
+        self._highest: dict[str, float] = {}
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if demand.next_due(self._KEYS, event.step - 1) != event.step:
+        if not self.looks(event, demand, self._KEYS):
             return ()
         used = self._resident()
         if used is None:
+            self.rest_long(demand, self._KEYS)
             return ()
         samples = [Sample("memory.host", event.step, float(used))]
         if demand.wants("memory.host_fraction"):
@@ -151,7 +164,7 @@ class HostMemoryProbe:
             if self._limit:
                 samples.append(Sample("memory.host_fraction", event.step, used / self._limit))
         # A process stays in its groups.
-        if (self._groups is None or self._groups) and demand.due("memory.cgroup_fraction", event.step):
+        if (self._groups is None or self._groups) and self._asked_for("memory.cgroup_fraction", demand):
             if self._groups is None:
                 self._groups = limited_cgroups()
             group = cgroup_memory(self._groups) if self._groups else None
@@ -160,11 +173,26 @@ class HostMemoryProbe:
                     "memory": f"{size_text(group[0])} of {size_text(group[1])}, this process {size_text(used)} of it"
                 }
                 samples.append(Sample("memory.cgroup_fraction", event.step, group[0] / group[1], detail=lambda: facts))
-        if demand.due("host.open_files", event.step):
+        if self._asked_for("host.open_files", demand):
             count = open_files()
             if count is not None:
                 samples.append(Sample("host.open_files", event.step, float(count)))
+        self.rest(demand, self._KEYS, calm=self._is_calm(samples))
         return samples
+
+    def _asked_for(self, key: str, demand: Demand) -> bool:
+        return demand.due(key, self._step) or (self._closer and demand.wants(key))
+
+    def _is_calm(self, samples: Iterable[Sample]) -> bool:
+        """Whether there is room, and neither memory nor the number of files is above its highest value so far."""
+        calm = True
+        for sample in samples:
+            value, name = sample.value, sample.metric
+            if name.endswith("fraction"):
+                calm = calm and value < ROOMY
+            elif value > (GREW if name == "memory.host" else 1) * self._highest.get(name, 0.0):
+                calm, self._highest[name] = False, value
+        return calm
 
 
 class LiveTensorProbe:
@@ -345,7 +373,7 @@ NO_END = 3.15e8
 """Ten years: what is said while memory does not grow. Finite, so that a rule can recover."""
 
 
-class MemoryForecastProbe:
+class MemoryForecastProbe(CloserLooks):
     """Seconds until memory is full, if it goes on growing as it does.
 
     The trend is the median slope between the stretches of the run (Theil-Sen over their medians),
@@ -354,8 +382,8 @@ class MemoryForecastProbe:
     """
 
     name = "memory-forecast"
+    rests_always = True
     listens_to: tuple[EventKind, ...] = (EventKind.STEP_END,)
-    only_when_due = (EventKind.STEP_END,)
     provides: tuple[Metric, ...] = (
         Metric(
             "memory.time_left",
@@ -368,12 +396,16 @@ class MemoryForecastProbe:
     def __init__(self, device: TorchDevice | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.device = device or TorchDevice()
         self._clock = clock
+        super().__init__()
         self._points: list[tuple[float, int, int]] = []
         self._stride = 1
         self._first = 0
         self._stretch = 0
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
+        if not self.looks(event, demand, ("memory.time_left",)):
+            return ()
+        self.rest(demand, ("memory.time_left",), calm=False)
         self._first = self._first or event.step
         steps = event.step - self._first
         if steps < WARMUP_STEPS or steps // self._stride == self._stretch:
@@ -393,6 +425,7 @@ class MemoryForecastProbe:
         first = self._points[0][2]
         rates = self._rates() if used - first >= MIN_ROOM * (capacity - first) else None
         if rates is None:
+            self.rest(demand, ("memory.time_left",), calm=True)
             return (Sample("memory.time_left", event.step, NO_END),)
         per_second, per_step = rates
         left = min(NO_END, max(0.0, (capacity - used) / per_second))

@@ -30,7 +30,7 @@ from healthcheck.probes.graph import (
     signed,
     source_of,
 )
-from healthcheck.probes.looks import ask_again, look_calmly
+from healthcheck.probes.looks import LOOK_EVERY, CloserLooks, ask_again, next_look
 
 ROWS, COLUMNS = 64, 32
 """Rows and columns of a batch of answers that are looked at, at even distances."""
@@ -47,7 +47,7 @@ _PREDICTIONS, _EMBEDDINGS, _CLASS, _REACH = _KEYS = (
     "targets.one_class",
     "targets.reach",
 )
-_CALM = {_PREDICTIONS: (0.05, math.inf), _EMBEDDINGS: (0.05, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
+_CALM = {_PREDICTIONS: (0.01, math.inf), _EMBEDDINGS: (0.03, math.inf), _CLASS: (0.0, 0.0), _REACH: (0.0, 10.0)}
 """Values between which each is many times away from what the packs' rules name."""
 _EMBEDDED = {
     "Cdist": "x1",
@@ -65,7 +65,7 @@ _THROUGH = frozenset((
 ))  # fmt: skip
 
 
-class PredictionProbe:
+class PredictionProbe(CloserLooks):
     """Looks at the answers and targets that the loss was computed from, in the steps that a rule asks for.
 
     *Spread of predictions*: how far answers of one batch lie apart, in nats for classifiers and as a part of the
@@ -80,7 +80,6 @@ class PredictionProbe:
 
     name = "predictions"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -110,10 +109,9 @@ class PredictionProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._step = 0
+        super().__init__()
         self._look_at = dict.fromkeys(_KEYS, 0)
-        """Step at which each metric is looked for again: a loss that has never shown it will hardly do so at the next step."""
+        """Step at which each metric is looked at again: a loss that has never shown it will hardly do so at the next step."""
         self._shown: set[str] = set()
         self._calm: dict[str, bool] = {}
         """Of each, whether its last value that has arrived was a calm one."""
@@ -130,9 +128,14 @@ class PredictionProbe:
             return ()
         due = set[str]()
         for key, at in self._look_at.items():
-            if step >= at and key in demand.due_now:
+            if step < at:
+                continue
+            if key in demand.due_now or (at and not step % LOOK_EVERY and not self._calm.get(key, True)):
                 due.add(key)
+            else:
+                self._look_at[key] = demand.next_due((key,), step)
         if not due:
+            self.rests_until = min(self._look_at.values())
             return ()
         self._step = step
         found: dict[str, list[Any]] = {}
@@ -144,12 +147,13 @@ class PredictionProbe:
             value = number(values[0]) if len(values) == 1 else _combined(key, values)
             samples.append(Sample(key, step, calculate(partial(self._note, key), value)))
         for key in due:
+            at = demand.next_due((key,), step)
             if key not in self._shown:
-                self._look_at[key] = ask_again(step)
-            elif self._calm.get(key):
-                self._look_at[key] = look_calmly(step)
-        if max(map(self._look_at.__getitem__, due)) > step:
-            self.rests_until = min([max(at, demand.next_due((key,), step)) for key, at in self._look_at.items()])
+                at = max(at, ask_again(step))
+            elif not self._calm.get(key, True):
+                at = min(at, next_look(step))
+            self._look_at[key] = at
+        self.rests_until = min(self._look_at.values())
         return samples
 
     def _note(self, key: str, value: float) -> float:
@@ -306,7 +310,7 @@ KNOWS_MORE = 0.9
 _KEY = "loss.over_frequencies"
 
 
-class FrequencyProbe:
+class FrequencyProbe(CloserLooks):
     """Compares the model's answers with those of somebody who only counts labels, on the same labels.
 
     Both pay the negative logarithm of the probability that they gave to each label. The counter gives every label its
@@ -317,7 +321,6 @@ class FrequencyProbe:
 
     name = "label-frequencies"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -329,34 +332,32 @@ class FrequencyProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._step = 0
+        super().__init__()
         self._counts: Any = None
         self._looks = 0
         self._knows_more = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        if event.loss_graph is None or event.phase != "train" or event.step == self._step:
+        if event.loss_graph is None or event.phase != "train" or not self.looks(event, demand, (_KEY,)):
             return ()
-        if not demand.due(_KEY, event.step):
-            return ()
-        self._step = event.step
         node: Any = cross_entropy_of(event.loss_graph)
         answers = None if node is None else log_probabilities(node)
         labels: Any = None if answers is None else saved(node, "target")
         if answers is None or labels is None or labels.numel() < FEW:
-            self.rests_until = max(ask_again(event.step), demand.next_due((_KEY,), event.step))
+            self.rest_long(demand, (_KEY,))
             return ()
         if type(answers).__name__ != "Tensor":  # spread over ranks: what is computed of it may be exchanged
+            self.rest_long(demand, (_KEY,))
             return ()
         if answers.numel() != labels.numel() * answers.shape[-1]:
+            self.rest_long(demand, (_KEY,))
             return ()
         value = self._compare(answers.flatten(0, -2), labels.detach().flatten(), signed(int(node._saved_ignore_index)))
         if self._looks <= SETTLED:
+            self.rest(demand, (_KEY,), calm=False)
             return ()
         sample = Sample(_KEY, event.step, calculate(self._note, number(value)))
-        if self._knows_more:
-            self.rests_until = look_calmly(event.step)
+        self.rest(demand, (_KEY,), calm=self._knows_more)
         return (sample,)
 
     def _note(self, value: float) -> float:
@@ -386,11 +387,11 @@ class FrequencyProbe:
 
 
 _LINEAR = ("Add", "Sub", "Rsub")
-INFORMS = 0.5
+INFORMS = 0.05
 """Nats per sample above which a latent code surely says something."""
 
 
-class LatentProbe:
+class LatentProbe(CloserLooks):
     """Finds the divergence of two Gaussians in the graph of the loss, and computes its value.
 
     Two ways of writing it are known: from mean and log variance, ``mu**2 + logvar.exp() - logvar - 1`` (Kingma and
@@ -400,7 +401,6 @@ class LatentProbe:
 
     name = "latent"
     listens_to: tuple[EventKind, ...] = (EventKind.LOSS,)
-    only_when_due = listens_to
     only_with = "loss_graph"
     provides: tuple[Metric, ...] = (
         Metric(
@@ -412,24 +412,19 @@ class LatentProbe:
     )
 
     def __init__(self) -> None:
-        self.rests_until = 0
-        self._step = 0
+        super().__init__()
         self._informs = False
 
     def sample(self, event: Event, demand: Demand) -> Iterable[Sample]:
-        step = event.step
-        if event.loss_graph is None or event.phase != "train" or step == self._step:
+        step, keys = event.step, ("latent.kl",)
+        if event.loss_graph is None or event.phase != "train" or not self.looks(event, demand, keys):
             return ()
-        if "latent.kl" not in demand.due_now:
-            return ()
-        self._step = step
         value = _divergence(event.loss_graph)
         if value is None:
-            self.rests_until = max(ask_again(step), demand.next_due(("latent.kl",), step))
+            self.rest_long(demand, keys)
             return ()
         sample = Sample("latent.kl", step, calculate(self._note, number(value)))
-        if self._informs:
-            self.rests_until = look_calmly(step)
+        self.rest(demand, keys, calm=self._informs)
         return (sample,)
 
     def _note(self, value: float) -> float:

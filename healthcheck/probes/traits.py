@@ -68,6 +68,8 @@ def routed_experts(model: ModelView) -> list[tuple[str, Any]]:
     """Modules named ``experts`` that stand beside a router, with their names."""
     names = model.named_modules()
     routers = {head for name, _ in names for head, _, last in [name.rpartition(".")] if last.lower() in ROUTER_NAMES}
+    if not routers:
+        return []
     found = ((name, module, *name.rpartition(".")) for name, module in names)
     return [(name, module) for name, module, head, _, last in found if last.lower() == "experts" and head in routers]
 

@@ -485,7 +485,7 @@ def looked_at(optimizer: Any) -> list[Any]:
 
 def _size(sampler: ElementSampler) -> Any:
     """Root mean square over the tensors looked at, each weighed by what its elements stand for."""
-    elements = sum(int(sampler.params[i].numel()) for group in sampler.groups for i in group)
+    elements = sum([int(sampler.params[i].numel()) for group in sampler.groups for i in group])
     sizes = [sampler.sizes(group) for group in sampler.groups]
 
     def compute(*vectors: Sequence[float]) -> float:
